@@ -23,7 +23,8 @@ from ferrum.bench.machine import Prober
 from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.cpu.lowering import operand
 from ferrum.kernels.cpu.native_kernels import NativeKernels
-from ferrum.kernels.interface import AttentionShape, PoolGroup, StepTables
+from ferrum.kernels.interface import PoolGroup, StepTables
+from ferrum.kernels.op_attributes import AttentionShape
 from series import COUNTS, state_levels
 
 HEADS: Final = 16

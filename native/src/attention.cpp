@@ -10,10 +10,12 @@ namespace {
 struct Cut {
     int64_t queries;           // per KV head
     int64_t heads, head_parts;  // per item; items over all heads
-    int64_t blocks;            // items per group of heads
+    int64_t rows, blocks;      // queries per item; items per group of heads
 
     int64_t items() const { return head_parts * blocks; }
 };
+
+constexpr int64_t kLeastRows = 8;  // every item reads all keys, so it must have work for them
 
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -26,21 +28,26 @@ public:
 
     // Split the next span. Call once per span, in order.
     // An item with few queries covers all heads: their keys are adjacent, and memory reads are fastest in long runs.
-    // The threads split the heads only if a thread would be idle otherwise.
+    // The threads split the heads, and then the queries of a head, only if a thread would be idle otherwise.
     Cut cut(int64_t span) {
         const int64_t heads = a_.num_kv_heads, queries = rows_of(span) * (a_.num_heads / heads), keys = keys_of(span);
         const bool many = 4 * threads_ * keys <= total_ && threads_ * keys <= rest_;
         rest_ -= keys;
         const int64_t wanted = many ? heads : ceil_divide(heads, threads_);
         const int64_t together = std::max<int64_t>(1, std::min(wanted, kItemRows / queries));
-        return {queries, together, ceil_divide(heads, together), ceil_divide(queries, kItemRows)};
+        const int64_t rows = many || heads >= threads_ ? kItemRows : split(queries, ceil_divide(threads_, heads));
+        return {queries, together, ceil_divide(heads, together), rows, ceil_divide(queries, rows)};
     }
 
 private:
+    // Queries per item if `threads` share the queries of a head.
+    static int64_t split(int64_t queries, int64_t threads) {
+        return std::min(kItemRows, ceil_divide(ceil_divide(queries, threads), kLeastRows) * kLeastRows);
+    }
     int64_t rows_of(int64_t span) const { return a_.tables.span_rows[span + 1] - a_.tables.span_rows[span]; }
     int64_t keys_of(int64_t span) const {
-        const int64_t keys = a_.tables.positions[a_.tables.span_rows[span + 1] - 1] + 1;
-        return a_.window > 0 ? std::min(keys, a_.window + rows_of(span) - 1) : keys;
+        const int32_t *positions = a_.tables.positions, *rows = a_.tables.span_rows + span;
+        return positions[rows[1] - 1] + 1 - first_seen(a_, positions[rows[0]]);
     }
 
     const AttentionArgs& a_;
@@ -50,13 +57,24 @@ private:
 }  // namespace
 
 Attention::Attention(Runtime& runtime, const AttentionArgs& args, int64_t group) : args_(args), group_(group) {
-    runtime.reserve(0, runtime.kernels.attention_scratch(runtime.pool.group(group)));
+    runtime.reserve(0, runtime.kernels.attention_scratch(store(runtime)));
+}
+
+// The keys and values of the group; a latent one gets the operation's values.
+GroupStore Attention::store(const Runtime& runtime) const {
+    GroupStore s = runtime.pool.group(group_);
+    if (s.latent()) {
+        s.value_dim = args_.value_dim;
+        s.value_padded = ceil_divide(args_.value_dim, 16) * 16;
+    }
+    return s;
 }
 
 // A counter hands out the items: spans in order, and within KV heads the last queries (the longest) first.
 void Attention::run(Runtime& runtime, int thread) {
     AttentionArgs args = args_;
-    args.store = &runtime.pool.group(group_);
+    const GroupStore store = this->store(runtime);
+    args.store = &store;
     args.tables = runtime.step.rows_of(group_);
     Plan plan(args, runtime.step.spans(), runtime.team.size());
     int64_t item = next_.fetch_add(1, std::memory_order_relaxed), first = 0;
@@ -64,10 +82,10 @@ void Attention::run(Runtime& runtime, int thread) {
         const Cut cut = plan.cut(span);
         for (; item < first + cut.items(); item = next_.fetch_add(1, std::memory_order_relaxed)) {
             const int64_t part = (item - first) / cut.blocks, block = cut.blocks - 1 - (item - first) % cut.blocks;
-            const int64_t head = part * cut.heads, begin = block * kItemRows;
+            const int64_t head = part * cut.heads, begin = block * cut.rows;
             runtime.kernels.attention(args,
                                       {span, head, std::min(head + cut.heads, args.num_kv_heads), begin,
-                                       std::min(begin + kItemRows, cut.queries)},
+                                       std::min(begin + cut.rows, cut.queries)},
                                       runtime.own(thread));
         }
         first += cut.items();

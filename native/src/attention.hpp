@@ -14,6 +14,8 @@ public:
     void run(Runtime& runtime, int thread) override;
 
 private:
+    GroupStore store(const Runtime& runtime) const;
+
     AttentionArgs args_;
     int64_t group_;
     std::atomic<int64_t> next_{0};

@@ -12,7 +12,8 @@
 #include <algorithm>
 
 #include "arrays.hpp"
-#include "attention.hpp"
+#include "attention_binding.hpp"
+#include "expert_binding.hpp"
 #include "format_names.hpp"
 #include "fused_sums.hpp"
 #include "operations.hpp"
@@ -25,11 +26,6 @@ namespace nb = nanobind;
 
 namespace ferrum {
 namespace {
-
-using MaybeFloats = std::optional<In<float>>;
-using OperationPointer = std::shared_ptr<Operation>;
-
-const float* data_or_null(const MaybeFloats& array) { return array ? array->data() : nullptr; }
 
 void check_page(const Runtime& runtime, int64_t group, int64_t page, int64_t bytes) {
     require(page >= 0 && page < runtime.pool.group(group).num_pages, "page out of range");
@@ -106,87 +102,53 @@ int32_t begin(Runtime& runtime, const In<int32_t>& token_ids, const In<int32_t>&
     return step.positions.empty() ? 0 : *std::max_element(step.positions.begin(), step.positions.end());
 }
 
-OperationPointer embed(std::shared_ptr<Weight> table, const Out<float>& out, int64_t extent) {
-    return std::make_shared<Embed>(std::move(table), Rows{out.data(), extent});
+OperationPointer embed(std::shared_ptr<Weight> table, float scale, int64_t stride, int64_t offset, const Out<float>& out,
+                       int64_t extent) {
+    require(stride > 0 && offset >= 0 && offset < stride, "offset must be below the stride");
+    return std::make_shared<Embed>(std::move(table), Rows{out.data(), extent}, scale, stride, offset);
 }
 
-OperationPointer norm(const In<float>& x, const MaybeFloats& delta, const In<float>& weight, float eps,
-                      const std::optional<Out<float>>& total, const Out<float>& out, int64_t extent) {
+OperationPointer multiply(const In<float>& x, const In<float>& y, int64_t columns, const Out<float>& out, int64_t extent) {
+    return std::make_shared<Multiply>(x.data(), y.data(), Rows{out.data(), extent}, columns);
+}
+
+OperationPointer norm(const In<float>& x, const MaybeFloats& delta, const In<float>& weight, const MaybeFloats& bias, float factor,
+                      float eps, bool centred, const std::optional<Out<float>>& total, const Out<float>& out, int64_t extent) {
     require(delta.has_value() == total.has_value(), "delta and total must be given together");
-    float* sums = total ? total->data() : nullptr;
+    require(!bias || bias->size() == weight.size(), "weight and bias differ in size");
     const auto columns = static_cast<int64_t>(weight.size());
-    return std::make_shared<Norm>(NormArgs{x.data(), data_or_null(delta), weight.data(), eps, columns, sums, out.data()}, extent);
+    const NormArgs args{x.data(), data_or_null(delta), weight.data(), data_or_null(bias), factor, eps, centred, columns,
+                        total ? total->data() : nullptr, out.data()};
+    return std::make_shared<Norm>(args, extent);
 }
 
-using ProductTuple = std::tuple<std::shared_ptr<Weight>, std::shared_ptr<Weight>, MaybeFloats, Out<float>>;
+OperationPointer add(const In<float>& x, const In<float>& y, const MaybeFloats& gate, float factor, float scale, int64_t columns,
+                     const Out<float>& out, int64_t extent) {
+    const AddArgs args{x.data(), y.data(), data_or_null(gate), factor, scale, columns, out.data()};
+    return std::make_shared<Add>(args, extent);
+}
 
-OperationPointer linear(Runtime& runtime, const Out<float>& x, const std::vector<ProductTuple>& products, int64_t extent,
-                        int64_t max_rows) {
+using WeightHolder = std::shared_ptr<Weight>;
+using ProductTuple = std::tuple<WeightHolder, WeightHolder, MaybeFloats, MaybeFloats, Out<float>>;  // weight, up, their biases, y
+
+OperationPointer linear(Runtime& runtime, const Out<float>& x, const std::vector<ProductTuple>& products,
+                        const std::optional<ActivationTuple>& applied, int64_t extent, int64_t max_rows) {
+    const Activation activation = activation_of(applied);
     std::vector<Product> all;
-    for (const auto& [weight, up, bias, y] : products) {
+    for (const auto& [weight, up, bias, up_bias, y] : products) {
         require(weight->inputs() == std::get<0>(products.front())->inputs(), "weights have different input sizes");
         require(up == nullptr || (up->outputs() == weight->outputs() && up->inputs() == weight->inputs()), "gate and up differ in shape");
-        require(!bias || static_cast<int64_t>(bias->size()) == weight->outputs(), "expected one bias per output");
+        check_size(bias, weight->outputs(), "expected one bias per output");
+        check_size(up_bias, weight->outputs(), "expected one bias per output");
         if (up != nullptr && up->format() != weight->format()) {
-            require(products.size() == 1 && !bias, "gate and up of two formats must be alone");
-            all.push_back({up, nullptr, nullptr, y.data()});
-            all.push_back({weight, nullptr, nullptr, y.data(), true});
+            require(products.size() == 1, "gate and up of two formats must be alone");
+            all.push_back({up, nullptr, data_or_null(up_bias), y.data()});
+            all.push_back({weight, nullptr, data_or_null(bias), y.data(), activation, nullptr, true});
         } else {
-            all.push_back({weight, up, data_or_null(bias), y.data()});
+            all.push_back({weight, up, data_or_null(bias), y.data(), activation, data_or_null(up_bias)});
         }
     }
     return std::make_shared<Linear>(runtime, Rows{x.data(), extent}, std::move(all), max_rows);
-}
-
-using Shape = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;  // group, layer, heads, KV heads, head size
-
-void check_shape(const Runtime& runtime, const Shape& shape) {
-    const auto& [group, layer, heads, kv_heads, dim] = shape;
-    require(group >= 0 && group < runtime.pool.size(), "layer group out of range");
-    const GroupStore& s = runtime.pool.group(group);
-    require(layer >= 0 && layer < s.num_layers && kv_heads == s.num_kv_heads && dim == s.key_dim, "layer, KV heads or head size do not match the pool");
-    require(dim == s.value_dim, "keys and values differ in width");
-    require(kv_heads > 0 && heads % kv_heads == 0, "query heads must be a multiple of KV heads");
-}
-
-OperationPointer rope_store(const Runtime& runtime, const In<float>& q, const In<float>& k, const In<float>& v, const Out<float>& out,
-                            const Shape& shape, const MaybeFloats& cosines, const MaybeFloats& sines, const MaybeFloats& q_norm,
-                            const MaybeFloats& k_norm, float eps, int64_t extent) {
-    check_shape(runtime, shape);
-    const auto& [group, layer, heads, kv_heads, dim] = shape;
-    RopeArgs args{};
-    args.q = q.data();
-    args.k = k.data();
-    args.v = v.data();
-    args.q_out = out.data();
-    args.num_heads = heads;
-    args.num_kv_heads = kv_heads;
-    args.head_dim = dim;
-    args.pairs = cosines ? static_cast<int64_t>(cosines->shape(1)) : 0;
-    require(2 * args.pairs <= dim, "rope has more pairs than a head");
-    args.cosines = data_or_null(cosines);
-    args.sines = data_or_null(sines);
-    args.q_norm = data_or_null(q_norm);
-    args.k_norm = data_or_null(k_norm);
-    args.eps = eps;
-    args.layer = layer;
-    return std::make_shared<RopeStore>(args, group, extent);
-}
-
-OperationPointer attention(Runtime& runtime, const In<float>& q, const Out<float>& out, const Shape& shape, float scale,
-                           int64_t window) {
-    check_shape(runtime, shape);
-    const auto& [group, layer, heads, kv_heads, dim] = shape;
-    AttentionArgs args{};
-    args.q = q.data();
-    args.out = out.data();
-    args.num_heads = heads;
-    args.num_kv_heads = kv_heads;
-    args.head_dim = dim;
-    args.scale = scale;
-    args.window = window;
-    args.layer = layer;
-    return std::make_shared<Attention>(runtime, args, group);
 }
 
 // Fill rows of a rope table from the position `begin` on.
@@ -280,8 +242,12 @@ NB_MODULE(_native, module) {
         .def_prop_ro("outputs", &Weight::outputs)
         .def_prop_ro("inputs", &Weight::inputs)
         .def_prop_ro("nbytes", &Weight::nbytes)
+        .def("part", [](const Weight& weight, int64_t begin, int64_t end) {
+            require(begin >= 0 && begin % kPanel == 0 && begin <= end && end <= weight.outputs(), "a part begins with a panel");
+            return weight.part(begin, end);
+        })
         .def("rows", &read_rows, as_is, as_is);
-    nb::class_<Operation>(module, "Operation");
+    nb::class_<Operation>(module, "Operation").def_prop_ro("experts_read", &Operation::experts_read);
     nb::class_<Program>(module, "Program").def("__init__", [](Program* self, Operations all) { new (self) Program{std::move(all)}; });
     nb::class_<Runtime>(module, "Runtime")
         .def(nb::init<const std::string&, int>())
@@ -325,13 +291,18 @@ NB_MODULE(_native, module) {
         .def("read", &Probe::read, released)
         .def("peak", &Probe::peak, released);
     module.def("time_all", &time_all, released);
-    module.def("embed", &embed, nb::arg(), as_is, nb::arg());
-    module.def("norm", &norm, as_is, as_is_or_none, as_is, nb::arg(), as_is_or_none, as_is, nb::arg());
-    module.def("linear", &linear, nb::arg(), as_is, as_is, nb::arg(), nb::arg());
-    module.def("rope_store", &rope_store, nb::arg(), as_is, as_is, as_is, as_is, nb::arg(), as_is_or_none, as_is_or_none,
-               as_is_or_none, as_is_or_none, nb::arg(), nb::arg());
+    module.def("embed", &embed, nb::arg(), nb::arg(), nb::arg(), nb::arg(), as_is, nb::arg());
+    module.def("multiply", &multiply, as_is, as_is, nb::arg(), as_is, nb::arg());
+    module.def("norm", &norm, as_is, as_is_or_none, as_is, as_is_or_none, nb::arg(), nb::arg(), nb::arg(), as_is_or_none, as_is, nb::arg());
+    module.def("add", &add, as_is, as_is, as_is_or_none, nb::arg(), nb::arg(), nb::arg(), as_is, nb::arg());
+    module.def("linear", &linear, nb::arg(), as_is, as_is, nb::arg().none(), nb::arg(), nb::arg());
+    module.def("experts", &experts, nb::arg(), as_is, as_is, as_is, nb::arg(), nb::arg(), as_is, nb::arg(), nb::arg(), nb::arg());
+    module.def("head_linear", &head_linear, nb::arg(), as_is, as_is, nb::arg(), nb::arg(), nb::arg(), nb::arg());
+    module.def("rope_store", &rope_store, nb::arg(), as_is, as_is_or_none, as_is_or_none, as_is, nb::arg(), as_is_or_none,
+               as_is_or_none, as_is, nb::arg(), nb::arg(), as_is_or_none, nb::arg());
     module.def("fill_rope", &fill_rope, as_is, nb::arg(), nb::arg(), as_is, as_is);
-    module.def("attention", &attention, nb::arg(), as_is, as_is, nb::arg(), nb::arg(), nb::arg());
+    module.def("latent_store", &latent_store, nb::arg(), as_is, as_is, as_is, as_is, as_is, nb::arg(), as_is, as_is, nb::arg());
+    module.def("attention", &attention, nb::arg(), as_is, as_is, nb::arg(), nb::arg().none(), as_is_or_none, nb::arg(), nb::arg());
     module.def("gather", &gather, as_is, as_is, nb::arg(), nb::arg());
     module.def("finite", &finite_spans, as_is, as_is, nb::arg());
     module.def("fuse", &fuse_arrays, as_is, as_is, as_is, as_is, released);

@@ -25,6 +25,24 @@ private:
     size_t mapped_ = 0;
 };
 
+// Arrays in one piece of memory, each on a cache line. Without memory, only their bytes are counted.
+class Parts {
+public:
+    explicit Parts(std::byte* from) : from_(from) {}
+
+    template <class T>
+    T* take(int64_t count) {
+        const int64_t at = used_;
+        used_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+        return from_ == nullptr ? nullptr : reinterpret_cast<T*>(from_ + at);
+    }
+    int64_t used() const { return used_; }
+
+private:
+    std::byte* from_;
+    int64_t used_ = 0;
+};
+
 // Allocator of pieces within a few large buffers, so that small matrices also use huge pages. A piece is zeroed,
 // aligned to cache lines, and keeps its buffer alive. A buffer is reused when all its pieces are freed.
 class Heap {

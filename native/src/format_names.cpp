@@ -1,6 +1,7 @@
 #include "format_names.hpp"
 
 #include <stdexcept>
+#include <utility>
 
 #include "block_format.hpp"
 
@@ -28,6 +29,10 @@ constexpr Name kNames[] = {{"float32", Format::f32},
                            {"iq4_xs", Format::iq4_xs},
                            {"mxfp4", Format::mxfp4}};
 
+constexpr std::pair<const char*, Curve> kCurves[] = {{"scaled", Curve::scaled}, {"capped", Curve::capped},
+                                                     {"silu", Curve::silu},     {"gelu", Curve::gelu},
+                                                     {"gelu_tanh", Curve::gelu_tanh}, {"relu2", Curve::relu2}};
+
 }  // namespace
 
 Format format_of(const std::string& name) {
@@ -48,6 +53,25 @@ KvFormat kv_format_of(const std::string& name) {
     if (name == "int8") return KvFormat::int8;
     if (name == "bfloat16") return KvFormat::bf16;
     throw std::invalid_argument("unknown KV format: " + name);
+}
+
+Curve curve_of(const std::string& name) {
+    for (const auto& [known, curve] : kCurves)
+        if (name == known) return curve;
+    throw std::invalid_argument("unknown activation: " + name);
+}
+
+Activation activation_of(const std::optional<ActivationTuple>& given) {
+    if (!given) return {};
+    const auto& [curve, slope, top, span, limit] = *given;
+    return {curve_of(curve), slope, top, span, limit.has_value(), limit.value_or(0.0f)};
+}
+
+Score score_of(const std::string& name) {
+    if (name == "softmax") return Score::softmax;
+    if (name == "sigmoid") return Score::sigmoid;
+    if (name == "sqrt_softplus") return Score::sqrt_softplus;
+    throw std::invalid_argument("unknown score: " + name);
 }
 
 }  // namespace ferrum

@@ -18,10 +18,12 @@ constexpr int64_t kPanel = 32;  // outputs of a panel: a step of every format is
 constexpr int64_t kStep = 64;   // keys per step of attention, for any page size
 constexpr int64_t kSide = 64;   // adjacent dimensions of values
 constexpr int64_t kKeySide = 16;  // adjacent tokens of keys: one word of each fills a cache line
-constexpr int64_t kMaxHead = 512;
+constexpr int64_t kMaxHead = 576;  // the keys of DeepSeek
 constexpr int64_t kSumPage = 4096;  // bytes that share a checksum
 
-// Bytes of a float element. Internal linkage, because every tier compiles this with its instruction set.
+// Functions here have internal linkage, because every tier compiles them with its instruction set.
+
+// Bytes of a float element.
 static constexpr int64_t item_bytes(Format format) { return format == Format::f32 ? 4 : 2; }
 
 // A row-major matrix of floats.
@@ -47,8 +49,21 @@ struct TiledRows {
     int64_t rows;
 };
 
-// A product y = x w^T + bias of rows packed by the same tier; with `up`, y = silu(x w^T) * (x up^T); if it gates,
-// y = silu(x w^T) * y.
+enum class Curve { none, scaled, capped, silu, gelu, gelu_tanh, relu2 };
+
+// A function of each number of a product; see Activation in kernels/op_attributes.py. Of a gated product, it is applied
+// to the gate. If the product is `limited`, gates are at most `limit`, and the other factor is limited to +-limit, plus 1.
+struct Activation {
+    Curve curve = Curve::none;
+    float slope = 1;  // a factor of x: of the result if scaled, of the exponent if capped or silu
+    float top = 0;    // capped: top - span / (1 + exp(slope x))
+    float span = 0;
+    bool limited = false;
+    float limit = 0;
+};
+
+// A product y = activation(x w^T + bias) of rows packed by the same tier. With `up`, or if it gates, y is the activated
+// x w^T + bias times x up^T + up_bias, or times the y that is there. Each bias may be null.
 struct ProductArgs {
     TiledRows tiled;
     const std::byte* x;
@@ -56,6 +71,8 @@ struct ProductArgs {
     const std::byte* weight;
     const std::byte* up;
     const float* bias;
+    const float* up_bias;
+    Activation activation;
     int64_t outputs;
     float* y;
     bool gates;
@@ -67,15 +84,28 @@ struct NextPanel {
     const std::byte* up;
 };
 
-// y = RMSNorm(x + delta) * weight; the sum is written to `total`. Without a delta, the norm of x.
+// total = x + factor delta; y = RMSNorm(total) * weight + bias, of total minus its mean if it is centred. Without a delta
+// (null), the norm of x. The bias may be null.
 struct NormArgs {
     const float* x;
     const float* delta;
     const float* weight;
-    float eps;
+    const float* bias;
+    float factor, eps;
+    bool centred;
     int64_t columns;
     float* total;
     float* y;
+};
+
+// out = (x + factor y) scale; with a gate [R] (or null), its sigmoid is the factor.
+struct AddArgs {
+    const float* x;
+    const float* y;
+    const float* gate;
+    float factor, scale;
+    int64_t columns;
+    float* out;
 };
 
 enum class KvFormat { f32, bf16, int8 };
@@ -85,7 +115,8 @@ enum class KvFormat { f32, bf16, int8 };
 // where a pair fills a word of 4 bytes. Both are panels of a product with tokens (scores) or dimensions (output) as lanes,
 // and both are read sequentially. The key of a new token fills consecutive lines; with 64 adjacent tokens it would fill
 // every fourth line, at a third of the memory speed. In int8, one f32 scale per token follows each; keys are stored as
-// code + 128.
+// code + 128. In latent attention, values are the first numbers of their keys: a block has keys only, and the width of
+// values is that of the operation.
 struct GroupStore {
     std::byte* data;
     KvFormat format;
@@ -95,6 +126,8 @@ struct GroupStore {
     int64_t block, blocks_per_page;
     int64_t key_side;                // kKeySide, or the whole block if kKeySide does not divide it
     int64_t key_bytes, value_bytes;  // of one block, scales included
+
+    bool latent() const { return value_bytes == 0; }
 };
 
 // Positions of the rows of a step; see StepTables in kernels/interface.py.
@@ -108,6 +141,8 @@ struct RowTables {
 
 constexpr int64_t kRowBlock = kKeySide;  // rows whose keys of a head are stored together, so that they fill whole lines
 
+// Without k and v (null), only queries are turned. Norms are of heads, each [head size] or null, of q and k after the
+// rotation if `norm_last`.
 struct RopeArgs {
     int64_t rows;
     const float* q;
@@ -117,9 +152,31 @@ struct RopeArgs {
     int64_t num_heads, num_kv_heads, head_dim, pairs;
     const float* cosines;  // [positions, pairs], or null
     const float* sines;
-    const float* q_norm;  // [head_dim], or null
+    const float* q_norm;
     const float* k_norm;
+    const float* v_norm;
+    const float* temperature;  // [positions], a factor of q, or null
     float eps;
+    bool norm_last;
+    const GroupStore* store;
+    int64_t layer;
+    RowTables tables;
+};
+
+// Heads of a row, each an item of work.
+static inline int64_t items_per_row(const RopeArgs& a) { return a.num_heads + (a.k != nullptr ? a.num_kv_heads : 0); }
+
+// Keys and queries of latent attention: numbers without a position, then rotated ones. One KV head.
+struct LatentArgs {
+    int64_t rows;
+    const float* q;       // [rows, num_heads, value_dim]
+    const float* q_rope;  // [rows, num_heads, rope_dim]
+    const float* latent;  // [rows, value_dim]
+    const float* k_rope;  // [rows, rope_dim]
+    float* q_out;         // [rows, num_heads, value_dim + rope_dim]
+    int64_t num_heads, value_dim, rope_dim, pairs;
+    const float* cosines;  // [positions, pairs]
+    const float* sines;
     const GroupStore* store;
     int64_t layer;
     RowTables tables;
@@ -129,12 +186,21 @@ struct AttentionArgs {
     const float* q;
     float* out;
     int64_t num_heads, num_kv_heads, head_dim;
-    float scale;     // of q . k, times log2 e
-    int64_t window;  // 0: all keys
+    Activation scaling;     // of q . k to an exponent of 2: scaled or capped
+    const float* sinks;     // [num_heads] logits without values, or null
+    int64_t window, chunk;  // 0: all keys
     const GroupStore* store;
     int64_t layer;
     RowTables tables;
+    int64_t value_dim;  // of a latent store
 };
+
+// The first key that a query at this position sees.
+static inline int64_t first_seen(const AttentionArgs& a, int64_t position) {
+    const int64_t by_window = a.window > 0 ? position - a.window + 1 : 0, by_chunk = a.chunk > 0 ? position / a.chunk * a.chunk : 0;
+    const int64_t first = by_window > by_chunk ? by_window : by_chunk;
+    return first > 0 ? first : 0;
+}
 
 // A work item of attention: queries `begin` to `end` of a span, counted [position][head of the group], for some KV
 // heads.
@@ -154,6 +220,9 @@ struct DrawKey {
 // is minus infinity.
 constexpr int64_t kStretch = 1024, kStrands = 16;
 
+// How scores of experts become weights; the softmax is e^(x - peak), before its sum.
+enum class Score { softmax, sigmoid, sqrt_softplus };
+
 struct KernelTable {
     const char* name;
     int64_t (*packed_bytes)(Format, int64_t rows, int64_t depth);
@@ -165,12 +234,20 @@ struct KernelTable {
     int64_t (*row_blocks)(const TiledRows&);
     void (*product)(const ProductArgs&, int64_t block, int64_t panel, const NextPanel&);
     void (*norm)(const NormArgs&, int64_t row_begin, int64_t row_end);
-    void (*rope_store)(const RopeArgs&, int64_t item_begin, int64_t item_end);  // items: row blocks x (heads + kv heads)
+    void (*add)(const AddArgs&, int64_t row_begin, int64_t row_end);
+    void (*rope_store)(const RopeArgs&, int64_t item_begin, int64_t item_end);  // items: row blocks x items_per_row()
+    void (*latent_store)(const LatentArgs&, int64_t item_begin, int64_t item_end);  // items: row blocks x (heads + 1)
     int64_t (*attention_scratch)(const GroupStore&);                            // bytes per thread
     void (*attention)(const AttentionArgs&, const AttentionItem&, std::byte* scratch);
     // Sums of the pages [begin, end) of `bytes` bytes; zeros pad the last page.
     void (*page_sums)(const std::byte* data, int64_t bytes, int64_t begin, int64_t end, uint64_t* sums);
     bool (*finite)(const float* x, int64_t count);
+    void (*scores)(Score score, const float* x, int64_t count, float peak, float* out);
+    // The tiles of rows that were packed one by one: row i is number ids[i] of `alone`.
+    void (*gather_rows)(const TiledRows&, const std::byte* alone, const int32_t* ids, int64_t depth, int64_t tile_begin,
+                        int64_t tile_end, std::byte* out);
+    // The columns [begin, end) of a sum of weights x rows, from 0 in their order; null: weights of 1.
+    void (*add_rows)(const float* const* rows, const float* weights, int64_t count, int64_t begin, int64_t end, float* out);
 
     // Functions over a row of logits; `x` are distances below the greatest, divided by the temperature.
     float (*largest)(const float* x, int64_t count);                             // NaN if there is one

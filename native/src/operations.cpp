@@ -6,18 +6,6 @@ namespace ferrum {
 
 namespace {
 
-struct Share {
-    int64_t begin, end;
-
-    int64_t count() const { return end - begin; }
-};
-
-// A thread's contiguous part of `count` pieces of work. Contiguous parts stream through memory.
-Share share(const Runtime& runtime, int64_t count, int thread) {
-    const int64_t size = runtime.team.size();
-    return {count * thread / size, count * (thread + 1) / size};
-}
-
 void copy_row(const float* from, float* to, int64_t columns) {
     std::memcpy(to, from, static_cast<size_t>(columns) * sizeof(float));
 }
@@ -30,16 +18,28 @@ void Embed::run(Runtime& runtime, int thread) {
     const auto [begin, end] = share(runtime, step.count(out_.extent), thread);
     for (int64_t row = begin; row < end; ++row) {
         float* to = out_.data + row * columns;
-        if (step.has_embeddings)
+        if (step.has_embeddings && stride_ == 1) {
             copy_row(step.embeddings.data() + row * columns, to, columns);
-        else
-            table_->row(step.token_ids[static_cast<size_t>(row)], to);
+            continue;
+        }
+        table_->row(step.token_ids[static_cast<size_t>(row)] * stride_ + offset_, to);
+        for (int64_t i = 0; scale_ != 1 && i < columns; ++i) to[i] *= scale_;
     }
+}
+
+void Multiply::run(Runtime& runtime, int thread) {
+    const auto [begin, end] = share(runtime, runtime.step.count(out_.extent), thread);
+    for (int64_t i = begin * columns_; i < end * columns_; ++i) out_.data[i] = x_[i] * y_[i];
 }
 
 void Norm::run(Runtime& runtime, int thread) {
     const auto [begin, end] = share(runtime, runtime.step.count(extent_), thread);
     if (begin < end) runtime.kernels.norm(args_, begin, end);
+}
+
+void Add::run(Runtime& runtime, int thread) {
+    const auto [begin, end] = share(runtime, runtime.step.count(extent_), thread);
+    if (begin < end) runtime.kernels.add(args_, begin, end);
 }
 
 Linear::Linear(Runtime& runtime, Rows x, std::vector<Product> products, int64_t max_rows)
@@ -105,7 +105,8 @@ void Linear::multiply(Runtime& runtime, const TiledRows& tiled, int thread) cons
         const NextPanel next = goes_on ? find(tiled.format, panel + 1).panels() : NextPanel{};
         const Weight& w = *p.weight;
         const std::byte* up = p.up != nullptr ? p.up->data() : nullptr;
-        const ProductArgs args{tiled, runtime.shared(), w.inputs(), w.data(), up, p.bias, w.outputs(), p.y, p.gates};
+        const ProductArgs args{tiled,     runtime.shared(), w.inputs(),  w.data(), up,     p.bias,
+                               p.up_bias, p.activation,     w.outputs(), p.y,      p.gates};
         runtime.kernels.product(args, block, place, next);
     }
 }
@@ -115,9 +116,19 @@ void RopeStore::run(Runtime& runtime, int thread) {
     args.store = &runtime.pool.group(group_);
     args.tables = runtime.step.rows_of(group_);
     args.rows = runtime.step.count(extent_);
-    const int64_t items = (args.rows + kRowBlock - 1) / kRowBlock * (args.num_heads + args.num_kv_heads);
+    const int64_t items = (args.rows + kRowBlock - 1) / kRowBlock * items_per_row(args);
     const auto [begin, end] = share(runtime, items, thread);
     if (begin < end) runtime.kernels.rope_store(args, begin, end);
+}
+
+void LatentStore::run(Runtime& runtime, int thread) {
+    LatentArgs args = args_;
+    args.store = &runtime.pool.group(group_);
+    args.tables = runtime.step.rows_of(group_);
+    args.rows = runtime.step.count(extent_);
+    const int64_t items = (args.rows + kRowBlock - 1) / kRowBlock * (args.num_heads + 1);
+    const auto [begin, end] = share(runtime, items, thread);
+    if (begin < end) runtime.kernels.latent_store(args, begin, end);
 }
 
 void Gather::run(Runtime& runtime, int thread) {

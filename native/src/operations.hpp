@@ -16,6 +16,8 @@ public:
     // Called before a step by one thread.
     virtual void prepare() {}
     virtual void run(Runtime& runtime, int thread) = 0;
+    // Experts whose weights all runs so far have read.
+    virtual int64_t experts_read() const { return 0; }
 };
 
 using WeightPointer = std::shared_ptr<const Weight>;
@@ -26,15 +28,32 @@ struct Rows {
     int64_t extent;
 };
 
-// Rows of a packed table, or the embeddings of the step.
+// Rows of a packed table times `scale`: of each token, row token x stride + offset. With a stride of 1, the embeddings of
+// the step if it has some.
 class Embed final : public Operation {
 public:
-    Embed(WeightPointer table, Rows out) : table_(std::move(table)), out_(out) {}
+    Embed(WeightPointer table, Rows out, float scale = 1, int64_t stride = 1, int64_t offset = 0)
+        : table_(std::move(table)), out_(out), scale_(scale), stride_(stride), offset_(offset) {}
     void run(Runtime& runtime, int thread) override;
 
 private:
     WeightPointer table_;
     Rows out_;
+    float scale_;
+    int64_t stride_, offset_;
+};
+
+// Products of two matrices, number by number.
+class Multiply final : public Operation {
+public:
+    Multiply(const float* x, const float* y, Rows out, int64_t columns) : x_(x), y_(y), out_(out), columns_(columns) {}
+    void run(Runtime& runtime, int thread) override;
+
+private:
+    const float* x_;
+    const float* y_;
+    Rows out_;
+    int64_t columns_;
 };
 
 class Norm final : public Operation {
@@ -47,12 +66,24 @@ private:
     int64_t extent_;
 };
 
-// A weight of a linear operation: y = x w^T + bias, or with `up` silu(x w^T) * (x up^T), or if it gates silu(x w^T) * y
-// after an earlier product of another format.
+class Add final : public Operation {
+public:
+    Add(const AddArgs& args, int64_t extent) : args_(args), extent_(extent) {}
+    void run(Runtime& runtime, int thread) override;
+
+private:
+    AddArgs args_;
+    int64_t extent_;
+};
+
+// A weight of a linear operation; see ProductArgs. One that gates follows the product with the other factor, which has
+// another format.
 struct Product {
     WeightPointer weight, up;
     const float* bias;
     float* y;
+    Activation activation = {};
+    const float* up_bias = nullptr;
     bool gates = false;
 };
 
@@ -86,6 +117,16 @@ public:
 
 private:
     RopeArgs args_;
+    int64_t group_, extent_;
+};
+
+class LatentStore final : public Operation {
+public:
+    LatentStore(const LatentArgs& args, int64_t group, int64_t extent) : args_(args), group_(group), extent_(extent) {}
+    void run(Runtime& runtime, int thread) override;
+
+private:
+    LatentArgs args_;
     int64_t group_, extent_;
 };
 

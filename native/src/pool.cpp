@@ -26,7 +26,7 @@ GroupStore layout(const GroupShape& shape) {
     s.key_side = s.block % kKeySide == 0 ? kKeySide : s.block;
     s.blocks_per_page = round_up(shape.page_size, s.block) / s.block;
     s.key_bytes = s.block * (s.key_padded * item + scale);
-    s.value_bytes = s.block * (s.value_padded * item + scale);
+    s.value_bytes = shape.value_dim == 0 ? 0 : s.block * (s.value_padded * item + scale);
     return s;
 }
 

@@ -48,4 +48,16 @@ private:
     int64_t thread_bytes_ = 0;
 };
 
+struct Share {
+    int64_t begin, end;
+
+    int64_t count() const { return end - begin; }
+};
+
+// A thread's contiguous part of `count` pieces of work. Contiguous parts stream through memory.
+inline Share share(const Runtime& runtime, int64_t count, int thread) {
+    const int64_t size = runtime.team.size();
+    return {count * thread / size, count * (thread + 1) / size};
+}
+
 }  // namespace ferrum

@@ -83,6 +83,11 @@ int64_t panel_bytes(Format format, int64_t inputs) {
 Weight::Weight(Format format, int64_t outputs, int64_t inputs, const std::byte* panels, std::shared_ptr<const void> owner)
     : format_(format), outputs_(outputs), inputs_(inputs), data_(panels), owner_(std::move(owner)) {}
 
+std::shared_ptr<Weight> Weight::part(int64_t begin, int64_t end) const {
+    const std::byte* from = data_ == nullptr ? nullptr : data_ + begin / kPanel * panel_bytes(format_, inputs_);
+    return std::make_shared<Weight>(format_, end - begin, inputs_, from, owner_);
+}
+
 void Weight::row(int64_t output, float* to) const {
     const int64_t lane = output % kPanel;
     const std::byte* panel = data_ + output / kPanel * panel_bytes(format_, inputs_);

@@ -29,6 +29,9 @@ public:
     int64_t nbytes() const { return panels() * panel_bytes(format_, inputs_); }
     const std::byte* data() const { return data_; }
 
+    // Outputs `begin` to `end` - 1, which are whole panels.
+    std::shared_ptr<Weight> part(int64_t begin, int64_t end) const;
+
     // Row `output` as f32 [K].
     void row(int64_t output, float* to) const;
 

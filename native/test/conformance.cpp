@@ -52,7 +52,10 @@ void check_linear(Runtime& runtime, const Case& from) {
     const int64_t rows = from.extent("x", 0);
     std::vector<float> y(from.field("y").bytes.size() / sizeof(float));
     const WeightPointer up = from.has("up") ? weight_of(runtime, from, "up") : nullptr;
-    const Product product{weight_of(runtime, from, "weight"), up, from.maybe<float>("bias"), y.data()};
+    Activation activation{from.has("curve") ? curve_of(from.text("curve")) : Curve::none};
+    if (from.has("limit")) activation.limited = true, activation.limit = static_cast<float>(from.real("limit"));
+    const Product product{weight_of(runtime, from, "weight"), up,         from.maybe<float>("bias"), y.data(),
+                          activation,                         from.maybe<float>("up bias")};
     run(runtime, std::make_shared<Linear>(runtime, Rows{floats(from, "x"), rows}, std::vector<Product>{product}, rows));
     expect(from, "y", y.data());
 }
@@ -62,7 +65,8 @@ void check_norm(Runtime& runtime, const Case& from) {
     std::vector<float> y(static_cast<size_t>(rows * columns)), total(y.size());
     const float* delta = from.maybe<float>("delta");
     const auto eps = static_cast<float>(from.real("eps"));
-    const NormArgs args{from.data<float>("x"), delta, from.data<float>("weight"), eps, columns,
+    const NormArgs args{from.data<float>("x"), delta, from.data<float>("weight"), from.maybe<float>("bias"),
+                        delta != nullptr ? static_cast<float>(from.real("factor")) : 1, eps, from.integer("centred") != 0, columns,
                         delta != nullptr ? total.data() : nullptr, y.data()};
     run(runtime, std::make_shared<Norm>(args, rows));
     if (delta != nullptr) expect(from, "total", total.data());
@@ -105,7 +109,8 @@ void check_rows(Runtime& runtime, const Case& from) {
 // Store whole sequences, copy a page, and attend with spans of them.
 void check_attention(Runtime& runtime, const Case& from) {
     const int64_t heads = from.integer("heads"), kv_heads = from.integer("kv_heads"), dim = from.integer("dim");
-    runtime.pool.add({kv_format_of(from.text("store")), from.integer("num_pages"), from.integer("page_size"), 2, kv_heads, dim, dim});
+    runtime.pool.add({kv_format_of(from.text("store")), from.integer("num_pages"), from.integer("page_size"), 2, kv_heads, dim,
+                      from.integer("value_dim")});
     begin(runtime, from, "whole ");
     std::vector<float> turned(from.field("turned").bytes.size() / sizeof(float));
     RopeArgs rope{};
@@ -121,6 +126,9 @@ void check_attention(Runtime& runtime, const Case& from) {
     rope.sines = from.maybe<float>("sines");
     rope.q_norm = from.maybe<float>("q_norm");
     rope.k_norm = from.maybe<float>("k_norm");
+    rope.v_norm = from.maybe<float>("v_norm");
+    rope.temperature = from.maybe<float>("temperature");
+    rope.norm_last = from.integer("norm_last") != 0;
     rope.eps = static_cast<float>(from.real("eps"));
     rope.layer = 1;
     run(runtime, std::make_shared<RopeStore>(rope, 0, kRows));
@@ -134,8 +142,11 @@ void check_attention(Runtime& runtime, const Case& from) {
     args.num_heads = heads;
     args.num_kv_heads = kv_heads;
     args.head_dim = dim;
-    args.scale = static_cast<float>(from.real("scale"));
+    args.scaling = {curve_of(from.text("curve")), static_cast<float>(from.real("slope")), static_cast<float>(from.real("top")),
+                    static_cast<float>(from.real("span"))};
+    args.sinks = from.maybe<float>("sinks");
     args.window = from.integer("window");
+    args.chunk = from.integer("chunk");
     args.layer = 1;
     run(runtime, std::make_shared<Attention>(runtime, args, 0));
     expect(from, "out", out.data());

@@ -5,6 +5,7 @@
 // none of its bits: its weights are set to 0 (they do not underflow), its decay is 2^0.
 #include "attention_bytes.hpp"
 #include "attention_floats.hpp"
+#include "latent_values.hpp"
 #include "softmax.hpp"
 #include "tier.hpp"
 
@@ -60,6 +61,7 @@ struct Item {
     int64_t share, first_row, rows, tiles;
     const int32_t* pages;
     Scratch<F> scratch;
+    Slot latent{};  // the current step of latent attention
 
     Item(const AttentionArgs& args, const AttentionItem& work, std::byte* memory)
         : a(args), item(work), s(*args.store), share(args.num_heads / args.num_kv_heads),
@@ -89,7 +91,7 @@ struct Item {
         for (int64_t r = 0; r < rows; ++r) {
             const int32_t position = a.tables.positions[first_row + (item.begin + r) / share];
             scratch.position[r] = position;
-            scratch.floor[r] = a.window > 0 ? static_cast<int32_t>(most(0, position - a.window + 1)) : 0;
+            scratch.floor[r] = static_cast<int32_t>(first_seen(a, position));
         }
         for (int64_t head = item.head_begin; head < item.head_end; ++head)
             for (int64_t r = 0; r < rows; ++r)  // short pieces, far apart: the hardware does not prefetch them
@@ -103,7 +105,17 @@ struct Item {
         const int64_t all = state_of(item.head_end);
         for (int64_t r = 0; r < all; ++r) scratch.maximum[r] = kMasked;
         std::memset(scratch.total, 0, static_cast<size_t>(all) * sizeof(float));
+        if (a.sinks != nullptr) start_with_sinks();
         std::memset(scratch.out, 0, static_cast<size_t>(all * s.value_padded) * sizeof(float));
+    }
+
+    // Begin with the weight of each head's sink, 2^0.
+    void start_with_sinks() {
+        for (int64_t head = item.head_begin; head < item.head_end; ++head)
+            for (int64_t r = 0; r < rows; ++r) {
+                scratch.maximum[state_of(head) + r] = a.sinks[head * share + (item.begin + r) % share] * kLog2E;
+                scratch.total[state_of(head) + r] = 1;
+            }
     }
 
     void finish() {
@@ -119,11 +131,23 @@ struct Item {
             }
     }
 
-    // The keys and values of step `step`: in place, or gathered from pages shorter than a step.
+    // The keys and values of step `step`: in place, or gathered from pages shorter than a step, or prepared.
     Slot block(int64_t head, int64_t step) const {
+        if (s.latent()) return latent;
+        return s.page_size % kStep == 0 ? in_place(head, step) : gathered(head, step * kStep);
+    }
+
+    Slot in_place(int64_t head, int64_t step) const {
         const int64_t token = step * kStep;
-        if (s.page_size % kStep == 0) return slot_of(s, a.layer, pages[token / s.page_size], head, token % s.page_size);
-        return gathered(head, token);
+        return slot_of(s, a.layer, pages[token / s.page_size], head, token % s.page_size);
+    }
+
+    // The keys of step `step`, and the values in them as the product with values reads them: once for all rows.
+    Slot prepared(int64_t head, int64_t step) const {
+        const Slot keys = s.page_size % kStep == 0 ? in_place(head, step) : gathered(head, step * kStep);
+        std::byte* values = scratch.block + gathered_keys();
+        values_of_keys<S>(s, keys.keys, least(kStep, scratch.position[rows - 1] + 1 - step * kStep), values);
+        return {keys.keys, values, 0};
     }
 
     // The block after a step's, of the next head or else of the next step. Keys and values prefetched during the step
@@ -132,13 +156,17 @@ struct Item {
         const bool turns = head + 1 == item.head_end;
         if (s.page_size % kStep != 0 || (turns && step + 1 == end_of(rows - 1))) return {};
         const int64_t then = step + turns;
-        const Slot next = block(turns ? item.head_begin : head + 1, then);
-        return {next.keys - block(head, step).keys, least(kStep, scratch.position[rows - 1] + 1 - then * kStep)};
+        const Slot next = in_place(turns ? item.head_begin : head + 1, then);
+        return {next.keys - in_place(head, step).keys, least(kStep, scratch.position[rows - 1] + 1 - then * kStep)};
     }
 
+    static constexpr int64_t kScale = S::kScaled ? 4 : 0;
+
+    // Bytes of the keys of a gathered step.
+    int64_t gathered_keys() const { return kStep * (s.key_padded / S::kDepth * 4 + kScale); }
+
     Slot gathered(int64_t head, int64_t token) const {
-        constexpr int64_t kScale = S::kScaled ? 4 : 0;
-        const int64_t key_bytes = kStep * (s.key_padded / S::kDepth * 4 + kScale);
+        const int64_t key_bytes = gathered_keys();
         const int64_t value_bytes = kStep * (s.value_padded / S::kDepth * 4 + kScale);
         std::memset(scratch.block, 0, static_cast<size_t>(key_bytes + value_bytes));
         std::byte *block_keys = scratch.block, *block_values = block_keys + key_bytes;
@@ -153,13 +181,14 @@ struct Item {
             for (int64_t d = 0; d < s.key_dim; ++d)
                 keys[key_index<S>(kKeySide, s.key_padded, t, d)] =
                     from_keys[key_index<S>(s.key_side, s.key_padded, slot.token, d)];
-            for (int64_t d = 0; d < s.value_dim; ++d) {
+            for (int64_t d = 0; d < (s.latent() ? 0 : s.value_dim); ++d) {
                 const int64_t first = d / kSide * kSide, rest = (d - first) * S::kDepth;
                 values[value_index<S>(kStep, s.value_padded, t, first) + rest] =
                     from_values[value_index<S>(s.block, s.value_padded, slot.token, first) + rest];
             }
             if constexpr (S::kScaled) {
                 scales_of(block_keys, key_bytes, kStep)[t] = scales_of(slot.keys, s.key_bytes, s.block)[slot.token];
+                if (s.latent()) continue;
                 scales_of(block_values, value_bytes, kStep)[t] = scales_of(slot.values, s.value_bytes, s.block)[slot.token];
             }
         }
@@ -234,10 +263,11 @@ void tile_step(const Item<F>& it, int64_t head, int64_t tile, int64_t step, cons
     if (!whole) std::memset(scores, 0, sizeof scores);  // scores after the last visible key must be numbers
     score<F>(it.s, block.keys, tokens, it.queries_of(head, tile), scores, next);
     float *maximum = it.scratch.maximum + state, *total = it.scratch.total + state;
-    whole ? weigh_rows<true>(scores, it.a.scale, sights, maximum, total, decay)
-          : weigh_rows<false>(scores, it.a.scale, sights, maximum, total, decay);
+    whole ? weigh_rows<true>(scores, it.a.scaling, sights, maximum, total, decay)
+          : weigh_rows<false>(scores, it.a.scaling, sights, maximum, total, decay);
     for (int r = 0; r < MR; ++r) factor[r] = F::pack_weights(it.s, block.values, scores[r], packed[r]);
-    mix<F>(it.s, block.values, tokens, packed, factor, decay, it.scratch.out + state * it.s.value_padded, next);
+    mix<F>(it.s, block.values, tokens, packed, factor, decay, it.scratch.out + state * it.s.value_padded,
+           it.s.latent() ? NextBlock{} : next);
 }
 
 template <class F>
@@ -252,6 +282,7 @@ StepFunction<F> step_function(int64_t height, std::integer_sequence<int, Index..
 // Process all rows of a head over the visible steps from `begin` to `end`.
 template <class F>
 void Item<F>::go_over(int64_t head, int64_t begin, int64_t end) {
+    if (s.latent()) latent = prepared(head, begin);
     for (int64_t t = 0; t < tiles; ++t) {
         const auto [first, count] = tile(t);
         const auto run = step_function<F>(count, std::make_integer_sequence<int, F::kRows>{});
@@ -266,7 +297,9 @@ void attend(const AttentionArgs& a, const AttentionItem& work, std::byte* memory
     Item<F> it(a, work, memory);
     it.start();
     // Several heads take turns over each step: their data is adjacent, and memory reads are fastest in long runs.
-    const int64_t chunk = work.head_end - work.head_begin > 1 ? 1 : kChunkSteps, end = it.end_of(it.rows - 1);
+    // Latent values are prepared for one step.
+    const bool apart = work.head_end - work.head_begin > 1 || a.store->latent();
+    const int64_t chunk = apart ? 1 : kChunkSteps, end = it.end_of(it.rows - 1);
     for (int64_t step = it.begin_of(0); step < end; step += chunk)
         for (int64_t head = work.head_begin; head < work.head_end; ++head) it.go_over(head, step, step + chunk);
     it.finish();

@@ -16,14 +16,16 @@ inline vf nearest(vf x) { return (x + spread(kWhole)) - spread(kWhole); }
 // The nearest integer plus kWholeBits: it is in the low bits, because those of kWholeBits are 0.
 inline vu nearest_bits(vf x) { return (vu)(x + spread(kWhole)); }
 
-// Horner's rule: sum of c[i] r^(7-i).
-inline vf polynomial(vf r, const float (&c)[8]) {
+// Horner's rule: sum of c[i] r^(N-1-i).
+template <int N>
+inline vf polynomial(vf r, const float (&c)[N]) {
     vf total = spread(c[0]);
 #pragma GCC unroll 7
-    for (int i = 1; i < 8; ++i) total = fused(total, r, spread(c[i]));
+    for (int i = 1; i < N; ++i) total = fused(total, r, spread(c[i]));
     return total;
 }
 
+constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kExp2[8] = {1.5252733804e-05f, 1.5403530393e-04f, 1.3333558146e-03f, 9.6181291076e-03f,
                             5.5504108665e-02f, 2.4022650696e-01f, 6.9314718056e-01f, 1.0f};
 constexpr float kExp[8] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
@@ -45,13 +47,11 @@ inline vf exp2(vf x) {
 // e^x with the same limits; ln 2 in two parts keeps the low bits of the argument (Cody and Waite).
 inline vf exp(vf x) {
     const vf bounded = within(-88.0f, 88.3f, x);
-    const vu bits = nearest_bits(bounded * spread(1.4426950408889634f));
+    const vu bits = nearest_bits(bounded * spread(kLog2E));
     const vf n = (vf)bits - spread(kWhole);
     const vf r = fused(n, spread(-1.4286068203094172e-06f), fused(n, spread(-0.693145751953125f), bounded));
     return polynomial(r, kExp) * power_of_two(bits);
 }
-
-inline vf silu(vf x) { return x / (spread(1.0f) + exp(-x)); }
 
 // The nearest bfloat16 in the upper half of each word, ties to even; the lower half is undefined. NaN stays NaN.
 inline vu upper_bf16(vf x) {

@@ -1,4 +1,5 @@
 // Matrix products of packed rows and packed panels, in any format.
+#include "activations.hpp"
 #include "groups.hpp"
 #include "tier.hpp"
 
@@ -90,6 +91,34 @@ template <class T, int MR, int NV>
     }
 }
 
+// Where a tile's vectors of one way go: rows from `y` on, each with `left` outputs from the first vector on.
+struct Target {
+    float* y;
+    int64_t stride, left;
+};
+
+template <int MR, int NV>
+void add_bias(vf (&sums)[MR][NV], const float* bias, int64_t left) {
+    if (bias == nullptr) return;
+    for (int v = 0; v < NV && left > v * kLanes; ++v) {
+        const vf added = load_part(bias + v * kLanes, left - v * kLanes);
+        for (int r = 0; r < MR; ++r) sums[r][v] += added;
+    }
+}
+
+template <int MR, int NV>
+void load_rows(vf (&sums)[MR][NV], const Target& from) {
+    for (int v = 0; v < NV; ++v)
+        for (int r = 0; r < MR; ++r)
+            sums[r][v] = from.left > v * kLanes ? load_part(from.y + r * from.stride + v * kLanes, from.left - v * kLanes) : vf{};
+}
+
+template <int MR, int NV>
+void store_rows(const vf (&sums)[MR][NV], const Target& to) {
+    for (int v = 0; v < NV && to.left > v * kLanes; ++v)
+        for (int r = 0; r < MR; ++r) store_part(to.y + r * to.stride + v * kLanes, sums[r][v], to.left - v * kLanes);
+}
+
 template <class T, int MR>
 void tile_by_panel(const ProductArgs& a, int64_t panel, const NextPanel& next, const Tile& tile) {
     constexpr int kVectors = T::vectors(MR), kWays = kPanelVectors / kVectors;
@@ -100,24 +129,30 @@ void tile_by_panel(const ProductArgs& a, int64_t panel, const NextPanel& next, c
     for (int r = 0; r < MR; ++r) prefetch_floats(a.y + (tile.row + r) * a.outputs + panel * kPanel, kPanel);
     for (int way = 0; way < kWays; ++way) {
         const int vector = way * kVectors;
+        const int64_t column = panel * kPanel + vector * kLanes;
+        const Target target{a.y + tile.row * a.outputs + column, a.outputs, a.outputs - column};
+        const auto bias_at = [=](const float* bias) { return bias == nullptr ? nullptr : bias + column; };
         vf total[MR][kVectors];
         multiply<T>(total, weight, vector, x, a.depth,
                     fetch_of<T, kWays>(a, tile, way, weight, up != nullptr ? up : next.weight, next.weight));
+        add_bias(total, bias_at(a.bias), target.left);
+        if (up == nullptr && !a.gates && a.activation.curve == Curve::none) {
+            store_rows(total, target);
+            continue;
+        }
+        vf held[MR][kVectors], other[MR][kVectors];  // the sums of a plain product stay in registers
+        std::memcpy(held, total, sizeof held);
         if (up != nullptr) {
-            vf other[MR][kVectors];
             multiply<T>(other, up, vector, x, a.depth, fetch_of<T, kWays>(a, tile, way, up, next.weight, next.up));
-            for (int r = 0; r < MR; ++r)
-                for (int v = 0; v < kVectors; ++v) total[r][v] = silu(total[r][v]) * other[r][v];
+            add_bias(other, bias_at(a.up_bias), target.left);
+        } else if (a.gates) {
+            load_rows(other, target);
         }
-        for (int v = 0; v < kVectors; ++v) {
-            const int64_t column = panel * kPanel + (vector + v) * kLanes, left = a.outputs - column;
-            if (left <= 0) break;
-            const vf bias = a.bias != nullptr ? load_part(a.bias + column, left) : -vf{};  // x + -0 is x, also for x = -0
-            for (int r = 0; r < MR; ++r) {
-                float* y = a.y + (tile.row + r) * a.outputs + column;
-                store_part(y, a.gates ? silu(total[r][v]) * load_part(y, left) : total[r][v] + bias, left);
-            }
-        }
+        if (up != nullptr || a.gates)
+            gate(a.activation, &held[0][0], &other[0][0], MR * kVectors);
+        else
+            activate(a.activation, &held[0][0], MR * kVectors);
+        store_rows(held, target);
     }
 }
 

@@ -195,22 +195,28 @@ inline void write_value_words(const GroupStore& s, const Slot& slot, int64_t t, 
     }
 }
 
+// Write the keys of `count` tokens from `slot` on, which are adjacent.
+template <class S>
+inline void write_keys_of(const GroupStore& s, const Slot& slot, int64_t count, const float* keys) {
+    const RoundedTokens<S> rounded(keys, s.key_dim, s.key_dim, count);
+    count == 1 ? write_key<S>(s, slot, rounded) : write_keys<S>(s, slot, count, rounded);
+    if constexpr (S::kScaled)
+        std::memcpy(scales_of(slot.keys, s.key_bytes, s.block) + slot.token, rounded.scales, count * sizeof(float));
+}
+
 // Write `count` tokens from `slot` on, with adjacent keys.
 template <class S>
 inline void write_tokens(const GroupStore& s, const Slot& slot, int64_t count, const float* keys, const float* values,
                          int64_t value_stride) {
-    const RoundedTokens<S> rounded_keys(keys, s.key_dim, s.key_dim, count);
-    count == 1 ? write_key<S>(s, slot, rounded_keys) : write_keys<S>(s, slot, count, rounded_keys);
+    write_keys_of<S>(s, slot, count, keys);
     const RoundedTokens<S> rounded_values(values, value_stride, s.value_dim, count);
     for (int64_t t = 0; t < count;) {
         const bool whole = (slot.token + t) % S::kDepth == 0 && t + S::kDepth <= count;
         whole ? write_value_words<S>(s, slot, t, rounded_values) : write_value<S>(s, slot, t, rounded_values);
         t += whole ? S::kDepth : 1;
     }
-    if constexpr (S::kScaled) {
-        std::memcpy(scales_of(slot.keys, s.key_bytes, s.block) + slot.token, rounded_keys.scales, count * sizeof(float));
+    if constexpr (S::kScaled)
         std::memcpy(scales_of(slot.values, s.value_bytes, s.block) + slot.token, rounded_values.scales, count * sizeof(float));
-    }
 }
 
 }  // namespace ferrum::FERRUM_TIER

@@ -1,6 +1,6 @@
 // Functions over a row of logits, with the bits of sampling/probability_mass.py and sampling/philox.py. No products and
 // sums are fused: each is rounded separately, as in numpy.
-#include "math.hpp"
+#include "logarithm.hpp"
 #include "tier.hpp"
 
 namespace ferrum::FERRUM_TIER {
@@ -13,12 +13,6 @@ using vd = double __attribute__((vector_size(4 * kLanes)));
 using vl = int64_t __attribute__((vector_size(4 * kLanes)));
 
 constexpr float kNever = -__builtin_inff(), kNothing = __builtin_nanf("");
-
-vf exact_polynomial(vf x, const float* c, int count) {
-    vf total = spread(c[0]);
-    for (int i = 1; i < count; ++i) total = total * x + spread(c[i]);
-    return total;
-}
 
 // e^x of x <= 0, as the reference: 0 below 2^-126. Several vectors at once hide the latency.
 template <int N>
@@ -35,19 +29,6 @@ void exact_exp(vf (&x)[N]) {
         const vf value = total[v] * power_of_two(nearest_bits(exponent));
         x[v] = n[v] < spread(-126.0f) ? vf{} : value;
     }
-}
-
-// Natural logarithm of positive normal numbers (sampling/probability_mass.py).
-vf exact_log(vf x) {
-    static constexpr float kLog1p[9] = {0.06915425f,  -0.11789835f, 0.11872966f,  -0.12384343f, 0.14218658f,
-                                        -0.16669251f, 0.20002227f,  -0.24999987f, 0.3333331f};
-    const vi shifted = (vi)x - 0x3f3504f3;
-    const vf exponent = __builtin_convertvector(shifted >> 23, vf);
-    const vf f = (vf)((shifted & 0x007fffff) + 0x3f3504f3) - spread(1.0f);
-    const vf square = f * f;
-    const vf tail = exact_polynomial(f, kLog1p, 9);
-    const vf correction = ((f * square) * tail + exponent * spread(1.4286068203094172e-06f)) - spread(0.5f) * square;
-    return (f + correction) + exponent * spread(0.693145751953125f);
 }
 
 // Multiples of 2^-40 of the greatest probability; x <= 0.

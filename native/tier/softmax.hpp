@@ -1,7 +1,7 @@
 // The online softmax of a tile's rows over one step of keys (Milakov and Gimelshein 2018).
 #pragma once
 
-#include "math.hpp"
+#include "activations.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
@@ -45,6 +45,11 @@ inline float scale_scores(float* scores, float scale, Sight sight, float maximum
     return max_lanes(top);
 }
 
+// Cap the scores of a row.
+[[gnu::noinline]] inline void cap_scores(const Activation& scaling, float* scores) {
+    for (int v = 0; v < kStepVectors; ++v) store(scores + v * kLanes, capped(scaling, load<vf>(scores + v * kLanes)));
+}
+
 // Turn a row's scaled scores into its weights, 0 for masked keys; returns their sum.
 template <bool WHOLE>
 inline float weigh(float* scores, float maximum, Sight sight) {
@@ -63,11 +68,14 @@ inline float weigh(float* scores, float maximum, Sight sight) {
 // Turn the scores of MR rows into weights in place. `maximum` and `total` are the running state of the rows; `decay` is
 // the factor of all earlier sums. WHOLE: each row sees the whole step.
 template <bool WHOLE, int MR>
-inline void weigh_rows(float (&scores)[MR][kStep], float scale, const Sight (&sights)[MR], float* maximum, float* total,
+inline void weigh_rows(float (&scores)[MR][kStep], const Activation& scaling, const Sight (&sights)[MR], float* maximum, float* total,
                        float (&decay)[MR]) {
     constexpr int kRoom = (MR + kLanes - 1) / kLanes * kLanes;
     float change[kRoom] = {};
+    const bool caps = scaling.curve == Curve::capped;
+    const float scale = caps ? 1 : scaling.slope;
     for (int r = 0; r < MR; ++r) {
+        if (caps) cap_scores(scaling, scores[r]);
         const float raised = scale_scores<WHOLE>(scores[r], scale, sights[r], maximum[r]);
         change[r] = maximum[r] - raised;
         maximum[r] = raised;

@@ -13,11 +13,17 @@ void pack(const TiledRows& tiled, const float* x, int64_t depth, int64_t tile_be
 int64_t row_blocks(const TiledRows& tiled);
 void product(const ProductArgs& a, int64_t block, int64_t panel, const NextPanel& next);
 void norm(const NormArgs& a, int64_t row_begin, int64_t row_end);
+void add(const AddArgs& a, int64_t row_begin, int64_t row_end);
 void rope_store(const RopeArgs& a, int64_t item_begin, int64_t item_end);
+void latent_store(const LatentArgs& a, int64_t item_begin, int64_t item_end);
 int64_t attention_scratch(const GroupStore& s);
 void attention(const AttentionArgs& a, const AttentionItem& item, std::byte* scratch);
 void page_sums(const std::byte* data, int64_t bytes, int64_t begin, int64_t end, uint64_t* sums);
 bool finite(const float* x, int64_t count);
+void scores(Score score, const float* x, int64_t count, float peak, float* out);
+void gather_rows(const TiledRows& tiled, const std::byte* alone, const int32_t* ids, int64_t depth, int64_t tile_begin,
+                 int64_t tile_end, std::byte* out);
+void add_rows(const float* const* rows, const float* weights, int64_t count, int64_t begin, int64_t end, float* out);
 float largest(const float* x, int64_t count);
 float largest_of_strands(const float* x, int64_t count, float* strands);
 int64_t first_equal(const float* x, int64_t count, float value);

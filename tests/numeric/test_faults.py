@@ -14,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.step import Hidden, Rows, Span, SpanResult, StepBatch, Want
 from ferrum.kernels.cpu.program import NativeProgram
-from ferrum.kernels.interface import NetworkOutput, Operations, StepTables
+from ferrum.kernels.interface import NetworkOutput, StepTables
+from ferrum.kernels.operations import Operations
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from native_twin import require_native

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from ferrum.cache.page_table import PageCopy
-from ferrum.kernels.interface import AttentionShape, PoolGroup
+from ferrum.kernels.interface import PoolGroup
+from ferrum.kernels.op_attributes import AttentionShape
 from native_twin import TEAMS, TIERS, Twin, group_of, normal, same_bits, shape_of, tables_of
 
 FORMATS = ("float32", "bfloat16", "int8")
@@ -24,12 +27,19 @@ def fill(rng: np.random.Generator, twin: Twin, spans: list[tuple[int, int]], gro
     np.testing.assert_array_equal(ours, theirs)
 
 
-def compare(seed: int, team: tuple[str, int], spans: list[tuple[int, int]], group: PoolGroup, shape: AttentionShape):
+def compare(
+    seed: int,
+    team: tuple[str, int],
+    spans: list[tuple[int, int]],
+    group: PoolGroup,
+    shape: AttentionShape,
+    sinks: np.ndarray | None = None,
+):
     rng, twin = np.random.default_rng(seed), Twin(*team, group)
     fill(rng, twin, spans, group, shape)
     twin.begin(tables_of(rng, spans, (group,)))
     q = normal(rng, sum(count for _, count in spans), shape.num_heads * group.key_dim)
-    ours, theirs = twin.both("attention", q, shape)
+    ours, theirs = twin.both("attention", q, shape, sinks)
     same_bits(ours, theirs)
 
 
@@ -66,6 +76,51 @@ def test_all_of_many_sequences_are_computed(team, count):
 def test_windows(team, window, format):
     group = group_of(16, 1, format)
     compare(window, team, SPANS, group, shape_of(group, 2, window))
+
+
+SINKS = np.float32([0.5, -3, 8, -np.inf])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("sinks", "changes"),
+    [
+        (None, {"softcap": 1.5}),
+        (None, {"chunk": 1}),
+        (None, {"chunk": 100}),
+        (SINKS, {}),
+        (SINKS, {"softcap": 30.0, "window": 70, "chunk": 96}),
+    ],
+)
+@pytest.mark.parametrize("tier", TIERS)
+def test_softcaps_sinks_and_chunks_equal_the_reference(tier, sinks, changes, format):
+    group = group_of(16, 2, format)
+    compare(5, (tier, 2), SPANS, group, replace(shape_of(group, 2), **changes), sinks)
+
+
+@pytest.mark.parametrize(("key_dim", "value_dim", "page_size"), [(16, 48, 64), (80, 24, 64), (40, 64, 5)])
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_values_may_be_wider_or_narrower_than_keys(tier, format, key_dim, value_dim, page_size):
+    group = PoolGroup("group", 8 + 600 // page_size, page_size, 1, 2, key_dim, value_dim, format)
+    compare(6, (tier, 2), SPANS, group, replace(shape_of(group, 2), value_dim=value_dim))
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_attention_with_sinks_and_chunks_is_near_its_formula(softcap):
+    group = group_of(16, 1, "float32")
+    rng, twin = np.random.default_rng(7), Twin(TIERS[0], 1, group)
+    shape = AttentionShape(0, 0, 2, 1, 16, 1.0, softcap=softcap, chunk=70)
+    q, k, v, sinks = normal(rng, 150, 32), normal(rng, 150, 16), normal(rng, 150, 16), normal(rng, 2)
+    twin.begin(tables_of(rng, [(0, 150)], (group,)))
+    twin.both("rope_store", q, k, v, shape, None, None, None, 1e-6)
+    scores = np.einsum("rhd,td->rht", q.reshape(150, 2, 16).astype(np.float64), k)
+    scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
+    row, token = np.arange(150)[:, None], np.arange(150)
+    weights = np.where(((token <= row) & (token >= row // 70 * 70))[:, None], np.exp(scores), 0)
+    total = weights.sum(axis=2, keepdims=True) + np.exp(sinks, dtype=np.float64)[:, None]
+    expected = (weights / total @ v).reshape(150, 32)
+    np.testing.assert_allclose(twin.native.attention(q, shape, sinks), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -107,6 +162,29 @@ def test_rotation_and_head_norms_equal_the_reference(team, format):
         same_bits(*twin.both("attention", theirs, shape))
 
 
+@pytest.mark.parametrize("norm_last", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_every_way_to_store_a_token_equals_the_reference(tier, format, norm_last):
+    """Norms of values, norms after the rotation, temperatures, and queries without keys."""
+    for dim, value_dim, share, rotated in ((64, 24, 2, 32), (40, 80, 3, 0)):
+        group = PoolGroup("group", 40, 64, 1, 2, dim, value_dim, format)
+        rng, twin = np.random.default_rng(dim), Twin(tier, 2, group)
+        shape = replace(shape_of(group, share), value_dim=value_dim)
+        rope = twin.reference.rope_table(tuple(10.0 ** -np.arange(rotated // 2)), 1.25, 200) if rotated else None
+        q_norm, k_norm, v_norm = (normal(rng, size) for size in (dim, dim, value_dim))
+        temperature = normal(rng, 200)
+        twin.begin(tables_of(rng, SPANS, (group,)))
+        rows = sum(count for _, count in SPANS)
+        q, k, v = (normal(rng, rows, columns) for columns in (2 * share * dim, 2 * dim, 2 * value_dim))
+        stored = rope, q_norm, k_norm, 1e-6, v_norm, norm_last, temperature
+        same_bits(*twin.both("rope_store", q, k, v, shape, *stored))
+        ours, theirs = twin.both("rope_store", 2 * q, None, None, shape, *stored)
+        same_bits(ours, theirs)
+        same_bits(*twin.both("attention", theirs, shape))
+        same_bits(*twin.both("rope_store", q, k, v, shape, rope, None, k_norm, 1e-6, None, norm_last, temperature))
+
+
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("tier", TIERS)
 def test_attention_to_one_key_returns_its_stored_value(tier, format):
@@ -138,10 +216,12 @@ def test_attention_to_extreme_numbers_equals_the_reference(tier, format, size):
     same_bits(*twin.both("attention", q, shape))
 
 
-@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize(
+    ("sinks", "changes"), [(None, {}), (SINKS[[0, 1] * 3], {"window": 50, "chunk": 70, "softcap": 5.0})]
+)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("tier", TIERS)
-def test_row_bits_do_not_depend_on_spans_page_size_or_team(tier, format, window):
+def test_row_bits_do_not_depend_on_spans_page_size_or_team(tier, format, sinks, changes):
     rng = np.random.default_rng(11)
     length, dim, share = 300, 48, 3
     q = normal(rng, length, 2 * share * dim)
@@ -149,12 +229,12 @@ def test_row_bits_do_not_depend_on_spans_page_size_or_team(tier, format, window)
     expected = None
     for threads, page_size, cut in ((1, 64, 300), (2, 64, 1), (2, 64, 37), (1, 16, 64), (2, 128, 100), (2, 7, 299)):
         group = group_of(dim, 2, format, page_size, pages=1 + 400 // page_size)
-        twin, shape, rows = Twin(tier, threads, group), shape_of(group, share, window), []
+        twin, shape, rows = Twin(tier, threads, group), replace(shape_of(group, share), **changes), []
         for start in range(0, length, cut):
             here = slice(start, min(start + cut, length))
             twin.native.begin(tables_of(rng, [(start, here.stop - start)], (group,)))
             turned = twin.native.rope_store(q[here], k[here], v[here], shape, None, None, None, 1e-6)
-            rows.append(twin.native.attention(turned, shape))
+            rows.append(twin.native.attention(turned, shape, sinks))
         if expected is None:
             expected = np.concatenate(rows)
         np.testing.assert_array_equal(np.concatenate(rows), expected)
@@ -206,11 +286,12 @@ def test_page_copies_are_exact(format, page_size):
             np.testing.assert_array_equal(twin.native.attention(q, shape), expected)
 
 
+@pytest.mark.parametrize("changes", [{"window": 10}, {"chunk": 150}])
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("tier", TIERS)
-def test_page_outside_the_window_is_not_read(tier, format):
+def test_page_outside_the_window_or_chunk_is_not_read(tier, format, changes):
     group = group_of(16, 1, format)
-    rng, twin, shape = np.random.default_rng(9), Twin(tier, 2, group), shape_of(group, 2, window=10)
+    rng, twin, shape = np.random.default_rng(9), Twin(tier, 2, group), replace(shape_of(group, 2), **changes)
     fill(rng, twin, [(0, 200)], group, shape)
     tables = tables_of(rng, [(199, 1)], (group,))
     q = normal(rng, 1, 32)

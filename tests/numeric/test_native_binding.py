@@ -55,12 +55,13 @@ def test_packed_matrix_must_have_two_dimensions(runtime: Any, wrong: np.ndarray[
 @pytest.mark.parametrize("wrong", [zeros(4, 8, dtype=F64), zeros(4, 16)[:, ::2]])
 def test_operation_arrays_are_never_converted(runtime: Any, wrong: np.ndarray[Any, Any]) -> None:
     norm, x, weight = load().norm, zeros(4, 8), zeros(8)
-    norm(x, None, weight, 1e-6, None, x.copy(), 4)
+    rest = None, 1.0, 1e-6, False, None  # no bias, no total
+    norm(x, None, weight, *rest, x.copy(), 4)
     for arguments in ((wrong, None, weight), (x, None, wrong[0])):
         with pytest.raises(TypeError):
-            norm(*arguments, 1e-6, None, x.copy(), 4)
+            norm(*arguments, *rest, x.copy(), 4)
     with pytest.raises(TypeError):
-        norm(x, None, weight, 1e-6, None, wrong, 4)
+        norm(x, None, weight, *rest, wrong, 4)
 
 
 def ids(*numbers: int) -> np.ndarray[Any, np.dtype[np.int32]]:

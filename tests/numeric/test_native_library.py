@@ -75,7 +75,7 @@ def test_head_size_is_limited_by_the_library():
     require_native()
     most = load().MAX_HEAD_DIM
     NativeKernels(head_dim=most).allocate((PoolGroup("g", 1, 16, 1, 1, most, most, "int8"),))
-    with pytest.raises(Unsupported, match="513"):
+    with pytest.raises(Unsupported, match=f"{most + 1}"):
         NativeKernels(head_dim=most + 1)
     with pytest.raises(ValueError, match="heads"):
         NativeKernels().allocate((PoolGroup("g", 1, 16, 1, 1, most + 1, most + 1, "int8"),))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import erf
 
 import numpy as np
 import pytest
 
 from ferrum.kernels.cpu.native_kernels import NativeKernels
+from ferrum.kernels.op_attributes import SILU, Activation
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import BlockRows, RowWeight
 from ferrum.quant.dense import DenseWeight
@@ -148,6 +150,52 @@ def test_gated_products_of_two_formats_equal_the_reference(team, gate, up):
     for rows in ROWS:
         ours, theirs = twin.both("gated_linear", normal(rng, rows, 64), *weights)
         same_bits(ours, theirs)
+
+
+LIMITED = Activation("silu", sharpness=1.702, limit=0.75)
+ACTIVATIONS = (SILU, LIMITED, Activation("gelu"), Activation("gelu_tanh"), Activation("relu2"))
+
+
+@pytest.mark.parametrize(("gate", "up"), [("q4_k", "q4_k"), ("q5_0", DTYPES[-1]), (np.float32, np.float32)])
+@pytest.mark.parametrize("team", TEAMS)
+def test_gated_products_with_biases_and_limits_equal_the_reference(team, gate, up):
+    rng, twin = np.random.default_rng(14), Twin(*team)
+    weights, biases = [weight_of(rng, 75, 64, format) for format in (gate, up)], (normal(rng, 75), normal(rng, 75))
+    for rows in ROWS[::3]:
+        for activation in (LIMITED, ACTIVATIONS[-1]):
+            same_bits(*twin.both("gated_linear", normal(rng, rows, 64), *weights, activation, *biases))
+
+
+def every_kind_of_number() -> np.ndarray:
+    """Return numbers of all magnitudes, and zeros, infinities and NaN, [R, 1]."""
+    bits = np.random.default_rng(15).integers(0, 1 << 32, 3000, np.uint32).view(np.float32)
+    special = np.float32([0, -0.0, np.nan, np.inf, -np.inf, 1e-40, 3e38])
+    return np.concatenate((bits, np.linspace(-20, 20, 2001, dtype=np.float32), special))[:, None]
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_activations_of_every_kind_of_number_equal_the_reference(tier):
+    twin, x = Twin(tier, 1), every_kind_of_number()
+    identity, factor = (DenseWeight(np.full((1, 1), number, np.float32)) for number in (1, -3))
+    with np.errstate(all="ignore"):
+        for activation in ACTIVATIONS:
+            ((ours,), (theirs,)) = twin.both("linear", x, (identity,), (None,), activation)
+            same_bits(ours, theirs)
+            same_bits(*twin.both("gated_linear", x, identity, factor, activation))
+        for scale, softcap in ((0.25, None), (1.0, 30.0), (0.5, 50.0)):
+            same_bits(*twin.both("head", x, identity, scale, softcap))
+
+
+def test_activations_and_softcaps_are_near_their_formulas():
+    x = np.linspace(-9, 9, 1001)
+    mass, cubic = np.array([(1 + erf(z / 2**0.5)) / 2 for z in x]), np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    exact = (x / (1 + np.exp(-x)), x / (1 + np.exp(-1.702 * x)), x * mass, x * (1 + np.tanh(cubic)) / 2)
+    kernels, column = NativeKernels(TIERS[0], 1), x.astype(np.float32)[:, None]
+    identity = kernels.weight(DenseWeight(np.ones((1, 1), np.float32)))
+    for activation, expected in zip(ACTIVATIONS, (*exact, np.maximum(x, 0) ** 2), strict=True):
+        (ours,) = kernels.linear(column, (identity,), (None,), activation)
+        np.testing.assert_allclose(ours[:, 0], expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(kernels.head(column, identity, 2.0, 5.0)[:, 0], 5 * np.tanh(2 * x / 5), atol=2e-6)
 
 
 def test_products_of_several_formats_over_one_input():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ferrum.quant.dense import DenseWeight
-from native_twin import TEAMS, Twin, normal, same_bits, tables_of
+from native_twin import TEAMS, TIERS, Twin, normal, same_bits, tables_of
 
 COLUMNS = (1, 5, 16, 33, 64, 192, 1000)
 
@@ -28,6 +28,43 @@ def test_norms_equal_the_reference(team):
             np.testing.assert_array_equal(normed[:1], twin.native.norm(total[:1], weight, 1e-6))
 
 
+@pytest.mark.parametrize("team", TEAMS)
+def test_centred_and_biased_norms_equal_the_reference(team):
+    rng, twin = np.random.default_rng(6), Twin(*team)
+    for columns in COLUMNS:
+        weight, bias = normal(rng, columns), normal(rng, columns)
+        for rows in (1, 17):
+            x, delta = 3 + normal(rng, rows, columns), normal(rng, rows, columns)
+            for given in ((bias, False), (None, True), (bias, True)):
+                same_bits(*twin.both("norm", x, weight, 1e-6, *given))
+                for factor in (1.0, 0.22):
+                    sums, normed = zip(*twin.both("add_norm", x, delta, weight, 1e-6, *given, factor), strict=True)
+                    same_bits(*sums)
+                    same_bits(*normed)
+
+
+def test_centred_norm_is_a_layer_norm():
+    rng = np.random.default_rng(7)
+    x, weight, bias = 5 + normal(rng, 3, 1000), normal(rng, 1000), normal(rng, 1000)
+    exact = x.astype(np.float64) - x.mean(axis=1, keepdims=True, dtype=np.float64)
+    exact = exact / np.sqrt((exact**2).mean(axis=1, keepdims=True) + 1e-5) * weight + bias
+    np.testing.assert_allclose(Twin(TIERS[0], 1).native.norm(x, weight, 1e-5, bias, True), exact, atol=1e-5)
+
+
+@pytest.mark.parametrize("team", TEAMS)
+def test_sums_of_rows_equal_the_reference(team):
+    rng, twin = np.random.default_rng(8), Twin(*team)
+    for columns in COLUMNS:
+        for rows in (1, 17):
+            bits = rng.integers(0, 1 << 32, (2, rows, columns), np.uint32).view(np.float32)
+            gate = normal(rng, rows, 1) * np.float32(20)
+            gate[0] = rng.choice([np.nan, np.inf, 0])
+            for x, y in (bits, normal(rng, 2, rows, columns)):
+                with np.errstate(all="ignore"):
+                    for given in ((), (0.22,), (1.0, 0.3), (1.0, 2.0, gate)):
+                        same_bits(*twin.both("add", x, y, *given))
+
+
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("team", TEAMS)
 def test_embedding_returns_rows_of_the_packed_table(team, dtype):
@@ -37,9 +74,10 @@ def test_embedding_returns_rows_of_the_packed_table(team, dtype):
         tables = tables_of(rng, spans, (), vocabulary=101)
         twin.begin(tables)
         np.testing.assert_array_equal(*twin.both("embed", table))
+        np.testing.assert_array_equal(*twin.both("embed", table, 6.1))
         given = normal(rng, len(tables.token_ids), 37)
         twin.begin(tables._replace(embeddings=given))
-        np.testing.assert_array_equal(twin.native.embed(twin.native.weight(table)), given)
+        np.testing.assert_array_equal(twin.native.embed(twin.native.weight(table), 6.1), given)
 
 
 @pytest.mark.parametrize("team", TEAMS)

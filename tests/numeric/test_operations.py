@@ -15,9 +15,11 @@ from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.lowering import Lowering, Native, Operand
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.cpu.weights import PackedWeight
-from ferrum.kernels.interface import Array, Kernels, Matrix, NetworkOutput, Operations, StepTables, Weight
+from ferrum.kernels.interface import Kernels, NetworkOutput, PoolGroup, StepTables
 from ferrum.kernels.interpreter import Interpreter, row_counts, run_eager
+from ferrum.kernels.op_attributes import SILU, AttentionShape, Routing
 from ferrum.kernels.op_spec import Extent, Kind, OpSpec, Pool, Value, as_tuple, declared, operation
+from ferrum.kernels.operations import Array, Matrix, Operations, Weight
 from ferrum.kernels.program_recorder import record
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.quant.dense import DenseWeight
@@ -28,6 +30,8 @@ HEADS, DIM, VOCABULARY = 4, 16, 50
 HIDDEN = HEADS * DIM
 GROUP = group_of(DIM, HEADS // 2, "float32", page_size=16)
 SHAPE = shape_of(GROUP, 2)
+LATENT = PoolGroup("latent", 40, 16, 1, 1, HIDDEN + DIM, 0, "float32")
+LATENT_SHAPE = AttentionShape(1, 0, 2, 1, HIDDEN + DIM, 0.1, value_dim=HIDDEN)
 OPERATIONS = declared(Operations)
 BACKENDS: dict[str, Callable[[], Any]] = {"toy": ToyKernels} | {
     tier: lambda tier=tier: NativeKernels(tier, 2) for tier in TIERS
@@ -61,11 +65,21 @@ CASES: dict[str, Callable[[Case], tuple[Any, ...]]] = {
     "embed": lambda case: (case.weight(VOCABULARY),),
     "norm": lambda case: (case.value(), case.vector(), 1e-6),
     "add_norm": lambda case: (case.value(), case.value(), case.vector(), 1e-6),
+    "multiply": lambda case: (case.value(), case.value()),
+    "add": lambda case: (case.value(), case.value(), 1.0, 0.5, case.value(1)),
     "linear": lambda case: (case.value(), (case.weight(24), case.weight(33)), (case.vector(24), None)),
     "gated_linear": lambda case: (case.value(), case.weight(40), case.weight(40)),
+    "head_linear": lambda case: (case.value(2 * HIDDEN), case.weight(64), 2),
+    "experts": lambda case: (
+        *(case.value(), case.value(3), Routing(3, 2), *(case.weight(3 * HIDDEN) for _ in range(3))),
+        *(SILU, None, case.vector(3), None, None, case.vector(3 * HIDDEN)),
+    ),
     "rope_store": lambda case: (
         *(case.value(), case.value(HIDDEN // 2), case.value(HIDDEN // 2)),
         *(SHAPE, case.rope(), case.vector(DIM), None, 1e-6),
+    ),
+    "latent_store": lambda case: (
+        *(case.value(2 * HIDDEN), case.value(2 * DIM), case.value(), case.value(DIM), LATENT_SHAPE, case.rope()),
     ),
     "attention": lambda case: (case.value(), SHAPE),
     "gather": lambda case: (case.value(),),
@@ -80,12 +94,13 @@ CASES: dict[str, Callable[[Case], tuple[Any, ...]]] = {
 def outcome(kernels: Any, name: str) -> tuple[np.ndarray, ...]:
     """Return the results of an operation on these kernels, after checking them against the declaration."""
     rng = np.random.default_rng(4)
-    tables = tables_of(rng, [(0, 5), (3, 1), (0, 19)], (GROUP,), (4, 5, 6, 24), (0, 24), VOCABULARY)
-    kernels.allocate((GROUP,))
+    tables = tables_of(rng, [(0, 5), (3, 1), (0, 19)], (GROUP, LATENT), (4, 5, 6, 24), (0, 24), VOCABULARY)
+    kernels.allocate((GROUP, LATENT))
     case, spec = Case(kernels, rng, tables), OPERATIONS[name]
     if spec.pool is Pool.READ:  # what it reads
-        run(kernels, tables, OPERATIONS["rope_store"], CASES["rope_store"](case))
-    arguments = CASES[name](case)
+        stores = OPERATIONS["rope_store"]
+        run(kernels, tables, stores, stores.bind(*CASES["rope_store"](case)))
+    arguments = spec.bind(*CASES[name](case))
     found = run(kernels, tables, spec, arguments)
     extents = {count: extent for extent, count in case.counts.items()}
     symbols = spec.with_values(arguments, lambda x: Value(extents[len(x)], x.shape[1]))
@@ -115,10 +130,14 @@ def test_an_operation_equals_the_reference(backend: str, name: str) -> None:
 
 def test_kinds_of_operands_follow_from_the_signature() -> None:
     rope_store = OPERATIONS["rope_store"].operands
+    vectors = ["rope", "q_norm", "k_norm", "v_norm", "temperature"]
     assert [name for name, kind in rope_store.items() if kind is Kind.VALUE] == ["q", "k", "v"]
-    assert [name for name, kind in rope_store.items() if kind is Kind.VECTOR] == ["rope", "q_norm", "k_norm"]
-    assert OPERATIONS["embed"].operands == {"table": Kind.TABLE}
-    assert set(OPERATIONS["linear"].operands.values()) == {Kind.VALUE, Kind.MATRIX, Kind.VECTOR}
+    assert [name for name, kind in rope_store.items() if kind is Kind.VECTOR] == vectors
+    assert OPERATIONS["embed"].operands == {
+        "table": Kind.TABLE,
+        **dict.fromkeys(("scale", "stride", "offset"), Kind.ATTRIBUTE),
+    }
+    assert set(OPERATIONS["linear"].operands.values()) == {Kind.VALUE, Kind.MATRIX, Kind.VECTOR, Kind.ATTRIBUTE}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -143,7 +162,7 @@ def in_numpy(self: ReferenceKernels, x: np.ndarray, weight: Weight, times: int =
 
 
 def in_the_library(self: Lowering, x: Operand, weight: PackedWeight, times: int, *outs: Operand) -> Native:
-    return self.linear(x, (weight,) * times, (None,) * times, *outs)
+    return self.linear(x, (weight,) * times, (None,) * times, None, *outs)
 
 
 def network_of(kernels: Any, weight: Weight) -> Callable[[Any], NetworkOutput]:

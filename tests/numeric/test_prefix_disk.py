@@ -23,7 +23,7 @@ from ferrum import LLM, SamplingParams
 from ferrum.cache.pool import HashedPage
 from ferrum.core.errors import ConfigError
 from ferrum.core.step import Span, StepBatch, Want
-from ferrum.kernels.interface import Bytes
+from ferrum.kernels.operations import Bytes
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.runtime.kv_tiers.page_files import PageFiles
 from ferrum.runtime.load import load_executor

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ferrum.kernels.cpu.native_kernels import NativeKernels
-from ferrum.kernels.interface import AttentionShape, Kernels, PoolGroup
+from ferrum.kernels.interface import Kernels, PoolGroup
+from ferrum.kernels.op_attributes import AttentionShape
 from ferrum.kernels.reference import ReferenceKernels
 from native_twin import TIERS, normal, tables_of
 

@@ -12,9 +12,9 @@ import pytest
 from command_kit import Outcome, command_line
 from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.native_kernels import NativeKernels
-from ferrum.kernels.interface import Operations
 from ferrum.kernels.numerics import NUMERICS_ID
 from ferrum.kernels.op_spec import OpSpec, as_tuple, declared
+from ferrum.kernels.operations import Operations
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.runtime import backend
 from ferrum.runtime.backend import choose_kernels, machine_kernels
@@ -66,6 +66,11 @@ OPERATIONS = {
     "head": "products of",
     "norm": "norms",
     "add_norm": "norms",
+    "add": "sums and centred norms",
+    "multiply": "sums and centred norms",
+    "head_linear": "attention over latent vectors",
+    "latent_store": "attention over latent vectors",
+    "experts": "experts by",
     "rope_store": "rotation",
     "attention": "attention over",
     "gather": "selection of rows",

@@ -13,7 +13,8 @@ from ferrum.cache.pool import HashedPage
 from ferrum.cache.tiered_restore import WantedPage
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import ConfigError
-from ferrum.kernels.interface import Bytes, PoolGroup
+from ferrum.kernels.interface import PoolGroup
+from ferrum.kernels.operations import Bytes
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.runtime.kv_tiers.swap import AGAIN, SwapTier
 

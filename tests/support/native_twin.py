@@ -15,7 +15,8 @@ from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.library import load, tiers
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.cpu.native_services import NativeRowSampler
-from ferrum.kernels.interface import AttentionShape, PoolGroup, StepTables
+from ferrum.kernels.interface import PoolGroup, StepTables
+from ferrum.kernels.op_attributes import AttentionShape
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.sampling.backend_sampler import BackendSampler
 

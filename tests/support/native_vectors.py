@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from ferrum.cache.page_table import PageCopy
-from ferrum.kernels.interface import StepTables, Weight
+from ferrum.kernels.interface import StepTables
+from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape
+from ferrum.kernels.operations import Weight
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.kernels.reference.reference_math import LOG2_E
 from ferrum.quant.block_weight import BlockWeight
@@ -31,6 +34,8 @@ Fields = dict[str, Any]
 """Arrays, numbers and texts by name."""
 
 Case = tuple[str, Fields]
+
+ACTIVATIONS = (SILU, Activation("gelu"), Activation("gelu_tanh"), Activation("relu2"))
 
 MAGIC = b"ferrum vectors 1\n"
 STORES = ("float32", "bfloat16", "int8")
@@ -84,7 +89,11 @@ def linear(rng: np.random.Generator) -> Iterator[Case]:
             yield "linear", {**fields, "x": x, "bias": bias, "y": weight.matmul(x) + bias}
             up, more = matrix(rng, "up", (outputs, inputs), format)
             x = normal(rng, rows, inputs)
-            yield "linear", {**fields, **more, "x": x, "y": ReferenceKernels().gated_linear(x, weight, up)}
+            activation = replace(ACTIVATIONS[rows % 4], limit=0.7 if rows > 2 else None)
+            y = ReferenceKernels().gated_linear(x, weight, up, activation, bias, -bias)
+            limit = {} if activation.limit is None else {"limit": activation.limit}
+            gate = {"curve": activation.kind, "bias": bias, "up bias": -bias, **limit}
+            yield "linear", {**fields, **more, **gate, "x": x, "y": y}
 
 
 def norms(rng: np.random.Generator) -> Iterator[Case]:
@@ -92,11 +101,13 @@ def norms(rng: np.random.Generator) -> Iterator[Case]:
     for columns in (1, 5, 16, 33, 64, 192, 1000):
         for rows in (1, 3, 17):
             x, delta, weight = normal(rng, rows, columns), normal(rng, rows, columns), normal(rng, columns)
+            bias, centred, factor = normal(rng, columns), rows > 1, 1.0 if rows == 3 else 0.22
             alone = kernels.norm(x, weight, 1e-6)
-            total, y = kernels.add_norm(x, delta, weight, 1e-6)
+            total, y = kernels.add_norm(x, delta, weight, 1e-6, bias, centred, factor)
             fields = {"x": x, "weight": weight, "eps": 1e-6}
-            yield "norm", {**fields, "y": alone}
-            yield "norm", {**fields, "delta": delta, "total": total, "y": y}
+            yield "norm", {**fields, "y": alone, "centred": 0}
+            more = {"delta": delta, "bias": bias, "centred": int(centred), "factor": factor}
+            yield "norm", {**fields, **more, "total": total, "y": y}
 
 
 def tables(prefix: str, made: StepTables) -> Fields:
@@ -124,25 +135,43 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
     """Write a case that stores whole sequences, copies one of their pages, and attends with spans."""
     whole, spans = [(0, 1), (0, 64), (0, 130), (0, 131)], [(0, 1), (63, 1), (100, 30), (129, 2)]
     for store in STORES:
-        for dim, kv_heads, share, page_size, window in (
-            (16, 2, 2, 64, None), (24, 1, 7, 16, None), (64, 3, 1, 5, 65), (80, 1, 3, 128, 9), (128, 2, 2, 64, 64),
+        for dim, kv_heads, share, page_size, window, chunk, softcap in (
+            (16, 2, 2, 64, None, None, None), (24, 1, 7, 16, None, 70, None), (64, 3, 1, 5, 65, None, 2.0),
+            (80, 1, 3, 128, 9, None, None), (128, 2, 2, 64, 64, 100, 30.0),
         ):  # fmt: skip
             group = group_of(dim, kv_heads, store, page_size, pages=2 + 400 // page_size + 4, layers=2)
+            group = replace(group, value_dim=dim if softcap is None else 48)
             kernels, shape = ReferenceKernels(), shape_of(group, share, window, layer=1)
+            shape = replace(shape, value_dim=group.value_dim, chunk=chunk, softcap=softcap)
             kernels.allocate((group,))
-            q, k, v = (normal(rng, 326, heads * dim) for heads in (kv_heads * share, kv_heads, kv_heads))
+            q, k = (normal(rng, 326, heads * dim) for heads in (kv_heads * share, kv_heads))
+            v = normal(rng, 326, kv_heads * group.value_dim)
+            vectors: Fields = {} if chunk is None else {
+                "k_norm": normal(rng, dim), "v_norm": normal(rng, group.value_dim), "temperature": normal(rng, 200),
+            }  # fmt: skip
+            norms = (
+                None,
+                vectors.get("k_norm"),
+                1e-6,
+                vectors.get("v_norm"),
+                chunk is not None,
+                vectors.get("temperature"),
+            )
+            sinks = None if softcap is None else normal(rng, kv_heads * share)
             rope = kernels.rope_table(tuple(10.0 ** -np.arange(dim // 4)), 1.25, 200)
             before, after = (tables_of(rng, each, (group,)) for each in (whole, spans))
             kernels.begin(before)
-            turned = kernels.rope_store(q, k, v, shape, rope, None, None, 1e-6)
+            turned = kernels.rope_store(q, k, v, shape, rope, *norms)
             source = int(after.pages[0][0, 0])
             target = next(page for page in range(group.num_pages) if page not in after.pages[0])
             kernels.copy_pages((PageCopy("group", source, target),))
             after.pages[0][0, 0] = target
             kernels.begin(after)
             queries = normal(rng, 34, kv_heads * share * dim)
-            out = kernels.attention(queries, shape)
-            sizes = {"heads": kv_heads * share, "kv_heads": kv_heads, "dim": dim, "window": window or 0}
+            out = kernels.attention(queries, shape, sinks)
+            sizes = {"heads": kv_heads * share, "kv_heads": kv_heads, "dim": dim, "value_dim": group.value_dim}
+            seen = {"window": window or 0, "chunk": chunk or 0, "norm_last": int(chunk is not None)}
+            vectors |= {} if sinks is None else {"sinks": sinks}
             pool = {
                 "store": store,
                 "num_pages": group.num_pages,
@@ -151,9 +180,18 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
                 "target": target,
             }
             inputs = {"q": q, "k": k, "v": v, "cosines": rope[0], "sines": rope[1], "eps": 1e-6, "queries": queries}
-            scale = float(np.float32(shape.scale) * LOG2_E)
-            results = {"turned": turned, "out": out, "scale": scale}
-            yield "attention", {**sizes, **pool, **inputs, **tables("whole ", before), **tables("", after), **results}
+            step = {**tables("whole ", before), **tables("", after)}
+            results = {"turned": turned, "out": out}
+            yield "attention", {**sizes, **seen, **pool, **inputs, **vectors, **scaling_of(shape), **step, **results}
+
+
+def scaling_of(shape: AttentionShape) -> Fields:
+    """Return how scores become exponents of 2, as the library takes it."""
+    scale, softcap = shape.scale, shape.softcap
+    if softcap is None:
+        return {"curve": "scaled", "slope": float(np.float32(scale) * LOG2_E), "top": 0.0, "span": 0.0}
+    top = float(LOG2_E) * softcap
+    return {"curve": "capped", "slope": 2 * scale / softcap, "top": top, "span": 2 * top}
 
 
 def sampling(rng: np.random.Generator) -> Iterator[Case]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from ferrum.kernels.interface import Weight
+from ferrum.kernels.operations import Weight
 from ferrum.quant.block_format import BLOCK_FORMATS, BlockFormat
 from ferrum.quant.block_weight import BlockRows, RowWeight
 from ferrum.quant.dense import DenseWeight

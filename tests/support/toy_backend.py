@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 
 from ferrum.core.params import SamplingParams
-from ferrum.kernels.interface import NetworkOutput, Operations, StepTables, Weight
+from ferrum.kernels.interface import NetworkOutput, StepTables
 from ferrum.kernels.op_spec import Extent, OpSpec, Program, Value, as_tuple
+from ferrum.kernels.operations import Operations, Weight
 from ferrum.kernels.reference import ReferenceKernels
+from ferrum.kernels.reference.reference_math import log
 from ferrum.kernels.services import Draw, Question, Standing
 from ferrum.runtime.backend import ChosenKernels
 from ferrum.sampling.philox import uniform
-from ferrum.sampling.probability_mass import log, log_total, mass
+from ferrum.sampling.probability_mass import log_total, mass
 from ferrum.sampling.rules import CANDIDATE_RULES, Candidates
 from ferrum.sampling.top_k import rank, top
 

@@ -13,8 +13,8 @@ class KvShape(JsonRecord):
 
     Attributes:
         num_heads: KV heads.
-        key_dim, value_dim: numbers of a key and of a value; value_dim is 0 where values are a part of the key (the
-            latent vector of DeepSeek-V2, section 2.1).
+        key_dim, value_dim: numbers of a key and of a value. value_dim is 0 where values are a part of the key (the
+            latent vector of DeepSeek-V2, section 2.1); the attention operation says which part.
         window: positions that read it, including its own; None: all.
         num_layers: layers that store this shape.
     """

@@ -1,70 +1,22 @@
-"""The backend interface: operations of a decoder, tables of a step, the KV pool.
+"""The backend interface: tables of a step, the KV pool, kernels, replay. The operations are in `operations.py`.
 
-`nn/` and `models/` call `Operations` and see opaque arrays without a row count. Operations are functional, except for
-those that write the pool. All values that change per step are in `StepTables`, so that a network can be recorded once
-and replayed (`kernels/program_recorder.py`).
-
-Letters: R rows of the step (all tokens of all spans), S spans, G rows with requested logits, P rows with requested
-hidden states, H hidden size, V vocabulary, N outputs and K inputs of a product.
+All values that change per step are in `StepTables`, so that a network can be recorded once and replayed
+(`kernels/program_recorder.py`). Letters as in `operations.py`, and S spans.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.cache.page_table import PageCopy
-from ferrum.core.errors import Unsupported
-from ferrum.kernels.op_spec import Extent, Kind, OpSpec, Pool, Program, Value, operation
+from ferrum.kernels.op_spec import Extent, Program
+from ferrum.kernels.operations import F32, Array, Bytes, Int32, Operations, Weight
 from ferrum.kernels.services import PageSums, PanelQuantizer, RowSampler
-
-Array = Annotated[Any, Kind.VALUE]
-"""Rows of a step: an array of the backend, or a `Value` while recording. Above the backend only `len(array)`, a row
-`array[i]`, a run of rows `array[a:b]` and its `copy()` are used; `Kernels.host` gives the numbers."""
-
-Vector = Annotated[Any, Kind.VECTOR]
-"""A norm weight, bias or rope table in the form of the backend."""
-
-Int32 = NDArray[np.int32]
-F32 = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
-
-
-class Weight(Protocol):
-    """A matrix [N, K] in a format of `quant/`.
-
-    Attributes:
-        shape: (N, K): outputs, inputs.
-        format: name ("float32", "bfloat16", "int8", ...).
-        nbytes: bytes held.
-    """
-
-    @property
-    def shape(self) -> tuple[int, int]: ...
-    @property
-    def format(self) -> str: ...
-    @property
-    def nbytes(self) -> int: ...
-
-    def matmul(self, x: F32) -> F32:
-        """Multiply x [M, K] f32 -> [M, N] f32, with the rounding of the format and a fixed order of additions."""
-
-    def rows(self, ids: Int32) -> F32:
-        """Return the given rows [len(ids), K], dequantised: an embedding look-up."""
-
-    def dequantize(self) -> F32:
-        """Return the matrix [N, K] as f32. Backends without native support for a format use this."""
-
-
-Matrix = Annotated[Weight, Kind.MATRIX]
-"""A weight that an operation multiplies by."""
-
-Table = Annotated[Weight, Kind.TABLE]
-"""A weight whose rows an operation looks up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +26,8 @@ class PoolGroup:
     Attributes:
         name: of the group in the page table.
         num_pages, page_size: pages of this group, tokens per page.
-        num_layers, num_kv_heads, key_dim, value_dim: stored per token.
+        num_layers, num_kv_heads, key_dim, value_dim: stored per token, as in `KvShape`; value_dim is 0 where values
+            are a part of the key.
         format: of keys and values: "float32", "bfloat16" or "int8" (with one f32 scale per token and head).
     """
 
@@ -86,33 +39,6 @@ class PoolGroup:
     key_dim: int
     value_dim: int
     format: str
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """Attention parameters of a layer.
-
-    Attributes:
-        group, layer: layer group of the pool, and index within the group.
-        num_heads, num_kv_heads, head_dim: runs of num_heads / num_kv_heads query heads share a KV head.
-        scale: factor of q . k.
-        window: a query at position p sees keys at positions > p - window; None: all keys.
-        value_dim: width of a value; None: head_dim.
-    """
-
-    group: int
-    layer: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    window: int | None = None
-    value_dim: int | None = None
-
-    @property
-    def output_columns(self) -> int:
-        """Columns of the result: a value of each query head."""
-        return self.num_heads * (self.head_dim if self.value_dim is None else self.value_dim)
 
 
 class StepTables(NamedTuple):
@@ -134,91 +60,6 @@ class StepTables(NamedTuple):
     logit_rows: Int32
     hidden_rows: Int32
     embeddings: F32 | None = None
-
-
-class Operations(Protocol):
-    """The operations that a network calls in a step.
-
-    Each method declares one: its signature the operands, its body the shapes of the results. A new attribute gets a
-    default, so that no other network changes.
-    """
-
-    def compute(self, spec: OpSpec, arguments: tuple[Any, ...]) -> Any:
-        """Record or run an operation whose method is not overridden."""
-        raise Unsupported(f"the operation {spec.name}", f"{type(self).__name__} does not implement it")
-
-    @operation()
-    def embed(self, table: Table) -> Array:
-        """Look up the rows of the step's token ids, or return the step's embeddings -> [R, H]."""
-        return Value(Extent.ROWS, table.shape[1])
-
-    @operation()
-    def norm(self, x: Array, weight: Vector, eps: float) -> Array:
-        """Apply RMSNorm (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight, [R, H] -> [R, H]."""
-        return x.like()
-
-    @operation()
-    def add_norm(self, residual: Array, delta: Array, weight: Vector, eps: float) -> tuple[Array, Array]:
-        """Return residual + delta and its RMSNorm, both [R, H]."""
-        return residual.like(), residual.like()
-
-    @operation()
-    def linear(self, x: Array, weights: tuple[Matrix, ...], biases: tuple[Vector | None, ...]) -> tuple[Array, ...]:
-        """Multiply one input by each weight: [R, K] -> [R, N] each."""
-        return tuple(x.like(weight.shape[0]) for weight in weights)
-
-    @operation()
-    def gated_linear(self, x: Array, gate: Matrix, up: Matrix) -> Array:
-        """Compute silu(x gate^T) * (x up^T): [R, K] -> [R, N] (SwiGLU, Shazeer 2020)."""
-        return x.like(gate.shape[0])
-
-    @operation(pool=Pool.WRITE)
-    def rope_store(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        shape: AttentionShape,
-        rope: Vector | None,
-        q_norm: Vector | None,
-        k_norm: Vector | None,
-        eps: float,
-    ) -> Array:
-        """Norm q and k per head, rotate them, write k and v to the pool at each row's position -> q [R, heads x dim]"""
-        return q.like()
-
-    @operation(pool=Pool.READ)
-    def attention(self, q: Array, shape: AttentionShape) -> Array:
-        """Attend from each row to the stored keys of its sequence up to its position -> [R, heads x value dim]."""
-        return q.like(shape.output_columns)
-
-    @operation()
-    def gather(self, x: Array) -> Array:
-        """Return the step's `logit_rows` of x: [R, H] -> [G, H]."""
-        return Value(Extent.LOGITS, x.columns)
-
-    @operation()
-    def head(self, x: Array, weight: Matrix) -> Array:
-        """Compute logits in f32: [G, H] -> [G, V]."""
-        return x.like(weight.shape[0])
-
-    @operation()
-    def best(self, logits: Array) -> Array:
-        """Return the most likely token of each row, the lowest id among equals: [G, V] -> int32 [G, 1].
-
-        A row with a NaN or infinite logit gets -1.
-        """
-        return Value(logits.extent, 1, np.int32)
-
-    @operation()
-    def gather_hidden(self, x: Array) -> Array:
-        """Return the step's `hidden_rows` of x: [R, H] -> [P, H]."""
-        return Value(Extent.HIDDEN, x.columns)
-
-    @operation()
-    def finite(self, x: Array) -> Array:
-        """Return whether all numbers of each span are finite: [R, H] -> bool [S, 1]."""
-        return Value(Extent.SPANS, 1, np.bool_)
 
 
 class ParameterForms(Protocol):
@@ -274,6 +115,10 @@ class Replay(Protocol):
 
     def nbytes(self, extent: Extent) -> int:
         """Return the bytes of the buffers of that extent."""
+
+    def experts_read(self) -> int | None:
+        """Return how many experts all steps so far have read, summed over layers; None: they are not counted."""
+        return None
 
 
 class RawPages(Protocol):

@@ -1,6 +1,6 @@
 """Declarations of operations, and programs recorded from them.
 
-A method of `Operations` (`interface.py`) is the only declaration of an operation. Its signature gives the operands and
+A method of `Operations` (`operations.py`) is the only declaration of an operation. Its signature gives the operands and
 their kinds, its body the shapes of the results. The recorder, the interpreter, eager native calls, the liveness of
 values and the limits of the benchmark read it.
 """
@@ -20,7 +20,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Kind(Enum):
-    """The kind of an operand. Annotated types of `interface.py` carry it."""
+    """The kind of an operand. Annotated types of `operations.py` carry it."""
 
     VALUE = "rows that this step computes"
     MATRIX = "one or several weights that multiply every row"

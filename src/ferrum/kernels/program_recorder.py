@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ferrum.kernels.interface import Network, NetworkOutput, Operations
+from ferrum.kernels.interface import Network, NetworkOutput
 from ferrum.kernels.op_spec import Extent, Op, OpSpec, Program, Value, as_tuple
+from ferrum.kernels.operations import Operations
 
 
 class Recorder(Operations):

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling
-from ferrum.kernels.interface import F32, AttentionShape, Kernels, PoolGroup, StepTables, Weight
+from ferrum.kernels.interface import Kernels, PoolGroup, StepTables
+from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, Routing
+from ferrum.kernels.operations import F32, Weight
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.rope import rope_spec
 from ferrum.quant.backend_quantizer import quantizer_of
@@ -40,6 +42,27 @@ _SHAPE: Final = AttentionShape(group=0, layer=0, num_heads=6, num_kv_heads=2, he
 _EPS: Final = 1e-6
 
 KV_FORMATS: Final = ("float32", "bfloat16", "int8")
+
+_NARROW: Final = replace(_SHAPE, group=len(KV_FORMATS), value_dim=24)
+"""The shape of a group whose values are narrower than its keys."""
+
+_LATENT: Final = AttentionShape(
+    group=len(KV_FORMATS) + 1, layer=0, num_heads=3, num_kv_heads=1, head_dim=48, scale=0.6, value_dim=32
+)
+
+_ROUTINGS: Final = (
+    Routing(6, 2, renormalise=True),
+    Routing(6, 3, "sigmoid", groups=3, kept_groups=2, group_best=2, renormalise=True, eps=1e-20, factor=2.5),
+    Routing(5, 2, "sigmoid", late=True, on_input=True),
+    Routing(5, 3, "sqrt_softplus", renormalise=True, least=2.0),
+)
+
+_ACTIVATIONS: Final = (
+    replace(SILU, sharpness=1.7, limit=0.75),
+    Activation("gelu"),
+    Activation("gelu_tanh"),
+    Activation("relu2"),
+)
 
 _ROPES: Final[tuple[dict[str, Any], ...]] = (
     {"rope_type": "default"},
@@ -74,9 +97,11 @@ def answers(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Sequence[Answe
     """Yield each check's name, and what computes its answer.
 
     Args:
-        kernels: without a pool; this allocates one with a group for each KV format.
+        kernels: without a pool; this allocates one with a group for each KV format and one of narrow values.
     """
-    kernels.allocate(tuple(PoolGroup(f, 4, 64, 1, 2, 40, 40, f) for f in KV_FORMATS))
+    narrow = PoolGroup("narrow values", 4, 64, 1, 2, 40, 24, "bfloat16")
+    latent = PoolGroup("latent vectors", 4, 64, 1, 1, 48, 0, "bfloat16")
+    kernels.allocate((*(PoolGroup(f, 4, 64, 1, 2, 40, 40, f) for f in KV_FORMATS), narrow, latent))
     inputs = Inputs()
     for format in FORMATS:
         yield f"products of {format}", partial(_dense_products, kernels, inputs, format)
@@ -86,7 +111,13 @@ def answers(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Sequence[Answe
         yield f"quantisation to {name}", partial(_quantisation, kernels, inputs, name)
     for index, format in enumerate(KV_FORMATS):
         yield f"attention over {format}", partial(_attention, kernels, inputs, index)
+    yield "attention over narrow values", partial(_narrow_attention, kernels, inputs)
+    yield "attention over latent vectors", partial(_latent_attention, kernels, inputs)
+    for index, routing in enumerate(_ROUTINGS):
+        yield f"experts by {routing.score} ({index})", partial(_experts, kernels, inputs, routing)
+    yield "activations", partial(_activations, kernels, inputs)
     yield "norms", partial(_norms, kernels, inputs)
+    yield "sums and centred norms", partial(_centred_norms, kernels, inputs)
     yield "rotation", partial(_rotation, kernels, inputs)
     yield "selection of rows", partial(_selection, kernels, inputs)
     yield "sampling", partial(_sampling, kernels, inputs)
@@ -162,10 +193,76 @@ def _attention(kernels: Kernels, inputs: Inputs, group: int) -> list[Answer]:
     return [*found, kernels.read_page(KV_FORMATS[group], 0)]
 
 
+def _narrow_attention(kernels: Kernels, inputs: Inputs) -> list[Answer]:
+    """Store normed values and keys normed last, attend with sinks, softcap and chunks, then queries without keys."""
+    q, k, v = (inputs.numbers(_TOKENS, columns, at=at) for columns, at in ((240, 13), (80, 504), (48, 905)))
+    rope = kernels.rope_table((1.0, 0.1, 0.01), 1.0, _TOKENS)
+    norms = [kernels.vector(1 + inputs.numbers(size, at=at)) for size, at in ((40, 22), (40, 84), (24, 99))]
+    sinks, temperature = (kernels.vector(inputs.numbers(size, at=size)) for size in (6, _TOKENS))
+    rest = rope, *norms[:2], _EPS, norms[2], True, temperature
+    kernels.begin(_tables([(0, _TOKENS)]))
+    found = [kernels.rope_store(q, k, v, _NARROW, *rest)]
+    found.append(kernels.attention(3 * q, replace(_NARROW, softcap=0.5, chunk=50), sinks))
+    found.append(kernels.rope_store(2 * q, None, None, _NARROW, *rest))
+    return [*found, kernels.attention(9 * q, _NARROW, sinks), kernels.read_page("narrow values", 0)]
+
+
+def _latent_attention(kernels: Kernels, inputs: Inputs) -> list[Answer]:
+    """Store latent vectors, attend, and multiply each head by its weight."""
+    q, q_rope, latent, k_rope = (inputs.numbers(_TOKENS, size, at=size) for size in (96, 48, 32, 16))
+    rope = kernels.rope_table((1.0, 0.1, 0.01), 1.0, _TOKENS)
+    kernels.begin(_tables([(0, _TOKENS)]))
+    stored = kernels.latent_store(q, q_rope, 2 * latent, k_rope, _LATENT, rope)
+    attended = kernels.attention(stored, _LATENT)
+    values = kernels.weight(DenseWeight(inputs.numbers(96, 32)))
+    found = [stored, attended, kernels.head_linear(attended, values, 3)]
+    return [*found, kernels.read_page("latent vectors", 0)]
+
+
+def _experts(kernels: Kernels, inputs: Inputs, routing: Routing) -> list[Answer]:
+    """Send rows to experts, with ties of scores and with biases."""
+    count, x = routing.num_experts, inputs.numbers(9, 64, at=4)
+    scores = np.rint(8 * inputs.numbers(9, count, at=77))
+    sizes = ((count * 32, 64), (count * 32, 64), (count * 64, 32))
+    matrices = [kernels.weight(DenseWeight(inputs.numbers(*size, at=at))) for at, size in enumerate(sizes)]
+    biases = [kernels.vector(inputs.numbers(size[0], at=at)) for at, size in enumerate(sizes)]
+    choice, scale = (kernels.vector(inputs.numbers(count, at=at)) for at in (33, 44))
+    kernels.begin(_tables([(0, 9)]))
+    gate, up, down = matrices
+    return [kernels.experts(x, scores, routing, gate, up, down, _ACTIVATIONS[0], choice, scale, *biases)]
+
+
+def _activations(kernels: Kernels, inputs: Inputs) -> list[Answer]:
+    """Activate, gate and cap the products of one weight."""
+    weight = kernels.weight(DenseWeight(inputs.numbers(_OUTPUTS, _INPUTS)))
+    x, bias = inputs.rows(_INPUTS), kernels.vector(inputs.numbers(_OUTPUTS, at=3))
+    found = [kernels.head(x, weight, 0.5), kernels.head(x, weight, 2.0, 3.0)]
+    for activation in _ACTIVATIONS:
+        found += kernels.linear(x, (weight,), (bias,), activation)
+        found.append(kernels.gated_linear(x, weight, weight, activation, bias, bias))
+    return found
+
+
 def _norms(kernels: Kernels, inputs: Inputs) -> list[Answer]:
     x = inputs.rows(_INPUTS)
     weight = kernels.vector(inputs.numbers(_INPUTS, at=5))
     return [kernels.norm(x, weight, _EPS), *kernels.add_norm(x, inputs.rows(_INPUTS)[::-1].copy(), weight, 1e-5)]
+
+
+def _centred_norms(kernels: Kernels, inputs: Inputs) -> list[Answer]:
+    x, y = inputs.rows(_INPUTS), inputs.rows(_INPUTS)[::-1].copy()
+    weight, bias = (kernels.vector(inputs.numbers(_INPUTS, at=at)) for at in (5, 6))
+    gate = 20 * inputs.numbers(len(x), 1, at=8)
+    table = kernels.weight(DenseWeight(inputs.numbers(_OUTPUTS, _INPUTS)))
+    kernels.begin(_tables([(0, 3)], token_ids=np.array([0, 69, 31], np.int32)))
+    return [
+        kernels.embed(table, 6.1),
+        kernels.norm(x, weight, _EPS, bias),
+        *kernels.add_norm(x, y, weight, _EPS, bias, True, 0.22),
+        kernels.add(x, y, 0.22, 0.3),
+        kernels.multiply(x, y),
+        kernels.add(x, y, gate=gate),
+    ]
 
 
 def _rotation(kernels: Kernels, inputs: Inputs) -> list[Answer]:
@@ -222,7 +319,7 @@ def _tables(
         token_ids=np.zeros(len(positions), np.int32) if token_ids is None else token_ids,
         positions=positions,
         span_rows=np.cumsum([0, *(count for _, count in spans)]).astype(np.int32),
-        pages=(pages,) * len(KV_FORMATS),
+        pages=(pages,) * (len(KV_FORMATS) + 2),
         logit_rows=np.array(logit_rows, np.int32),
         hidden_rows=np.array(hidden_rows, np.int32),
     )

@@ -8,7 +8,8 @@ from typing import Any
 from ferrum.core.errors import StepError
 from ferrum.core.params import ALL_TOKENS
 from ferrum.core.step import TokenLogprobs
-from ferrum.kernels.interface import Array, Kernels
+from ferrum.kernels.interface import Kernels
+from ferrum.kernels.operations import Array
 from ferrum.kernels.services import Draw, Question, RowSampler
 from ferrum.sampling.logprobs import report
 from ferrum.sampling.probability_mass import F32, checked

@@ -1,4 +1,4 @@
-"""Exponential, logarithm, and probability mass as integers, for draws and log-probabilities.
+"""Exponential, and probability mass as integers, for draws and log-probabilities.
 
 They use IEEE operations on single elements and integer bit operations, so C++ without contraction gives the same bits.
 A sum over the vocabulary is a sum of integers, which is exact in any order, vector width and number of threads.
@@ -12,32 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import NonFiniteLogits
-from ferrum.kernels.reference.reference_math import EXP, LN2_HIGH, LN2_LOW, LOG2_E
+from ferrum.kernels.reference.reference_math import EXP, LN2_HIGH, LN2_LOW, LOG2_E, log
 
 F32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
 MASS_ONE: Final = 2**40
 """Mass of the most likely token. 2^22 such tokens add up within int64; half a unit is a fraction of 4.5e-13."""
-
-_SQRT_HALF_BITS = np.int32(0x3F3504F3)
-_FRACTION_BITS = np.int32(0x007FFFFF)
-# (log(1 + f) - f + f^2 / 2) / f^3 for sqrt(1/2) <= 1 + f < sqrt(2), highest power first: a minimax fit of log(1 + f) /
-# f by Lawson's iteration (1961), with a maximum error of 7.3e-10.
-_LOG1P = tuple(
-    np.float32(c)
-    for c in (
-        0.06915425,
-        -0.11789835,
-        0.11872966,
-        -0.12384343,
-        0.14218658,
-        -0.16669251,
-        0.20002227,
-        -0.24999987,
-        0.3333331,
-    )
-)
 
 
 def greatest(logits: F32) -> np.float32:
@@ -77,19 +58,6 @@ def _scaled(mantissa: F32, exponent: F32) -> F32:
     scaled = mantissa * bits.view(np.float32)
     scaled = np.where(exponent < -126, np.float32(0), scaled)
     return np.where(exponent > 127, np.float32(np.inf), scaled).astype(np.float32)
-
-
-def log(x: F32) -> F32:
-    """Compute the natural logarithm of positive normal f32 of any shape, within one unit in the last place."""
-    shifted = x.view(np.int32) - _SQRT_HALF_BITS
-    exponent = (shifted >> np.int32(23)).astype(np.float32)
-    f = ((shifted & _FRACTION_BITS) + _SQRT_HALF_BITS).view(np.float32) - np.float32(1)
-    square = f * f
-    tail = np.full_like(f, _LOG1P[0])
-    for coefficient in _LOG1P[1:]:
-        tail = tail * f + coefficient
-    correction = ((f * square) * tail + exponent * LN2_LOW) - np.float32(0.5) * square
-    return (f + correction) + exponent * LN2_HIGH
 
 
 def mass(below: F32) -> Int64:

@@ -20,10 +20,11 @@ import numpy as np
 from ferrum.core.errors import RequestError, StepError
 from ferrum.core.step import Sampling, Score, TokenLogprobs
 from ferrum.core.values import shown
-from ferrum.kernels.interface import Array
+from ferrum.kernels.operations import Array
+from ferrum.kernels.reference.reference_math import log
 from ferrum.sampling.logprobs import token_logprobs
 from ferrum.sampling.philox import uniform
-from ferrum.sampling.probability_mass import F32, exp, log
+from ferrum.sampling.probability_mass import F32, exp
 from ferrum.sampling.rules import Candidates, Neutral, Row, distribution, permitted, takes_best
 
 

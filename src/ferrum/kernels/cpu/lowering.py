@@ -7,15 +7,17 @@ code on the same shapes, so their results are bit for bit equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.cpu.weights import PackedWeight
-from ferrum.kernels.interface import F32, Array, AttentionShape
+from ferrum.kernels.group_weights import rows_of_group
+from ferrum.kernels.op_attributes import Activation, AttentionShape, Routing
 from ferrum.kernels.op_spec import Extent
+from ferrum.kernels.operations import F32, Array
 from ferrum.kernels.reference.reference_math import LOG2_E
 
 EXTENTS: Final = {Extent.ROWS: -1, Extent.LOGITS: -2, Extent.HIDDEN: -3, Extent.SPANS: -4}
@@ -23,6 +25,9 @@ EXTENTS: Final = {Extent.ROWS: -1, Extent.LOGITS: -2, Extent.HIDDEN: -3, Extent.
 
 Native = Any
 """An operation of the library."""
+
+Curve = tuple[str, float, float, float, float | None]
+"""A function as the library takes it: a name, slope, top and span, and the limit of a gated product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,50 +72,138 @@ class Lowering:
         method: Callable[..., Native] = getattr(self, name)
         return method(*arguments, *results)
 
-    def embed(self, table: PackedWeight, out: Operand) -> Native:
-        return self.library.embed(table.native, out.array, out.extent)
+    def embed(self, table: PackedWeight, scale: float, stride: int, offset: int, out: Operand) -> Native:
+        return self.library.embed(table.native, scale, stride, offset, out.array, out.extent)
 
-    def norm(self, x: Operand, weight: F32, eps: float, out: Operand) -> Native:
-        return self.library.norm(x.array, None, weight, eps, None, out.array, x.extent)
+    def multiply(self, x: Operand, y: Operand, out: Operand) -> Native:
+        return self.library.multiply(x.array, y.array, x.columns, out.array, x.extent)
+
+    def norm(self, x: Operand, weight: F32, eps: float, bias: F32 | None, centred: bool, out: Operand) -> Native:
+        return self.library.norm(x.array, None, weight, bias, 1.0, eps, centred, None, out.array, x.extent)
 
     def add_norm(
-        self, residual: Operand, delta: Operand, weight: F32, eps: float, total: Operand, out: Operand
+        self,
+        residual: Operand,
+        delta: Operand,
+        weight: F32,
+        eps: float,
+        bias: F32 | None,
+        centred: bool,
+        factor: float,
+        total: Operand,
+        out: Operand,
     ) -> Native:
-        return self.library.norm(residual.array, delta.array, weight, eps, total.array, out.array, residual.extent)
+        arrays = residual.array, delta.array, weight, bias
+        return self.library.norm(*arrays, factor, eps, centred, total.array, out.array, residual.extent)
+
+    def add(self, x: Operand, y: Operand, factor: float, scale: float, gate: Operand | None, out: Operand) -> Native:
+        arrays = x.array, y.array, _memory(gate)
+        return self.library.add(*arrays, factor, scale, x.columns, out.array, x.extent)
 
     def linear(
-        self, x: Operand, weights: tuple[PackedWeight, ...], biases: tuple[F32 | None, ...], *outs: Operand
+        self,
+        x: Operand,
+        weights: tuple[PackedWeight, ...],
+        biases: tuple[F32 | None, ...],
+        activation: Activation | None,
+        *outs: Operand,
     ) -> Native:
-        products = [(w.native, None, b, out.array) for w, b, out in zip(weights, biases, outs, strict=True)]
-        return self.library.linear(self.runtime, x.array, products, x.extent, x.max_rows)
+        given = None if activation is None else _curve(activation)
+        return self._linear(x, weights, biases, given, outs)
 
-    def gated_linear(self, x: Operand, gate: PackedWeight, up: PackedWeight, out: Operand) -> Native:
-        return self.library.linear(
-            self.runtime, x.array, [(gate.native, up.native, None, out.array)], x.extent, x.max_rows
-        )
+    def _linear(
+        self,
+        x: Operand,
+        weights: tuple[PackedWeight, ...],
+        biases: tuple[F32 | None, ...],
+        curve: Curve | None,
+        outs: Sequence[Operand],
+    ) -> Native:
+        products = [(w.native, None, b, None, out.array) for w, b, out in zip(weights, biases, outs, strict=True)]
+        return self.library.linear(self.runtime, x.array, products, curve, x.extent, x.max_rows)
 
-    def head(self, x: Operand, weight: PackedWeight, out: Operand) -> Native:
-        return self.linear(x, (weight,), (None,), out)
+    def gated_linear(
+        self,
+        x: Operand,
+        gate: PackedWeight,
+        up: PackedWeight,
+        activation: Activation,
+        gate_bias: F32 | None,
+        up_bias: F32 | None,
+        out: Operand,
+    ) -> Native:
+        products = [(gate.native, up.native, gate_bias, up_bias, out.array)]
+        return self.library.linear(self.runtime, x.array, products, _curve(activation), x.extent, x.max_rows)
+
+    def head(self, x: Operand, weight: PackedWeight, scale: float, softcap: float | None, out: Operand) -> Native:
+        return self._linear(x, (weight,), (None,), _scaling(scale, softcap), (out,))
+
+    def head_linear(self, x: Operand, weight: PackedWeight, heads: int, out: Operand) -> Native:
+        rows_of_group(weight, heads, "heads")
+        return self.library.head_linear(self.runtime, x.array, out.array, weight.native, heads, x.extent, x.max_rows)
+
+    def experts(
+        self,
+        x: Operand,
+        scores: Operand,
+        routing: Routing,
+        gate: PackedWeight,
+        up: PackedWeight,
+        down: PackedWeight,
+        activation: Activation,
+        selection_bias: F32 | None,
+        expert_scale: F32 | None,
+        gate_bias: F32 | None,
+        up_bias: F32 | None,
+        down_bias: F32 | None,
+        out: Operand,
+    ) -> Native:
+        for weight in (gate, up, down):
+            rows_of_group(weight, routing.num_experts, "experts")
+        weights = gate.native, up.native, down.native
+        vectors = selection_bias, expert_scale, gate_bias, up_bias, down_bias
+        given = astuple(routing), weights, vectors, _curve(activation)
+        return self.library.experts(self.runtime, x.array, scores.array, out.array, *given, x.extent, x.max_rows)
 
     def rope_store(
         self,
         q: Operand,
-        k: Operand,
-        v: Operand,
+        k: Operand | None,
+        v: Operand | None,
         shape: AttentionShape,
         rope: tuple[F32, F32] | None,
         q_norm: F32 | None,
         k_norm: F32 | None,
         eps: float,
+        v_norm: F32 | None,
+        norm_last: bool,
+        temperature: F32 | None,
         out: Operand,
     ) -> Native:
+        arrays = q.array, _memory(k), _memory(v), out.array
         tables = rope if rope is not None else (None, None)
-        arrays = (q.array, k.array, v.array, out.array)
-        return self.library.rope_store(self.runtime, *arrays, _sizes(shape), *tables, q_norm, k_norm, eps, q.extent)
+        norms = q_norm, k_norm, v_norm
+        return self.library.rope_store(
+            self.runtime, *arrays, _sizes(shape), *tables, norms, eps, norm_last, temperature, q.extent
+        )
 
-    def attention(self, q: Operand, shape: AttentionShape, out: Operand) -> Native:
-        scale = float(np.float32(shape.scale) * LOG2_E)
-        return self.library.attention(self.runtime, q.array, out.array, _sizes(shape), scale, shape.window or 0)
+    def latent_store(
+        self,
+        q: Operand,
+        q_rope: Operand,
+        latent: Operand,
+        k_rope: Operand,
+        shape: AttentionShape,
+        rope: tuple[F32, F32],
+        out: Operand,
+    ) -> Native:
+        arrays = (q.array, q_rope.array, latent.array, k_rope.array, out.array)
+        return self.library.latent_store(self.runtime, *arrays, _sizes(shape), *rope, q.extent)
+
+    def attention(self, q: Operand, shape: AttentionShape, sinks: F32 | None, out: Operand) -> Native:
+        scaling = _scaling(shape.scale, shape.softcap, float(LOG2_E))
+        seen = shape.window or 0, shape.chunk or 0
+        return self.library.attention(self.runtime, q.array, out.array, _sizes(shape), scaling, sinks, *seen)
 
     def gather(self, x: Operand, out: Operand) -> Native:
         return self.library.gather(x.array, out.array, x.columns, EXTENTS[Extent.LOGITS])
@@ -131,5 +224,27 @@ def operand(array: Array) -> Operand:
     return Operand(contiguous, len(contiguous), contiguous.shape[1], len(contiguous))
 
 
-def _sizes(shape: AttentionShape) -> tuple[int, int, int, int, int]:
-    return shape.group, shape.layer, shape.num_heads, shape.num_kv_heads, shape.head_dim
+def _memory(operand: Operand | None) -> NDArray[Any] | None:
+    return None if operand is None else operand.array
+
+
+def _sizes(shape: AttentionShape) -> tuple[int, int, int, int, int, int]:
+    """Return a shape as the library takes it."""
+    value_dim = shape.head_dim if shape.value_dim is None else shape.value_dim
+    return shape.group, shape.layer, shape.num_heads, shape.num_kv_heads, shape.head_dim, value_dim
+
+
+def _curve(activation: Activation) -> Curve:
+    """Return an activation as the library takes it."""
+    return activation.kind, activation.sharpness, 0.0, 0.0, activation.limit
+
+
+def _scaling(scale: float, softcap: float | None, factor: float = 1.0) -> Curve | None:
+    """Return factor x softcap x tanh(scale x / softcap), or without a softcap factor x scale; None for x itself.
+
+    Its constants are those of `activations.capped`.
+    """
+    if softcap is not None:
+        return "capped", 2 * scale / softcap, factor * softcap, 2 * factor * softcap, None
+    slope = float(np.float32(scale) * np.float32(factor))
+    return None if slope == 1 else ("scaled", slope, 0.0, 0.0, None)

@@ -22,10 +22,11 @@ from ferrum.kernels.cpu.lowering import Lowering, operand
 from ferrum.kernels.cpu.native_services import NativeRowSampler, native_page_sums, native_quantize
 from ferrum.kernels.cpu.program import NativeProgram
 from ferrum.kernels.cpu.weights import PackedWeight, pack
-from ferrum.kernels.interface import F32, Array, Bytes, Kernels, PoolGroup, StepTables, Weight
+from ferrum.kernels.interface import Kernels, PoolGroup, StepTables
 from ferrum.kernels.interpreter import row_counts
 from ferrum.kernels.numerics import NUMERICS_ID
 from ferrum.kernels.op_spec import Extent, OpSpec, Program, Value, as_tuple
+from ferrum.kernels.operations import F32, Array, Bytes, Weight
 from ferrum.kernels.services import PageSums, PanelQuantizer
 
 try:

@@ -57,6 +57,9 @@ class NativeProgram(Replay):
         lowering.runtime.use(self._kernels.threads)
         return list(lowering.library.time_all(lowering.runtime, self._operations))
 
+    def experts_read(self) -> int:
+        return sum(operation.experts_read for operation in self._operations)
+
     def _begin(self, kernels: Kernels, tables: StepTables) -> dict[Extent, int]:
         """Pass the tables of the step to the kernels, and return the rows of each extent."""
         assert kernels is self._kernels, "a program runs on the kernels it was lowered for"

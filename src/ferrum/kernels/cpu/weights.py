@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.interface import F32, Int32, Weight
+from ferrum.kernels.operations import F32, Int32, Weight
 
 _DENSE: Final = {"float32": np.float32, "float16": np.uint16, "bfloat16": np.uint16}
 """Floating-point formats, and the element type that the library takes."""
@@ -67,7 +67,7 @@ class PackedWeight:
         """Multiply x [M, K] f32 -> [M, N] f32, with the bits of the original weight's product."""
         x = np.ascontiguousarray(x, np.float32)
         out = np.empty((len(x), self.shape[0]), np.float32)
-        product = self.library.linear(self.runtime, x, [(self.native, None, None, out)], len(x), len(x))
+        product = self.library.linear(self.runtime, x, [(self.native, None, None, None, out)], None, len(x), len(x))
         self.runtime.run([product])
         return out
 
@@ -76,6 +76,11 @@ class PackedWeight:
         out = np.empty((len(ids), self.shape[1]), np.float32)
         self.native.rows(np.ascontiguousarray(ids, np.int32), out)
         return out
+
+    def part(self, begin: int, end: int) -> PackedWeight:
+        """Return rows `begin` to `end` - 1, which are whole panels."""
+        native = self.native.part(begin, end)
+        return PackedWeight(native, self.runtime, (end - begin, self.shape[1]), self.format, self.library)
 
     def dequantize(self) -> F32:
         """Return the matrix [N, K] as f32."""

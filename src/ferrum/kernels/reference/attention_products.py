@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from ferrum.kernels.interface import F32
+from ferrum.kernels.operations import F32
 from ferrum.kernels.reference.fused_sums import add_pairs, add_products, flushed_product, fused
 from ferrum.kernels.reference.reference_math import input_bf16, round_whole
 from ferrum.kernels.reference.store import LEVELS, Stored

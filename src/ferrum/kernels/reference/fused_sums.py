@@ -163,10 +163,10 @@ def _add_exact(total: F32, x: F32, w: F32) -> F32:
 def ordered_sum(terms: F32) -> F32:
     """Sum over the first axis in ascending order: ((t_0 + t_1) + t_2) + ..., each addition rounded to f32.
 
-    [n, ...] -> [...], C-contiguous. numpy adds pairwise only along the fastest axis ("Notes" of `numpy.sum`), so the
-    terms get a second axis of at least two elements.
+    [n, ...] -> [...]. numpy adds pairwise only along the fastest axis ("Notes" of `numpy.sum`), so the terms are made
+    contiguous and get a second axis of at least two elements.
     """
-    flat = terms.reshape(len(terms), -1)
+    flat = np.ascontiguousarray(terms).reshape(len(terms), -1)
     if flat.shape[1] == 1:
         flat = np.repeat(flat, 2, axis=1)
     total: F32 = np.add.reduce(flat, axis=0)[: math.prod(terms.shape[1:])]

@@ -1,6 +1,7 @@
 """The bytes of a raw page, the same for all kernels: the layout of the native pool (`native/src/kernel_table.hpp`).
 
 A page is [layers, kv_heads, blocks] of keys, key scales, values, value scales. Scales, f32 per token, are in int8 only.
+Values of width 0, which are a part of their keys, take nothing.
 
     block   64 tokens, or the whole page if 64 does not divide it, padded to whole words of 4 bytes
     keys    [block / side, words, side, pair]      side: 16 tokens, or the block; pair: elements of a word
@@ -17,7 +18,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.interface import Bytes, PoolGroup
+from ferrum.kernels.interface import PoolGroup
+from ferrum.kernels.operations import Bytes
 from ferrum.kernels.reference.reference_attention import STEP
 from ferrum.kernels.reference.store import ELEMENT
 
@@ -44,21 +46,25 @@ class PageLayout:
     def nbytes(self) -> int:
         """Bytes of a page."""
         tokens = self._block * self._blocks
-        group, widths = self.group, self._padded_keys + self._padded_values
-        return group.num_layers * group.num_kv_heads * tokens * (widths * self._item + 2 * self._scale)
+        group = self.group
+        widths = [width for width in (self._padded_keys, self._padded_values) if width]
+        return (
+            group.num_layers * group.num_kv_heads * tokens * sum(width * self._item + self._scale for width in widths)
+        )
 
     def pack(self, keys: Parts, values: Parts) -> Bytes:
         """Return the bytes of a page, u8 [nbytes]."""
         elements = _padded(keys[0].view(f"u{self._item}"), self._padded_keys)
         laid = [self._keys(elements ^ _KEY_FLIP if self._scale else elements), *map(self._scales, keys[1:])]
-        laid += [self._values(values[0].view(f"u{self._item}")), *map(self._scales, values[1:])]
+        if self.group.value_dim:
+            laid += [self._values(values[0].view(f"u{self._item}")), *map(self._scales, values[1:])]
         return np.concatenate([np.ascontiguousarray(part).view(np.uint8) for part in laid], axis=-1).reshape(-1)
 
     def unpack(self, data: Bytes, keys: Parts, values: Parts) -> None:
         """Write the bytes of a page to the parts, which are views of a pool."""
         rows = data.reshape(self.group.num_layers, self.group.num_kv_heads, self._blocks, -1)
         begin = 0
-        for parts, lay_out in ((keys, self._keys), (values, self._values)):
+        for parts, lay_out in ((keys, self._keys), (values, self._values))[: 2 if self.group.value_dim else 1]:
             for part, place in zip(parts, (lay_out, self._scales), strict=False):
                 # The layout of element numbers shows where each element is; 0 is padding.
                 numbers = place(np.arange(1, part.size + 1).reshape(part.shape))

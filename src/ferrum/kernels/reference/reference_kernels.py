@@ -14,15 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.cache.page_table import PageCopy
-from ferrum.kernels.interface import F32, AttentionShape, Bytes, Kernels, PoolGroup, StepTables, Weight
+from ferrum.kernels.interface import Kernels, PoolGroup, StepTables
 from ferrum.kernels.interpreter import Interpreter
 from ferrum.kernels.numerics import NUMERICS_ID
+from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, Routing
 from ferrum.kernels.op_spec import Extent, Program
+from ferrum.kernels.operations import F32, Bytes, Weight
+from ferrum.kernels.reference.activations import activated, biased, capped, gated, sigmoid
 from ferrum.kernels.reference.fused_sums import fused
 from ferrum.kernels.reference.page_checksums import page_sums
 from ferrum.kernels.reference.page_layout import PageLayout
-from ferrum.kernels.reference.reference_attention import PRODUCTS, STEP, attend, probabilities
-from ferrum.kernels.reference.reference_math import best_tokens, silu, squares_sum
+from ferrum.kernels.reference.reference_attention import PRODUCTS, STEP, attend, first_seen, probabilities
+from ferrum.kernels.reference.reference_experts import add_experts, multiply_heads, route
+from ferrum.kernels.reference.reference_math import best_tokens, lanes_sum, squares_sum
 from ferrum.kernels.reference.reference_rope import rope_rows
 from ferrum.kernels.reference.store import Store
 from ferrum.kernels.services import PageSums
@@ -103,49 +107,134 @@ class ReferenceKernels(Kernels):
         self.table_bytes += cosines.nbytes + sines.nbytes
         return cosines, sines
 
-    def embed(self, table: Weight) -> F32:
-        if self.tables.embeddings is not None:
+    def embed(self, table: Weight, scale: float = 1.0, stride: int = 1, offset: int = 0) -> F32:
+        if self.tables.embeddings is not None and stride == 1:
             return self.tables.embeddings
-        return table.rows(self.tables.token_ids)
+        return table.rows(self.tables.token_ids * stride + offset) * np.float32(scale)
 
-    def norm(self, x: F32, weight: F32, eps: float) -> F32:
-        mean = squares_sum(x) / np.float32(x.shape[-1])
+    def norm(self, x: F32, weight: F32, eps: float, bias: F32 | None = None, centred: bool = False) -> F32:
+        count = np.float32(x.shape[-1])
+        if centred:
+            x = x - (lanes_sum(x) / count)[..., None]
+        mean = squares_sum(x) / count
         inverse: F32 = np.float32(1) / np.sqrt(mean + np.float32(eps))
-        return x * inverse[..., None] * weight
+        y = x * inverse[..., None] * weight
+        return y if bias is None else y + bias
 
-    def add_norm(self, residual: F32, delta: F32, weight: F32, eps: float) -> tuple[F32, F32]:
-        total = residual + delta
-        return total, self.norm(total, weight, eps)
+    def add_norm(
+        self,
+        residual: F32,
+        delta: F32,
+        weight: F32,
+        eps: float,
+        bias: F32 | None = None,
+        centred: bool = False,
+        factor: float = 1.0,
+    ) -> tuple[F32, F32]:
+        total = fused(delta, np.float32(factor), residual)
+        return total, self.norm(total, weight, eps, bias, centred)
 
-    def linear(self, x: F32, weights: tuple[Weight, ...], biases: tuple[F32 | None, ...]) -> tuple[F32, ...]:
-        products = (weight.matmul(x) for weight in weights)
-        return tuple(y if bias is None else y + bias for y, bias in zip(products, biases, strict=True))
+    def add(self, x: F32, y: F32, factor: float = 1.0, scale: float = 1.0, gate: F32 | None = None) -> F32:
+        return fused(y, np.float32(factor) if gate is None else sigmoid(gate), x) * np.float32(scale)
 
-    def gated_linear(self, x: F32, gate: Weight, up: Weight) -> F32:
-        return silu(gate.matmul(x)) * up.matmul(x)
+    def multiply(self, x: F32, y: F32) -> F32:
+        return x * y
+
+    def linear(
+        self,
+        x: F32,
+        weights: tuple[Weight, ...],
+        biases: tuple[F32 | None, ...],
+        activation: Activation | None = None,
+    ) -> tuple[F32, ...]:
+        products = (biased(weight.matmul(x), bias) for weight, bias in zip(weights, biases, strict=True))
+        return tuple(y if activation is None else activated(y, activation) for y in products)
+
+    def gated_linear(
+        self,
+        x: F32,
+        gate: Weight,
+        up: Weight,
+        activation: Activation = SILU,
+        gate_bias: F32 | None = None,
+        up_bias: F32 | None = None,
+    ) -> F32:
+        return gated(biased(gate.matmul(x), gate_bias), biased(up.matmul(x), up_bias), activation)
+
+    def head_linear(self, x: F32, weight: Weight, heads: int) -> F32:
+        return multiply_heads(x, weight, heads)
+
+    def experts(
+        self,
+        x: F32,
+        scores: F32,
+        routing: Routing,
+        gate: Weight,
+        up: Weight,
+        down: Weight,
+        activation: Activation = SILU,
+        selection_bias: F32 | None = None,
+        expert_scale: F32 | None = None,
+        gate_bias: F32 | None = None,
+        up_bias: F32 | None = None,
+        down_bias: F32 | None = None,
+    ) -> F32:
+        routed = route(scores, routing, selection_bias, expert_scale)
+        weights, biases = (gate, up, down), (gate_bias, up_bias, down_bias)
+        return add_experts(x, routed, weights, biases, activation, routing)
 
     def rope_store(
         self,
         q: F32,
-        k: F32,
-        v: F32,
+        k: F32 | None,
+        v: F32 | None,
         shape: AttentionShape,
         rope: RopeTable | None,
         q_norm: F32 | None,
         k_norm: F32 | None,
         eps: float,
+        v_norm: F32 | None = None,
+        norm_last: bool = False,
+        temperature: F32 | None = None,
     ) -> F32:
-        q = q.reshape(len(q), shape.num_heads, shape.head_dim)
-        k = k.reshape(len(k), shape.num_kv_heads, shape.head_dim)
-        q = q if q_norm is None else self.norm(q, q_norm, eps)
-        k = k if k_norm is None else self.norm(k, k_norm, eps)
-        if rope is not None:
-            cos, sin = rope[0][self.tables.positions][:, None], rope[1][self.tables.positions][:, None]
-            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-        pages, offsets = self._slots(shape.group)
-        self._keys[shape.group].write(shape.layer, pages, offsets, k)
-        self._values[shape.group].write(shape.layer, pages, offsets, v.reshape(len(v), shape.num_kv_heads, -1))
+        def turned(x: F32, heads: int, weight: F32 | None) -> F32:
+            x = x.reshape(len(x), heads, -1)
+            if weight is not None and not norm_last:
+                x = self.norm(x, weight, eps)
+            if rope is not None:
+                x = self._rotated(x, rope)
+            return self.norm(x, weight, eps) if weight is not None and norm_last else x
+
+        if k is not None and v is not None:
+            values = v.reshape(len(v), shape.num_kv_heads, -1)
+            values = values if v_norm is None else self.norm(values, v_norm, eps)
+            self._write(shape, turned(k, shape.num_kv_heads, k_norm), values)
+        q = turned(q, shape.num_heads, q_norm)
+        if temperature is not None:
+            q = q * temperature[self.tables.positions][:, None, None]
         return q.reshape(len(q), -1)
+
+    def latent_store(
+        self, q: F32, q_rope: F32, latent: F32, k_rope: F32, shape: AttentionShape, rope: RopeTable
+    ) -> F32:
+        def joined(x: F32, turned: F32, heads: int) -> F32:
+            parts = x.reshape(len(x), heads, -1), self._rotated(turned.reshape(len(x), heads, -1), rope)
+            return np.concatenate(parts, axis=-1)
+
+        pages, offsets = self._slots(shape.group)
+        self._keys[shape.group].write(shape.layer, pages, offsets, joined(latent, k_rope, 1))
+        return joined(q, q_rope, shape.num_heads).reshape(len(q), -1)
+
+    def _rotated(self, x: F32, rope: RopeTable) -> F32:
+        """Rotate the heads of x [R, heads, dim]."""
+        cos, sin = (table[self.tables.positions][:, None] for table in rope)
+        return _rotate(x, cos, sin)
+
+    def _write(self, shape: AttentionShape, keys: F32, values: F32) -> None:
+        """Write keys and values [R, kv_heads, dim] to the pool."""
+        pages, offsets = self._slots(shape.group)
+        self._keys[shape.group].write(shape.layer, pages, offsets, keys)
+        self._values[shape.group].write(shape.layer, pages, offsets, values)
 
     def _slots(self, group: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the page and the offset of each row of the step."""
@@ -153,31 +242,35 @@ class ReferenceKernels(Kernels):
         span = np.repeat(np.arange(len(tables.span_rows) - 1), np.diff(tables.span_rows))
         return tables.pages[group][span, tables.positions // size], tables.positions % size
 
-    def attention(self, q: F32, shape: AttentionShape) -> F32:
+    def attention(self, q: F32, shape: AttentionShape, sinks: F32 | None = None) -> F32:
         q = q.reshape(len(q), shape.num_heads, shape.head_dim)
-        out = np.empty((len(q), shape.num_heads, self._groups[shape.group].value_dim), np.float32)
-        products = PRODUCTS[self._groups[shape.group].format]
+        group = self._groups[shape.group]
+        out = np.empty((len(q), shape.output_columns), np.float32)
+        products = PRODUCTS[group.format]
         seen: list[F32] = []
         bounds = self.tables.span_rows
         for span, (begin, end) in enumerate(pairwise(bounds)):
             positions = self.tables.positions[begin:end]
-            first = 0 if shape.window is None else max(0, int(positions[0]) - shape.window + 1) // STEP * STEP
+            first = int(first_seen(positions[0], shape)) // STEP * STEP
             where = shape.layer, self.tables.pages[shape.group][span], first, int(positions[-1]) + 1
-            keys, values = self._keys[shape.group].read(*where), self._values[shape.group].read(*where)
+            keys = self._keys[shape.group].read(*where)
+            # Without values, those of latent attention are a part of the keys.
+            values = self._values[shape.group].read(*where) if group.value_dim else keys.first(shape.value_dim or 0)
             rows = q[begin:end]
-            out[begin:end] = attend(rows, keys, values, positions, first, shape, products)
+            out[begin:end] = attend(rows, keys, values, positions, first, shape, products, sinks).reshape(len(rows), -1)
             if self.captured is not None:
-                weights = probabilities(rows, keys.numbers(), positions, first, shape)
+                weights = probabilities(rows, keys.numbers(), positions, first, shape, sinks)
                 seen.append(np.pad(weights, ((0, 0), (0, 0), (first, 0))))
         if self.captured is not None:
             self.captured.append(seen)
-        return out.reshape(len(q), -1)
+        return out
 
     def gather(self, x: F32) -> F32:
         return x[self.tables.logit_rows]
 
-    def head(self, x: F32, weight: Weight) -> F32:
-        return weight.matmul(x)
+    def head(self, x: F32, weight: Weight, scale: float = 1.0, softcap: float | None = None) -> F32:
+        logits = weight.matmul(x)
+        return logits * np.float32(scale) if softcap is None else capped(logits, scale, softcap)
 
     def best(self, logits: F32) -> NDArray[np.int32]:
         return best_tokens(logits)[:, None]

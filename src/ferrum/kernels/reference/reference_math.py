@@ -34,6 +34,25 @@ LN2_LOW = np.float32(1.4286068203094172e-06)
 EXP = tuple(np.float32(c) for c in (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0))
 _EXP2 = tuple(np.float32(0.6931471805599453**k / f) for k, f in enumerate((1, 1, 2, 6, 24, 120, 720, 5040)))[::-1]
 
+_SQRT_HALF_BITS = np.int32(0x3F3504F3)
+_FRACTION_BITS = np.int32(0x007FFFFF)
+# (log(1 + f) - f + f^2 / 2) / f^3 for sqrt(1/2) <= 1 + f < sqrt(2), highest power first: a minimax fit of log(1 + f) /
+# f by Lawson's iteration (1961), with a maximum error of 7.3e-10.
+_LOG1P = tuple(
+    np.float32(c)
+    for c in (
+        0.06915425,
+        -0.11789835,
+        0.11872966,
+        -0.12384343,
+        0.14218658,
+        -0.16669251,
+        0.20002227,
+        -0.24999987,
+        0.3333331,
+    )
+)
+
 
 def horner(r: F32, coefficients: tuple[np.float32, ...]) -> F32:
     """Evaluate a polynomial, highest power first, with a `fused` step for each further coefficient."""
@@ -71,10 +90,17 @@ def exp2(x: F32) -> F32:
     return horner(bounded - n, _EXP2) * _power_of_two(n)
 
 
-def silu(x: F32) -> F32:
-    """Compute x * sigmoid(x)."""
-    y: F32 = x / (np.float32(1) + exp(-x))
-    return y
+def log(x: F32) -> F32:
+    """Compute the natural logarithm of positive normal f32 of any shape, within one unit in the last place."""
+    shifted = x.view(np.int32) - _SQRT_HALF_BITS
+    exponent = (shifted >> np.int32(23)).astype(np.float32)
+    f = ((shifted & _FRACTION_BITS) + _SQRT_HALF_BITS).view(np.float32) - np.float32(1)
+    square = f * f
+    tail = np.full_like(f, _LOG1P[0])
+    for coefficient in _LOG1P[1:]:
+        tail = tail * f + coefficient
+    correction = ((f * square) * tail + exponent * LN2_LOW) - np.float32(0.5) * square
+    return (f + correction) + exponent * LN2_HIGH
 
 
 def squares_sum(x: F32) -> F32:

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from ferrum.kernels.interface import F32
+from ferrum.kernels.operations import F32
 from ferrum.kernels.reference.double_math import cosine_and_sine
 
 _PIECE: Final = 1 << 14

@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.interface import F32, Int32, PoolGroup
+from ferrum.kernels.interface import PoolGroup
+from ferrum.kernels.operations import F32, Int32
 from ferrum.kernels.reference.reference_math import round_whole
 
 ELEMENT: Final = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "int8": np.dtype(np.int8)}
@@ -38,6 +39,10 @@ class Stored:
             return Stored(elements, None)
         return Stored(elements, np.pad(self.scales[begin : begin + count], ((0, missing), (0, 0))))
 
+    def first(self, dim: int) -> Stored:
+        """Return the first `dim` numbers of each head, with the same scales."""
+        return Stored(self.elements[..., :dim], self.scales)
+
     def numbers(self) -> F32:
         """Return the stored numbers as f32 [tokens, kv_heads, dim]."""
         return self.elements if self.scales is None else self.elements * self.scales[..., None]
@@ -48,14 +53,14 @@ class Store:
 
     Args:
         group: sizes and format.
-        dim: elements of a head.
+        dim: elements of a head; 0 stores nothing.
     """
 
     def __init__(self, group: PoolGroup, dim: int) -> None:
         lead = (group.num_layers, group.num_pages, group.page_size, group.num_kv_heads)
         self._page_size = group.page_size
         self._elements: NDArray[Any] = np.zeros((*lead, dim), ELEMENT[group.format])
-        self._scales = np.zeros(lead, np.float32) if group.format == "int8" else None
+        self._scales = np.zeros(lead, np.float32) if group.format == "int8" and dim else None
 
     def write(self, layer: int, pages: Int32, offsets: Int32, x: F32) -> None:
         """Round the rows x [R, kv_heads, dim] and write each to its page and offset."""

@@ -1,0 +1,215 @@
+#include "experts.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace ferrum {
+
+namespace {
+
+constexpr int64_t kColumns = 256;       // columns of a row that a thread adds at a time
+constexpr int64_t kResults = 1 << 21;  // of down at a time: more would go through memory before they are added
+
+int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+struct Experts::Shared {
+    // Of the pairs of a row and one of its experts, ascending.
+    int32_t* experts;
+    float* weights;
+    std::byte* packed_hidden;
+    // Until the products of gate and up are done:
+    std::byte *alone, *tiles;
+    float* hidden;
+    // Then in their place:
+    float* results;
+    int64_t bytes;
+
+    Shared(const Experts& e, std::byte* from) {
+        const int64_t pairs = e.max_rows_ * e.routing_.top_k;
+        Parts parts(from);
+        experts = parts.take<int32_t>(pairs);
+        weights = parts.take<float>(pairs);
+        packed_hidden = parts.take<std::byte>(e.hidden_bytes_ * pairs);
+        Parts late = parts;
+        alone = parts.take<std::byte>(e.inner_bytes_ * (e.routing_.on_input ? pairs : e.max_rows_));
+        tiles = parts.take<std::byte>(e.inner_bytes_ * pairs);
+        hidden = parts.take<float>(pairs * e.hidden_);
+        results = late.take<float>(std::min(pairs * e.columns_, std::max(kResults, pairs * kPanel)));
+        bytes = std::max(parts.used(), late.used());
+    }
+};
+
+struct Experts::Own {
+    std::byte* routing;
+    int64_t* pieces;
+    int32_t *ids, *places;  // of the rows of all groups, the row packed alone; of the pairs, the row of a group
+    RowGroup* groups;
+    const float** rows;  // of a sum
+    float* weighted;     // a row of inputs
+    int64_t bytes;
+
+    Own(const Experts& e, int64_t threads, std::byte* from) {
+        const int64_t pairs = e.max_rows_ * e.routing_.top_k;
+        Parts parts(from);
+        routing = parts.take<std::byte>(e.routing_.room());
+        pieces = parts.take<int64_t>(GroupPieces::room(e.routing_.experts, threads));
+        ids = parts.take<int32_t>(pairs);
+        places = parts.take<int32_t>(pairs);
+        groups = parts.take<RowGroup>(e.routing_.experts);
+        rows = parts.take<const float*>(e.routing_.top_k);
+        weighted = parts.take<float>(e.routing_.on_input ? e.columns_ : 0);
+        bytes = parts.used();
+    }
+};
+
+Experts::Experts(Runtime& runtime, Rows x, const float* scores, float* out, const Routing& routing, const ExpertWeights& weights,
+                 const Activation& activation, int64_t max_rows)
+    : x_(x), scores_(scores), out_(out), routing_(routing), weights_(weights), max_rows_(max_rows),
+      columns_(weights.gate->inputs()), hidden_(weights.down->inputs()) {
+    const ExpertWeights& w = weights_;
+    if (w.gate->format() == w.up->format()) {
+        inner_.push_back({w.gate.get(), w.up.get(), hidden_, w.gate_bias, w.up_bias, activation, false});
+    } else {
+        inner_.push_back({w.up.get(), nullptr, hidden_, w.up_bias, nullptr, {}, false});
+        inner_.push_back({w.gate.get(), nullptr, hidden_, w.gate_bias, nullptr, activation, true});
+    }
+    outer_ = {w.down.get(), nullptr, columns_, w.down_bias, nullptr, {}, false};
+    for (GroupedProduct& product : inner_) {
+        product.stride = product.row_step = hidden_;
+        inner_bytes_ = std::max(inner_bytes_, runtime.kernels.packed_bytes(product.weight->format(), 1, columns_));
+    }
+    hidden_bytes_ = runtime.kernels.packed_bytes(w.down->format(), 1, hidden_);
+    runtime.reserve(Shared(*this, nullptr).bytes, Own(*this, runtime.team.max_threads(), nullptr).bytes);
+}
+
+void Experts::run(Runtime& runtime, int thread) {
+    const int64_t rows = runtime.step.count(x_.extent);
+    if (rows == 0) return;
+    const Shared s(*this, runtime.shared());
+    const Own o(*this, runtime.team.max_threads(), runtime.own(thread));
+    route_rows(runtime, s, o, rows, thread);
+    runtime.team.barrier();
+    const RowGroups groups = group(s, o, rows);
+    if (thread == 0) experts_read_ += groups.count;
+    for (const GroupedProduct& product : inner_) {
+        const bool first = &product == &inner_.front();
+        if (!first) runtime.team.barrier();  // wait until the packed rows of the other format are free
+        if (!first || routing_.on_input) {
+            const Share own = share(runtime, routing_.on_input ? rows * routing_.top_k : rows, thread);
+            pack_alone(runtime, s, o, product.weight->format(), own.begin, own.end);
+            runtime.team.barrier();
+        }
+        multiply_inner(runtime, s, o, groups, product, thread);
+    }
+    runtime.team.barrier();
+    const int64_t width = strip(rows * routing_.top_k);
+    for (int64_t begin = 0; begin < columns_; begin += width) {
+        GroupedProduct product = outer_;
+        product.begin = begin;
+        product.columns = product.stride = product.row_step = std::min(width, columns_ - begin);
+        if (begin > 0) runtime.team.barrier();  // wait until the results of the last strip are free
+        multiply_outer(runtime, s, o, groups, product, thread);
+        runtime.team.barrier();
+        add_results(runtime, s, o, rows, product, thread);
+    }
+}
+
+// The columns of results that are computed at a time.
+int64_t Experts::strip(int64_t pairs) const { return std::min(columns_, std::max(kPanel, kResults / pairs / kPanel * kPanel)); }
+
+// Inputs without weights are packed meanwhile. The packings come first, so that with one row a thread does each.
+void Experts::route_rows(const Runtime& runtime, const Shared& s, const Own& o, int64_t rows, int thread) const {
+    const int64_t packed = routing_.on_input ? 0 : rows, top_k = routing_.top_k;
+    const auto [begin, end] = share(runtime, packed + rows, thread);
+    pack_alone(runtime, s, o, inner_.front().weight->format(), begin, std::min(end, packed));
+    for (int64_t row = std::max(begin, packed) - packed; row < end - packed; ++row) {
+        const float* scores = scores_ + row * routing_.experts;
+        route(runtime.kernels, routing_, scores, o.routing, s.experts + row * top_k, s.weights + row * top_k);
+    }
+}
+
+// Pack rows, or with weights on inputs pairs, each as a tile.
+void Experts::pack_alone(const Runtime& runtime, const Shared& s, const Own& o, Format format, int64_t begin, int64_t end) const {
+    const int64_t bytes = runtime.kernels.packed_bytes(format, 1, columns_);
+    for (int64_t i = begin; i < end; ++i) {
+        const float* from = x_.data + (routing_.on_input ? i / routing_.top_k : i) * columns_;
+        if (routing_.on_input) {
+            for (int64_t column = 0; column < columns_; ++column) o.weighted[column] = from[column] * s.weights[i];
+            from = o.weighted;
+        }
+        runtime.kernels.pack({format, 1}, from, columns_, 0, 1, s.alone + i * bytes);
+    }
+}
+
+// Each thread lists all groups: that takes less time than a barrier, or than the rows of a large step to multiply.
+RowGroups Experts::group(const Shared& s, const Own& o, int64_t rows) const {
+    const int64_t pairs = rows * routing_.top_k;
+    int64_t* next = o.pieces;  // free until pieces are dealt
+    std::fill(next, next + routing_.experts, 0);
+    for (int64_t pair = 0; pair < pairs; ++pair) ++next[s.experts[pair]];
+    int64_t count = 0, first = 0;
+    for (int64_t e = 0; e < routing_.experts; ++e) {
+        if (next[e] != 0) o.groups[count++] = {e, first, next[e]};
+        first += std::exchange(next[e], first);
+    }
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+        const int64_t at = next[s.experts[pair]]++;
+        o.places[pair] = static_cast<int32_t>(at);
+        o.ids[at] = static_cast<int32_t>(routing_.on_input ? pair : pair / routing_.top_k);
+    }
+    return {o.groups, count};
+}
+
+void Experts::multiply_inner(Runtime& runtime, const Shared& s, const Own& o, const RowGroups& groups, GroupedProduct product,
+                             int thread) const {
+    const Format format = product.weight->format();
+    const int64_t bytes = runtime.kernels.packed_bytes(format, 1, columns_);
+    GroupPieces pieces(groups, o.pieces);
+    pieces.deal(runtime, product, thread);
+    if (groups.crowded()) {
+        for_tiles(runtime, groups, format, thread, 2, [&](const RowGroup& g, const Tiles& some) {
+            std::byte* to = s.tiles + g.first * bytes;
+            runtime.kernels.gather_rows(some.of, s.alone, o.ids + g.first, columns_, some.begin, some.end, to);
+        });
+        runtime.team.barrier();
+    }
+    product.x = s.tiles;
+    product.alone = s.alone;
+    product.ids = o.ids;
+    product.y = s.hidden;
+    pieces.multiply(runtime, product, thread);
+}
+
+void Experts::multiply_outer(Runtime& runtime, const Shared& s, const Own& o, const RowGroups& groups, GroupedProduct product,
+                             int thread) const {
+    GroupPieces pieces(groups, o.pieces);
+    pieces.deal(runtime, product, thread);
+    if (product.begin == 0) {
+        for_tiles(runtime, groups, product.weight->format(), thread, 1, [&](const RowGroup& g, const Tiles& some) {
+            std::byte* to = s.packed_hidden + g.first * hidden_bytes_;
+            runtime.kernels.pack(some.of, s.hidden + g.first * hidden_, hidden_, some.begin, some.end, to);
+        });
+        runtime.team.barrier();
+    }
+    product.x = s.packed_hidden;
+    product.y = s.results;
+    pieces.multiply(runtime, product, thread);
+}
+
+void Experts::add_results(const Runtime& runtime, const Shared& s, const Own& o, int64_t rows, const GroupedProduct& product,
+                          int thread) const {
+    const int64_t width = product.columns, parts = ceil_divide(width, kColumns), top_k = routing_.top_k;
+    const auto [begin, end] = share(runtime, rows * parts, thread);
+    for (int64_t at = begin; at < end;) {
+        const int64_t row = at / parts, last = std::min(end, (row + 1) * parts);
+        for (int64_t i = 0; i < top_k; ++i) o.rows[i] = s.results + o.places[row * top_k + i] * width;
+        const float* weights = routing_.on_input ? nullptr : s.weights + row * top_k;
+        const int64_t from = (at - row * parts) * kColumns, to = std::min(width, (last - row * parts) * kColumns);
+        runtime.kernels.add_rows(o.rows, weights, top_k, from, to, out_ + row * columns_ + product.begin);
+        at = last;
+    }
+}
+
+}  // namespace ferrum

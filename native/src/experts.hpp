@@ -1,0 +1,56 @@
+// The operation of experts: rows by the matrices that their routing chooses.
+#pragma once
+
+#include <vector>
+
+#include "operations.hpp"
+#include "routing.hpp"
+#include "row_groups.hpp"
+
+namespace ferrum {
+
+// The matrices of all experts, one after another, and their biases or null.
+struct ExpertWeights {
+    WeightPointer gate, up, down;
+    const float* gate_bias;
+    const float* up_bias;
+    const float* down_bias;
+};
+
+// Each row through its experts. The rows are packed once, alone; tiles of the rows of an expert are gathered from them.
+class Experts final : public Operation {
+public:
+    Experts(Runtime& runtime, Rows x, const float* scores, float* out, const Routing& routing, const ExpertWeights& weights,
+            const Activation& activation, int64_t max_rows);
+    void run(Runtime& runtime, int thread) override;
+    int64_t experts_read() const override { return experts_read_; }
+
+private:
+    // Memory that the threads share in a step, and memory of one thread.
+    struct Shared;
+    struct Own;
+
+    void route_rows(const Runtime& runtime, const Shared& s, const Own& o, int64_t rows, int thread) const;
+    void pack_alone(const Runtime& runtime, const Shared& s, const Own& o, Format format, int64_t begin, int64_t end) const;
+    RowGroups group(const Shared& s, const Own& o, int64_t rows) const;
+    void multiply_inner(Runtime& runtime, const Shared& s, const Own& o, const RowGroups& groups, GroupedProduct product,
+                        int thread) const;
+    int64_t strip(int64_t pairs) const;
+    void multiply_outer(Runtime& runtime, const Shared& s, const Own& o, const RowGroups& groups, GroupedProduct product,
+                        int thread) const;
+    void add_results(const Runtime& runtime, const Shared& s, const Own& o, int64_t rows, const GroupedProduct& product,
+                     int thread) const;
+
+    Rows x_;
+    const float* scores_;
+    float* out_;
+    Routing routing_;
+    ExpertWeights weights_;
+    std::vector<GroupedProduct> inner_;  // gate and up: one product, or one for each of two formats
+    GroupedProduct outer_;
+    int64_t max_rows_, columns_, hidden_;  // columns of x, and of an expert
+    int64_t inner_bytes_ = 0, hidden_bytes_ = 0;  // of a packed row
+    int64_t experts_read_ = 0;
+};
+
+}  // namespace ferrum
