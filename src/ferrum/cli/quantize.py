@@ -15,7 +15,7 @@ from ferrum.core.memory_plan import size
 from ferrum.core.option_fields import listed
 
 if TYPE_CHECKING:
-    from ferrum.kernels.interface import F32
+    from ferrum.kernels.operations import F32
     from ferrum.runtime.model_source import ModelSource
 
 

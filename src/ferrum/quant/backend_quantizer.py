@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.interface import F32, Kernels
+from ferrum.kernels.interface import Kernels
+from ferrum.kernels.operations import F32
 from ferrum.kernels.services import TOO_LARGE, PanelQuantizer
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_quantizers import QUANTIZERS

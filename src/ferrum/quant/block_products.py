@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.interface import F32
+from ferrum.kernels.operations import F32
 from ferrum.kernels.reference.fused_sums import fused
 from ferrum.kernels.reference.reference_math import round_whole
 

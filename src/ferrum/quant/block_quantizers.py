@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.cpu.library import available_threads
-from ferrum.kernels.interface import F32
+from ferrum.kernels.operations import F32
 from ferrum.kernels.reference.reference_math import fold
 from ferrum.quant.block_format import BLOCK_FORMATS, BlockFormat
 from ferrum.quant.block_weight import BlockRows

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.interface import F32, Int32
+from ferrum.kernels.operations import F32, Int32
 from ferrum.quant.block_format import BlockFormat
 from ferrum.quant.block_products import block_product, round_rows
 from ferrum.quant.panels import panel_shape, panels_of, rows_of
@@ -37,11 +38,26 @@ class BlockRows:
     sub: NDArray[Any] | None = None
     sub_m: NDArray[np.uint8] | None = None
 
-    def part(self, rows: slice | Int32) -> BlockRows:
+    def part(self, rows: slice | NDArray[Any]) -> BlockRows:
         """Return some of the rows."""
         held = ((field.name, getattr(self, field.name)) for field in fields(self))
         parts: dict[str, Any] = {name: None if array is None else array[rows] for name, array in held}
         return BlockRows(**parts)
+
+    def folded(self, rows: int) -> BlockRows:
+        """Return the same blocks as more and shorter rows."""
+        held = ((field.name, getattr(self, field.name)) for field in fields(self))
+        parts: dict[str, Any] = {
+            name: None if array is None else array.reshape(rows, -1, *array.shape[2:]) for name, array in held
+        }
+        return BlockRows(**parts)
+
+    @classmethod
+    def joined(cls, parts: Sequence[BlockRows]) -> BlockRows:
+        """Return the rows of matrices of one format, one after another."""
+        held = ((field.name, [getattr(part, field.name) for part in parts]) for field in fields(cls))
+        whole: dict[str, Any] = {name: None if arrays[0] is None else np.concatenate(arrays) for name, arrays in held}
+        return cls(**whole)
 
     def scales(self) -> F32:
         """Return the scales of the groups, f32 [N, G]."""
@@ -98,8 +114,17 @@ class BlockWeight(ABC):
         return None
 
     @abstractmethod
-    def stored(self, rows: slice | Int32) -> BlockRows:
+    def stored(self, rows: slice | NDArray[Any]) -> BlockRows:
         """Return some rows as they are stored."""
+
+    def select(self, rows: slice | NDArray[Any]) -> BlockWeight:
+        """Return the matrix of some rows."""
+        return row_weight(self.kind, self.shape[1], self.stored(rows))
+
+    def folded(self, width: int) -> BlockWeight:
+        """Return the numbers as rows of a smaller width, a whole number of blocks that divides K."""
+        rows = self.shape[0] * (self.shape[1] // width)
+        return row_weight(self.kind, width, self.stored(slice(None)).folded(rows))
 
     def matmul(self, x: F32) -> F32:
         """Multiply x [M, K] f32 -> [M, N] f32 by the arithmetic of `block_products.py`."""
@@ -116,6 +141,11 @@ class BlockWeight(ABC):
     def rows(self, ids: Int32) -> F32:
         """Return the given rows, [len(ids), K] f32: the numbers of `block_format.py`."""
         return self._numbers(self.stored(ids))
+
+    def part(self, begin: int, end: int) -> RowWeight:
+        """Return rows `begin` to `end` - 1."""
+        rows = self.stored(slice(begin, end))
+        return RowWeight(kind=self.kind, shape=(end - begin, self.shape[1]), whole=rows)
 
     def dequantize(self) -> F32:
         """Return the matrix [N, K] as f32."""
@@ -140,8 +170,13 @@ class RowWeight(BlockWeight):
 
     whole: BlockRows
 
-    def stored(self, rows: slice | Int32) -> BlockRows:
+    def stored(self, rows: slice | NDArray[Any]) -> BlockRows:
         return self.whole.part(rows)
+
+
+def row_weight(kind: BlockFormat, inputs: int, rows: BlockRows) -> RowWeight:
+    """Return the weight over these rows [N, inputs]."""
+    return RowWeight(kind=kind, shape=(len(rows.codes), inputs), whole=rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -150,7 +185,7 @@ class PanelWeight(BlockWeight):
 
     panels: NDArray[np.uint8]
 
-    def stored(self, rows: slice | Int32) -> BlockRows:
+    def stored(self, rows: slice | NDArray[Any]) -> BlockRows:
         return BlockRows(**rows_of(self.kind, self.panels, np.arange(self.shape[0], dtype=np.int32)[rows]))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import ConfigError
-from ferrum.kernels.interface import F32, Int32
+from ferrum.kernels.operations import F32, Int32
 from ferrum.kernels.reference.reference_math import product
 
 FORMATS: Final = {
@@ -63,6 +63,10 @@ class DenseWeight:
     def rows(self, ids: Int32) -> F32:
         """Return the given rows, [len(ids), K] f32."""
         return self.values[ids].astype(np.float32)
+
+    def part(self, begin: int, end: int) -> DenseWeight:
+        """Return rows `begin` to `end` - 1, a view."""
+        return DenseWeight(self.values[begin:end])
 
     def dequantize(self) -> F32:
         """Return the matrix [N, K] as f32."""

@@ -5,17 +5,17 @@ A block is some numbers of a row with common scales. Bit layouts: ggml's `ggml-c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.interface import F32, Bytes, Int32
+from ferrum.kernels.operations import F32, Bytes
 from ferrum.quant.block_format import BLOCK_FORMATS
-from ferrum.quant.block_weight import BlockRows, BlockWeight
+from ferrum.quant.block_weight import BlockRows, BlockWeight, row_weight
 from ferrum.quant.gguf_lattices import iq3_s, iq3_xxs
 
 _FLOATS: Final = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
@@ -208,7 +208,14 @@ class GgufWeight(BlockWeight):
     def gguf(self) -> tuple[str, Bytes]:
         return self.type, self.blocks
 
-    def stored(self, rows: slice | Int32) -> BlockRows:
+    def select(self, rows: slice | NDArray[Any]) -> GgufWeight:
+        return weight_of(self.type, self.blocks[rows])
+
+    def folded(self, width: int) -> GgufWeight:
+        rows = self.shape[0] * (self.shape[1] // width)
+        return weight_of(self.type, self.blocks.reshape(rows, -1, self.blocks.shape[2]))
+
+    def stored(self, rows: slice | NDArray[Any]) -> BlockRows:
         read = GGUF_TYPES[self.type].rows
         assert read is not None, "a format holds the type"
         return read(self.blocks[rows])
@@ -220,6 +227,18 @@ def weight_of(type: str, blocks: Bytes) -> GgufWeight:
     assert found.format is not None, "a format holds the type"
     shape = len(blocks), blocks.shape[1] * found.numbers
     return GgufWeight(kind=BLOCK_FORMATS[found.format], shape=shape, type=type, blocks=blocks)
+
+
+def stacked(weights: Sequence[BlockWeight]) -> BlockWeight:
+    """Return the rows of matrices of one format and width, one after another."""
+    first = weights[0]
+    if len(weights) == 1:
+        return first
+    from_files = [each for each in weights if isinstance(each, GgufWeight)]
+    if len(from_files) == len(weights) and len({each.type for each in from_files}) == 1:
+        return weight_of(from_files[0].type, np.concatenate([each.blocks for each in from_files]))
+    whole = BlockRows.joined([each.stored(slice(None)) for each in weights])
+    return row_weight(first.kind, first.shape[1], whole)
 
 
 def dequantize(kind: str, blocks: Bytes) -> F32:

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.interface import F32, Bytes
+from ferrum.kernels.operations import F32, Bytes
 
 _MAGNITUDES: Final = {
     "IQ3_S": (1, 3, 5, 7, 9, 11, 13, 15),

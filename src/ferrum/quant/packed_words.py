@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.interface import Bytes
+from ferrum.kernels.operations import Bytes
 
 _AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 """Outputs in a word of AutoAWQ, from the lowest bits."""

@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.interface import Int32
+from ferrum.kernels.operations import Int32
 from ferrum.quant.block_format import BlockFormat
 
 LANES: Final = 32

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import ConfigError
-from ferrum.kernels.interface import F32
+from ferrum.kernels.operations import F32
 from ferrum.kernels.reference.reference_math import fold, tree_sum
 
 SMALLEST: Final = np.float32(2.0**-40)

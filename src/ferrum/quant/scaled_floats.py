@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.interface import F32, Bytes
+from ferrum.kernels.operations import F32, Bytes
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import BlockRows, RowWeight
 from ferrum.quant.packed_words import pairs

@@ -7,7 +7,7 @@ grows with the squared error of each kind of matrix, measured on SmolLM2-135M (`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -20,9 +20,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 _SENSITIVITY: Final = {
     "v_proj": 20.0, "k_proj": 5.0, "down_proj": 4.0, "q_proj": 2.0, "o_proj": 2.0, "up_proj": 1.7, "gate_proj": 1.0,
-    "lm_head": 4.5, "gate": 100.0,
+    "lm_head": 4.5,
 }  # fmt: skip
-"""KL divergence by the squared error of a weight, relative to gate projections. `gate` routes to experts."""
+"""KL divergence by the squared error of a weight, relative to gate projections."""
 
 _USUAL: Final = 2.0
 """The sensitivity of other matrices."""
@@ -43,11 +43,15 @@ class Scheme:
 
     Attributes:
         name: as in `--quantize`.
-        formats: shapes of all tensors -> format of each matrix, a key of `QUANTIZERS`.
+        choose: shapes of all tensors -> format of each matrix, a key of `QUANTIZERS`.
     """
 
     name: str
-    formats: Callable[[Shapes], dict[str, str]]
+    choose: Callable[[Shapes], dict[str, str]]
+
+    def formats(self, shapes: Shapes, exact: Collection[str] = ()) -> dict[str, str]:
+        """Return the format of each matrix but the exact ones, which stay in float32."""
+        return self.choose({name: shape for name, shape in shapes.items() if name not in exact})
 
 
 def _q8_0(shapes: Shapes) -> dict[str, str]:
@@ -62,7 +66,7 @@ def _q4_0(shapes: Shapes) -> dict[str, str]:
     """Return q4_0 except for the head, as llama.cpp does."""
     found = _q6_k(shapes)
     head = _head_of(shapes)
-    return {name: found[name] if _kind(name) in (head, "gate") else "q4_0" for name in found}
+    return {name: found[name] if _kind(name) == head else "q4_0" for name in found}
 
 
 def _q4_k_m(shapes: Shapes) -> dict[str, str]:
@@ -99,8 +103,9 @@ def _head_of(names: Iterable[str]) -> str:
 
 
 def _kind(name: str) -> str:
-    """Return the part of a name that says what the matrix is for."""
-    return name.removesuffix(".weight").rpartition(".")[2]
+    """Return the part of a name that says what the matrix is for; its rows may have another one (`q_proj.halves`)."""
+    parts = name.removesuffix(".weight").split(".")
+    return parts[-2] if len(parts) > 1 and parts[-2] in _SENSITIVITY else parts[-1]
 
 
 def _layer(name: str) -> int:

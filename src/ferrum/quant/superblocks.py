@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ferrum.kernels.interface import F32
+from ferrum.kernels.operations import F32
 from ferrum.kernels.reference.reference_math import fold
 from ferrum.quant.block_format import BlockFormat
 from ferrum.quant.block_weight import BlockRows

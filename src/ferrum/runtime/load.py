@@ -45,6 +45,7 @@ from ferrum.runtime.memory import (
 from ferrum.runtime.open_model import open_model
 from ferrum.runtime.packed import PackedParameters, is_packed
 from ferrum.runtime.parameters import Parameters, PlannedParameters, Progress, model_spec
+from ferrum.runtime.viewed_tensors import with_views
 
 MAX_ROWS: Final = 512
 """Default limit of tokens in one forward pass."""
@@ -192,14 +193,15 @@ def _assemble(
     checkpoint = checkpoint or open_model(config.model).checkpoint()
     spec = model_spec(checkpoint, config.max_sequence_length, planning=planning)
     asks = inventory(spec)
+    checkpoint = with_views(checkpoint, asks)
     widest = max(max(kv.key_dim, kv.value_dim) for kv in asks.kv_layers)
     chosen = choose_kernels(config.kernels, config.isa, config.threads, head_dim=widest, planning=planning)
     context = _context(spec, config.max_sequence_length)
     if not planning and chosen.kernels.quantizer() is not None:
-        refuse_too_large(config, checkpoint, asks.shapes)
+        refuse_too_large(config, checkpoint, asks)
     parameters = _parameters(config, checkpoint, chosen.kernels, progress, planning=planning)
     if not is_packed(checkpoint):  # packed tensors have other shapes, and load at once
-        parameters.expect(asks.shapes, spec.ignored_names)
+        parameters.expect(asks.shapes, spec.ignored_names, asks.exact)
     with memory_for(f"the weights, and the rotations of {context:,} positions (max_sequence_length)"):
         decoder = build_decoder(spec, parameters, chosen.kernels, 1 if planning else context)
     if planning:
@@ -213,7 +215,7 @@ def _assemble(
         max_draft=MAX_DRAFT,
         kv_capacity=config.kv_capacity,
         memory_pool_size=bounds.memory_pool_size,
-        bytes_to_load=bytes_to_load(config, checkpoint, asks.shapes) if planning else None,
+        bytes_to_load=bytes_to_load(config, checkpoint, asks) if planning else None,
         mapped=checkpoint.nbytes if is_packed(checkpoint) else 0,
         device_memory=chosen.kernels.device_memory(),
     )

@@ -2,7 +2,7 @@
 
 A packed directory is a model's directory in the Hugging Face layout. Its `model.safetensors` holds each matrix as bytes
 [panels, groups, bytes] in the layout of `quant/panels.py`, the same for every instruction set and backend, and each
-vector as F32; matrices begin at multiples of 64 bytes. Its `config.json` is the model's, with
+vector and each exact matrix as F32; matrices begin at multiples of 64 bytes. Its `config.json` is the model's, with
 
     "quantization_config": {
         "quant_method": "ferrum", "version": 3, "numerics_id": "blocks-1",
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
-from ferrum.kernels.interface import Weight
+from ferrum.kernels.operations import Weight
 from ferrum.kernels.reference import page_sums
 from ferrum.kernels.services import PageSums
 from ferrum.quant.block_format import BLOCK_FORMATS
@@ -172,12 +172,14 @@ class PackedParameters(Parameters):
         self._kinds = header.blocks
         self._sums = sums
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
+    def matrix(self, name: str, shape: tuple[int, int], *, exact: bool = False) -> Weight:
         """Return the matrix [N, K] of that name.
 
         Raises:
             CheckpointError: it is missing, damaged, or has another shape or format.
         """
+        if exact:
+            return self._floats(name, shape)
         if name in self._files.tensors and name not in self._kinds:
             raise CheckpointError(f"{self._files.directory}: tensor {name!r} is not in panels")
         kind = BLOCK_FORMATS[self._kinds.get(name, "q8_0")]  # a missing tensor is refused below

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from ferrum.core.config import check_quantization
 from ferrum.core.errors import ConfigError
-from ferrum.kernels.interface import F32, Weight
+from ferrum.kernels.operations import F32, Weight
 from ferrum.kernels.services import PageSums
-from ferrum.models.decoder import parameter_shapes
+from ferrum.models.decoder import inventory
 from ferrum.quant.backend_quantizer import quantizer_of
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import BlockWeight
@@ -31,6 +31,7 @@ from ferrum.runtime.model_source import ModelSource
 from ferrum.runtime.packed import PackedHeader, is_packed
 from ferrum.runtime.parameters import Parameters, Progress, model_spec
 from ferrum.runtime.tensor_file import file_header
+from ferrum.runtime.viewed_tensors import with_views
 from ferrum.text.fast_tokenizer import fast_form
 from ferrum.text.pooling import pooling_file
 from ferrum.text.tokenizer_config import TEMPLATES_FOLDER
@@ -46,7 +47,7 @@ _WEIGHTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor to write: its name, safetensors dtype and shape; of a matrix also the shape [N, K] and the format."""
+    """A tensor to write: its name, safetensors dtype and shape; of a matrix [N, K], and its format if it is packed."""
 
     name: str
     dtype: str
@@ -56,7 +57,7 @@ class _Entry:
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape)) * (1 if self.matrix is not None else 4)
+        return int(np.prod(self.shape)) * (1 if self.format is not None else 4)
 
 
 class _BlockWriter:
@@ -123,13 +124,14 @@ def pack_directory(
     spec = model_spec(store)
     kernels = choose_kernels("auto").kernels
     quantizer, sums = quantizer_of(kernels, search), kernels.page_sums()
+    asks = inventory(spec)
+    store = with_views(store, asks)
     parameters = Parameters(store, dtype, progress, quantize=scheme, quantizer=quantizer, importance=importance)
-    shapes = parameter_shapes(spec)
-    parameters.expect(shapes, spec.ignored_names)
+    parameters.expect(asks.shapes, spec.ignored_names, asks.exact)
     refuse_used(target)
     companions = _other_files(source)
     with _atomic_directory(target, [_TENSORS, *companions, _CONFIG]):
-        entries = _entries(shapes, SCHEMES[scheme].formats(shapes))
+        entries = _entries(asks.shapes, SCHEMES[scheme].formats(asks.shapes, asks.exact))
         checksums = _write_tensors(target / _TENSORS, entries, parameters, sums)
         for name in companions:
             _copy(source, name, target / name)
@@ -231,16 +233,16 @@ def _other_files(source: ModelSource) -> list[str]:
 
 
 def _entries(shapes: Mapping[str, tuple[int, ...]], formats: Mapping[str, str]) -> list[_Entry]:
-    """Return the tensors to write: matrices first, since they are whole cache lines, then vectors."""
+    """Return the tensors to write: packed matrices first, since they are whole cache lines."""
     entries = []
     for name, shape in shapes.items():
-        if len(shape) == 2:
-            matrix = (shape[0], shape[1])
+        matrix = (shape[0], shape[1]) if len(shape) == 2 else None
+        if matrix is None or name not in formats:
+            entries.append(_Entry(name, "F32", shape, matrix))
+        else:
             panels = panel_shape(BLOCK_FORMATS[formats[name]], matrix)
             entries.append(_Entry(name, "U8", panels, matrix, formats[name]))
-        else:
-            entries.append(_Entry(name, "F32", shape))
-    return sorted(entries, key=lambda entry: entry.matrix is None)
+    return sorted(entries, key=lambda entry: entry.format is None)
 
 
 def _tensors(entries: list[_Entry], parameters: Parameters) -> Iterator[tuple[_Entry, NDArray[np.uint8]]]:
@@ -248,8 +250,14 @@ def _tensors(entries: list[_Entry], parameters: Parameters) -> Iterator[tuple[_E
     for entry in entries:
         if entry.matrix is None:
             yield entry, parameters.vector(entry.name, entry.shape[0]).astype("<f4").view(np.uint8)
+        elif entry.format is None:
+            yield entry, _floats(parameters.matrix(entry.name, entry.matrix, exact=True))
         else:
             yield entry, _panels(parameters.matrix(entry.name, entry.matrix))
+
+
+def _floats(weight: Weight) -> NDArray[np.uint8]:
+    return weight.dequantize().astype("<f4").reshape(-1).view(np.uint8)
 
 
 def _panels(weight: Weight) -> NDArray[np.uint8]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Final
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ferrum.core.config import DTYPES, check_quantization
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
 from ferrum.core.option_fields import listed as option_list
-from ferrum.kernels.interface import F32, Weight
+from ferrum.kernels.operations import F32, Weight
 from ferrum.models.families import decoder_spec
 from ferrum.models.spec import DecoderSpec
 from ferrum.models.tensor_names import EMBEDDING, HEAD
@@ -125,6 +125,7 @@ class Parameters:
         self._bytes: Counter[str] = Counter()
         self._used: set[str] = set()
         self._expected: Mapping[str, tuple[int, ...]] = {}
+        self._exact: Collection[str] = ()
         self._wanted: Mapping[str, str] = {}
         self._done_bytes = 0
         self.count = 0
@@ -150,20 +151,22 @@ class Parameters:
         """Whether the checkpoint holds a tensor of that name."""
         return name in self._checkpoint.tensors
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
-        """Return the matrix [N, K] of that name.
+    def matrix(self, name: str, shape: tuple[int, int], *, exact: bool = False) -> Weight:
+        """Return the matrix [N, K] of that name; an exact one as float32, whatever dtype and scheme are.
 
         Raises:
             CheckpointError: it is missing or has another shape.
             ConfigError: its values do not fit into the requested dtype or scheme.
             Unsupported: its elements have a dtype that ferrum does not compute with.
         """
+        if exact:
+            return self._floats(name, shape)
         kept = self._kept(name)
         if kept is not None:
             return self._blocks(name, shape, kept)
         values = self._read(name, shape)
         try:
-            dense = self._cast(values)
+            dense = self._cast(values, self._dtype)
             weight = self._weight(name, dense)
         except ConfigError as error:
             raise ConfigError(f"{name!r}: {error.message}", param=error.param) from error
@@ -173,6 +176,15 @@ class Parameters:
         self._formats.add(dense.dtype.name)
         self._mark_used(name, values.size, weight)
         return weight
+
+    def _floats(self, name: str, shape: tuple[int, int]) -> DenseWeight:
+        """Return a matrix as float32, which is not one of `formats`."""
+        values = self._read(name, shape)
+        dense = self._cast(values, "float32")
+        if dense is not values:
+            self._checkpoint.forget(name)
+        self._mark_used(name, values.size)
+        return DenseWeight(dense)
 
     def _kept(self, name: str) -> str | None:
         """Return the format of blocks that a matrix has in the checkpoint and keeps, or None."""
@@ -190,16 +202,16 @@ class Parameters:
     def _held(self, name: str, shape: tuple[int, int], format: str) -> Weight:  # noqa: ARG002 - for plans
         return self._checkpoint.blocks(name)
 
-    def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return a matrix in the requested dtype."""
-        return values if self._dtype == "auto" else cast(values, self._dtype)
+    def _cast(self, values: NDArray[Any], dtype: str) -> NDArray[Any]:
+        """Return a matrix in a dtype; "auto" is its own."""
+        return values if dtype == "auto" else cast(values, dtype)
 
     def _weight(self, name: str, values: NDArray[Any]) -> Weight:
         if self.scheme is None:
             return DenseWeight(values)
         if name not in self._wanted:
-            known = {tensor: info.shape for tensor, info in self._checkpoint.tensors.items()}
-            self._wanted = self.scheme.formats(self._expected or known)
+            known = self._expected or {tensor: info.shape for tensor, info in self._checkpoint.tensors.items()}
+            self._wanted = self.scheme.formats(known, self._exact)
         return self._quantizer(self._wanted[name], values, self._importance_of(name, values))
 
     def _importance_of(self, name: str, values: NDArray[Any]) -> F32 | None:
@@ -219,17 +231,20 @@ class Parameters:
         self._mark_used(name, size)
         return vector
 
-    def expect(self, shapes: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
+    def expect(
+        self, shapes: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...] = (), exact: Collection[str] = ()
+    ) -> None:
         """Refuse missing, misshapen and unexpected tensors before any is loaded.
 
         Args:
-            shapes: of all tensors that will be requested, by name (`parameter_shapes`).
+            shapes: of all tensors that will be requested, by name (`Inventory.shapes`).
             ignored: as for `finish`.
+            exact: names of the matrices that will be requested as exact ones (`Inventory.exact`).
 
         Raises:
             CheckpointError: as `matrix` and `finish`.
         """
-        self._expected = shapes
+        self._expected, self._exact = shapes, exact
         for name, shape in shapes.items():
             self._check(name, shape)
         self._refuse_unused(ignored)
@@ -315,8 +330,8 @@ class PlannedParameters(Parameters):
     def _importance_of(self, name: str, values: NDArray[Any]) -> F32 | None:  # noqa: ARG002 - there are no numbers
         return None
 
-    def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
-        return _zeros(values.shape, values.dtype if self._dtype == "auto" else FORMATS[self._dtype])
+    def _cast(self, values: NDArray[Any], dtype: str) -> NDArray[Any]:
+        return _zeros(values.shape, values.dtype if dtype == "auto" else FORMATS[dtype])
 
 
 def _blank_panels(format: str, values: NDArray[Any], importance: F32 | None = None) -> BlockWeight:  # noqa: ARG001

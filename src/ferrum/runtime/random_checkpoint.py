@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
+from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.quant.dense import FORMATS
 from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.model_source import ModelSource
@@ -25,6 +26,9 @@ from ferrum.runtime.tensor_file import TensorInfo
 
 DEVIATION: Final = 0.02
 """Standard deviation of the weights, the usual one of initialisation."""
+
+EMBEDDING_DEVIATION: Final = 10.0
+"""Standard deviation of an embedding that is not the head."""
 
 _POOL: Final = 4_194_319
 """Random numbers drawn. A prime, so that no two rows of a matrix begin at the same one."""
@@ -34,6 +38,10 @@ _DTYPE: Final = "bfloat16"
 
 class RandomCheckpoint(TensorStore, ModelSource):
     """Matrices of N(0, 0.02), norms of one, biases of zero, in bfloat16; a model without text.
+
+    An embedding that is not the head is of N(0, 10). Layers add little to it, so rows stay different and choose
+    different experts, as those of trained models do. Attention with random weights would make them alike (Dong et al.
+    2021).
 
     A matrix is a run of one pool of random numbers, from an offset that its name decides, repeated if it is longer than
     the pool. So it is made at the speed of a copy, is the same in every process, and only the tensor being read takes
@@ -80,4 +88,6 @@ class RandomCheckpoint(TensorStore, ModelSource):
             piece = self._pool[at : at + len(flat) - done]
             flat[done : done + len(piece)] = piece
             done, at = done + len(piece), 0
+        if name == EMBEDDING and HEAD in self.tensors:
+            flat *= flat.dtype.type(EMBEDDING_DEVIATION / DEVIATION)
         return flat.reshape(shape)

@@ -24,8 +24,9 @@ from typing import TypeVar
 import numpy as np
 
 from ferrum.cache.page_table import PageCopy
-from ferrum.kernels.interface import Bytes, Kernels, NetworkOutput, Replay, StepTables
+from ferrum.kernels.interface import Kernels, NetworkOutput, Replay, StepTables
 from ferrum.kernels.op_spec import Extent
+from ferrum.kernels.operations import Bytes
 
 Result = TypeVar("Result")
 
@@ -63,6 +64,9 @@ class ShardedReplay(Replay):
 
     def nbytes(self, extent: Extent) -> int:
         return sum(rank.replay.nbytes(extent) for rank in self._ranks)
+
+    def experts_read(self) -> int | None:
+        return self._ranks[0].replay.experts_read()
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy the pages on every rank. If one fails, repeat all: no target is the source of another copy."""

@@ -1,0 +1,206 @@
+"""`ViewedTensors`: a store whose parameters may be views of its tensors (`models/tensor_views.py`).
+
+A model asks for one matrix of all experts where a file has one for each, or for a gate and an up projection where a
+file has both in one tensor. Here is how they are found, checked and read. Families say which views they need.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.core.errors import CheckpointError
+from ferrum.models.decoder import Inventory
+from ferrum.models.tensor_views import Rows, Runs, View
+from ferrum.quant.block_format import BLOCK_FORMATS
+from ferrum.quant.block_weight import BlockWeight
+from ferrum.quant.gguf_blocks import stacked
+from ferrum.runtime.checkpoint import TensorStore
+from ferrum.runtime.packed import is_packed
+from ferrum.runtime.tensor_file import TensorInfo
+
+Shape = tuple[int, ...]
+
+
+def with_views(store: TensorStore, asks: Inventory) -> TensorStore:
+    """Return a store that has what a model asks for; packed directories have every parameter by itself.
+
+    Raises:
+        CheckpointError: a tensor of a view is missing or has another shape.
+    """
+    return ViewedTensors(store, asks.views, asks.shapes) if asks.views and not is_packed(store) else store
+
+
+class ViewedTensors(TensorStore):
+    """A `TensorStore` with views. A parameter that the store has under its own name is no view.
+
+    Args:
+        store: has the tensors.
+        views: where parameters are, by name.
+        shapes: of all parameters, by name.
+
+    Attributes: see `TensorStore`. Tensors that only views read are not listed.
+
+    Raises:
+        CheckpointError: as `with_views`.
+    """
+
+    def __init__(self, store: TensorStore, views: Mapping[str, View], shapes: Mapping[str, Shape]) -> None:
+        self._store = store
+        self.directory, self.config, self.headless = store.directory, store.config, store.headless
+        self._views = {name: view for name, view in views.items() if name not in store.tensors or name in view.sources}
+        used = {source for view in self._views.values() for source in view.sources}
+        self.tensors = {name: info for name, info in store.tensors.items() if name not in used or name in shapes}
+        wanted: dict[tuple[str, ...], Shape] = {}  # of all that several views share
+        for name, view in self._views.items():
+            own = _wanted(view, shapes[name])
+            wanted[view.sources] = tuple(map(max, own, wanted.get(view.sources, own)))
+        for name, view in self._views.items():
+            self._check(name, view, wanted[view.sources])
+            self.tensors[name] = self._info(view, shapes[name], wanted[view.sources])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self._store.notes
+
+    def file_of(self, name: str) -> str:
+        view = self._views.get(name)
+        return self._store.file_of(name if view is None else view.sources[0])
+
+    def read(self, name: str) -> NDArray[Any]:
+        view = self._views.get(name)
+        if view is None:
+            return self._store.read(name)
+        whole = self._stacked(view, len(self.tensors[name].shape))
+        numbers = np.ascontiguousarray(_selected(view, whole))
+        if not np.may_share_memory(numbers, whole):
+            self._forget(view)
+        return numbers
+
+    def block_format(self, name: str) -> str | None:
+        view = self._views.get(name)
+        if view is None:
+            return self._store.block_format(name)
+        if view.columns is not None or view.transposed or len(self.tensors[name].shape) == 1:
+            return None
+        format = self._store.block_format(view.sources[0])
+        if (
+            view.width is not None
+            and format is not None
+            and view.width % (BLOCK_FORMATS[format].group * BLOCK_FORMATS[format].groups)
+        ):
+            return None
+        alike = format is not None and all(self._store.block_format(each) == format for each in view.sources[1:])
+        return format if alike else None
+
+    def blocks(self, name: str) -> BlockWeight:
+        view = self._views.get(name)
+        if view is None:
+            return self._store.blocks(name)
+        whole = stacked([self._store.blocks(each) for each in view.sources])
+        if view.width is not None:
+            whole = whole.folded(view.width)
+        return whole if view.rows is None else whole.select(index_of(view.rows))
+
+    def forget(self, name: str) -> None:
+        view = self._views.get(name)
+        if view is None:
+            self._store.forget(name)
+        else:
+            self._forget(view)
+
+    def _forget(self, view: View) -> None:
+        for each in view.sources:
+            self._store.forget(each)
+
+    def _stacked(self, view: View, dimensions: int) -> NDArray[Any]:
+        """Return the tensors of a view, one after another."""
+        parts = [self._store.read(each) for each in view.sources]
+        parts = [each.reshape(_flat(each.shape, dimensions, view.width)) for each in parts]
+        if len(parts) == 1:
+            return parts[0]
+        dtypes = {each.dtype for each in parts}
+        whole = np.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtypes.pop() if len(dtypes) == 1 else np.float32)
+        at = 0
+        for part, source in zip(parts, view.sources, strict=True):
+            whole[at : at + len(part)] = part
+            at += len(part)
+            self._store.forget(source)
+        return whole
+
+    def _info(self, view: View, shape: Shape, whole: Shape) -> TensorInfo:
+        """Return the place of a view: its part of its tensors' bytes."""
+        infos = [self._store.tensors[each] for each in view.sources]
+        dtypes = {info.dtype: None for info in infos}
+        unread = next((info.dtype for info in infos if info.format is None), "F32")
+        nbytes = sum(info.nbytes for info in infos) * math.prod(shape) // math.prod(whole)
+        return TensorInfo(infos[0].dtype if len(dtypes) == 1 else unread, shape, 0, nbytes)
+
+    def _check(self, name: str, view: View, wanted: Shape) -> None:
+        """Raise CheckpointError unless the tensors of a view exist and have this shape one after another."""
+        missing = next((each for each in view.sources if each not in self._store.tensors), None)
+        if missing is not None:
+            raise CheckpointError(f"{self.directory}: tensor {missing!r} is missing; {name!r} needs it")
+        shapes = [_flat(self._store.tensors[each].shape, len(wanted), view.width) for each in view.sources]
+        if all(shape[1:] == wanted[1:] for shape in shapes) and sum(shape[0] for shape in shapes) == wanted[0]:
+            return
+        expected = [wanted[0] // len(shapes), *wanted[1:]]
+        pairs = zip(view.sources, shapes, strict=True)
+        source = next((each for each, shape in pairs if list(shape) != expected), view.sources[0])
+        raise CheckpointError(
+            f"{self.directory}: tensor {source!r} in {self._store.file_of(source)}: expected shape {expected}, "
+            f"found {list(self._store.tensors[source].shape)}; {name!r} needs it"
+        )
+
+
+def _flat(shape: Shape, dimensions: int, width: int | None = None) -> Shape:
+    """Return a tensor's shape as a matrix, its leading axes flattened, or as a vector."""
+    if width is not None and math.prod(shape) % width == 0:
+        return math.prod(shape) // width, width
+    return (math.prod(shape),) if dimensions == 1 else (math.prod(shape[:-1]), *shape[-1:])
+
+
+def _wanted(view: View, shape: Shape) -> Shape:
+    """Return the shape that the tensors of a view must have at least, one after another."""
+    if len(shape) == 1:
+        return (_extent(view.rows, shape[0]),)
+    rows, columns = shape
+    if view.transposed:
+        rows, columns = view.transposed * columns, rows // view.transposed
+    return _extent(view.rows, rows), _extent(view.columns, columns)
+
+
+def _extent(chosen: Rows | None, count: int) -> int:
+    """Return how many rows or columns there must be if `count` of them are chosen."""
+    if chosen is None:
+        return count
+    if isinstance(chosen, Runs):
+        return chosen.parts * chosen.whole
+    begin, step = chosen.start or 0, chosen.step or 1
+    return int(begin - begin % step + count * step if chosen.stop is None else chosen.stop)
+
+
+def _selected(view: View, whole: NDArray[Any]) -> NDArray[Any]:
+    """Return what a view takes of its tensors."""
+    if view.rows is not None:
+        whole = whole[index_of(view.rows)]
+    if view.columns is not None:
+        whole = whole[:, view.columns]
+    if view.transposed:
+        parts = whole.reshape(view.transposed, -1, whole.shape[1])
+        whole = parts.swapaxes(1, 2).reshape(-1, parts.shape[1])
+    return whole
+
+
+def index_of(rows: Rows) -> slice | NDArray[np.int64]:
+    """Return the numbers of rows."""
+    if isinstance(rows, slice):
+        return rows
+    taken = rows.first + rows.step * np.arange(rows.count)
+    pairs = taken[: 2 * rows.pairs].reshape(-1, 2)
+    taken = np.concatenate((pairs[:, 0], pairs[:, 1], taken[2 * rows.pairs :]))
+    return (np.arange(rows.parts)[:, None] * rows.whole + taken).reshape(-1)
