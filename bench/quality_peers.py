@@ -32,7 +32,7 @@ from ferrum.cli.bench_quality import print_report
 from ferrum.cli.doctor import processor_name
 from ferrum.core.config import QUANTIZATIONS, ModelConfig
 from ferrum.engine.progress import loading_bar, progress_bar
-from ferrum.kernels.interface import F32
+from ferrum.kernels.operations import F32
 
 PEER = Path(__file__).with_name("quality_llamacpp.py")
 STEP_FIRST = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")

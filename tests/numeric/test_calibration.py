@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from ferrum.cli.main import execute
 from ferrum.core.errors import ConfigError, RequestError
-from ferrum.kernels.interface import F32
+from ferrum.kernels.operations import F32
 from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.quant.scale_search import THOROUGH
 from ferrum.runtime.calibration import SPAN, Calibrator

@@ -60,14 +60,14 @@ def test_both_spellings_of_rope_are_equal(scaling):
         ({"num_key_value_heads": 4}, CheckpointError, ("6", "4")),
         ({"rms_norm_eps": float("nan")}, CheckpointError, ("rms_norm_eps",)),
         ({"tie_word_embeddings": "yes"}, CheckpointError, ("tie_word_embeddings",)),
-        ({"hidden_act": "gelu"}, Unsupported, ("hidden_act", "gelu")),
+        ({"hidden_act": "tanh"}, Unsupported, ("hidden_act", "tanh", "gelu")),
         ({"model_type": "gemma"}, Unsupported, ("model_type", "gemma", "LlamaForCausalLM")),
         ({"model_type": "mistral"}, Unsupported, ("model_type", "mistral", "LlamaForCausalLM")),
         ({"is_causal": False}, Unsupported, ("is_causal",)),
         ({"is_causal": None}, Unsupported, ("is_causal",)),
         ({"per_layer_config": {"1": {"sliding_window": 8}}}, Unsupported, ("per_layer_config",)),
         ({"transformers_weights": "other.safetensors"}, Unsupported, ("transformers_weights", "other.safetensors")),
-        ({"mlp_bias": True}, Unsupported, ("mlp_bias",)),
+        ({"mlp_bias": 1}, CheckpointError, ("mlp_bias",)),
         ({"partial_rotary_factor": 0.5}, Unsupported, ("partial_rotary_factor", "0.5")),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, Unsupported, ("partial_rotary_factor", "0.5")),
         ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, Unsupported, ("spiral", "yarn")),
@@ -105,7 +105,7 @@ def test_a_pattern_of_windows_is_a_list_of_layers():
     pattern = ["sliding_attention", "full_attention"] * 2
     config = {**CONFIG, "architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True, "sliding_window": 32}
     spec = decoder_spec({**config, "layer_types": pattern})
-    assert [layer.attention.window for layer in spec.layers] == [32, None, 32, None]
+    assert [layer.part("self_attn").window for layer in spec.layers] == [32, None, 32, None]
     assert inventory(spec).kv_layers == (KvShape(3, 128, 128, 32, num_layers=2), KvShape(3, 128, 128, num_layers=2))
     with pytest.raises(CheckpointError, match="layer_types"):
         decoder_spec({**config, "layer_types": pattern[:3]})
@@ -116,14 +116,14 @@ def test_mistrals_layer_types_select_sliding_layers():
     pattern = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
     config = {**CONFIG, "sliding_window": 32, "layer_types": pattern}
     spec = decoder_spec({**config, "architectures": ["MistralForCausalLM"], "model_type": "ministral"})
-    assert [layer.attention.window for layer in spec.layers] == [None, 32, 32, None]
+    assert [layer.part("self_attn").window for layer in spec.layers] == [None, 32, 32, None]
     assert spec == decoder_spec({**config, "architectures": ["MinistralForCausalLM"]})
 
 
 def test_a_null_window_means_no_window():
     config = {**CONFIG, "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 0}
     for changes, window in (({}, 4096), ({"sliding_window": 32}, 32), ({"sliding_window": None}, None)):
-        assert {layer.attention.window for layer in decoder_spec({**config, **changes}).layers} == {window}
+        assert {layer.part("self_attn").window for layer in decoder_spec({**config, **changes}).layers} == {window}
     assert decoder_spec({**config, "max_window_layers": None}) == decoder_spec({**config, "max_window_layers": 28})
 
 
@@ -154,3 +154,64 @@ def test_a_model_without_a_head_has_the_whole_models_architecture():
     assert decoder_spec(config) == decoder_spec({**config, "architectures": ["Qwen3ForCausalLM"]})
     with pytest.raises(Unsupported, match="BertModel"):
         decoder_spec({**CONFIG, "architectures": ["BertModel"]})
+
+
+LATENT: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "hidden_size": 64,
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "scoring_func": "sigmoid",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "named"),
+    [
+        ({"num_experts_per_tok": 9}, CheckpointError, "choose 9"),
+        ({"n_group": 3}, CheckpointError, "3 groups"),
+        ({"n_group": 4, "topk_group": 5}, CheckpointError, "5 are kept"),
+        ({"n_group": 8, "topk_group": 1}, CheckpointError, "choose 2"),
+        ({"moe_intermediate_size": 40}, Unsupported, "from 64 numbers to 40"),
+        ({"moe_intermediate_size": None}, CheckpointError, "moe_intermediate_size"),
+    ],
+)
+def test_impossible_choices_of_experts_are_refused(changes, error, named):
+    with pytest.raises(error, match=named):
+        inventory(decoder_spec({**CONFIG, **LATENT, **changes}))
+
+
+def test_kimi_k2_is_a_deepseek_v3():
+    """Its files name DeepSeek's architecture, another type, and one group."""
+    kimi = decoder_spec({**CONFIG, **LATENT, "model_type": "kimi_k2", "n_group": 1, "topk_group": 1})
+    assert kimi == decoder_spec({**CONFIG, **LATENT, "model_type": "deepseek_v3"})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "named"),
+    [
+        ("DeepseekV3ForCausalLM", {**LATENT, "scoring_func": "softmax"}, "scoring_func"),
+        ("DeepseekV2ForCausalLM", {**LATENT, "scoring_func": None, "topk_method": "noaux_tc"}, "topk_method"),
+        ("DeepseekV3ForCausalLM", {**LATENT, "v_head_dim": 24}, "v_head_dim 24"),
+        ("DeepseekV3ForCausalLM", {**LATENT, "num_key_value_heads": 3}, "num_key_value_heads"),
+        ("MiniMaxM2ForCausalLM", {"attn_type_list": [1, 0, 1, 1]}, "attn_type_list"),
+        ("MiniMaxM2ForCausalLM", {"shared_intermediate_size": 64}, "shared_intermediate_size"),
+        ("HunYuanDenseV1ForCausalLM", {"use_cla": True}, "use_cla"),
+        ("Cohere2ForCausalLM", {"use_parallel_block": False}, "use_parallel_block"),
+        ("Starcoder2ForCausalLM", {"mlp_type": "gated"}, "mlp_type"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("Gemma4ForCausalLM", {"per_layer_config": {"1": {"sliding_window": 8}}}, "per_layer_config"),
+        ("GptOssForCausalLM", {"hidden_act": "gelu"}, "hidden_act"),
+    ],
+)
+def test_fields_that_would_change_results_are_refused_by_name(architecture, changes, named):
+    with pytest.raises(Unsupported, match=named):
+        decoder_spec({**CONFIG, **changes, "architectures": [architecture]})

@@ -20,18 +20,20 @@ from ferrum.core.config import ModelConfig, Switches
 from ferrum.core.kv_shape import KvShape
 from ferrum.core.memory_plan import MemoryPlan, PoolPart, memory_requirements
 from ferrum.core.step import Rows
-from ferrum.kernels.interface import Array, AttentionShape, Operations
+from ferrum.kernels.op_attributes import AttentionShape
+from ferrum.kernels.operations import Array, Operations
 from ferrum.kernels.program_recorder import record
 from ferrum.kernels.reference import ReferenceKernels
-from ferrum.models.builder import Builder, PartSpec
+from ferrum.models.attention_spec import AttentionSpec
+from ferrum.models.builder import Builder, NormSpec, PartSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.decoder import build_decoder
 from ferrum.models.families import FAMILIES, decoder_spec
-from ferrum.models.spec import AttentionSpec, DecoderSpec, MlpSpec, PreNormSpec
+from ferrum.models.spec import DecoderSpec, MlpSpec, pre_norm
 from ferrum.models.tensor_names import HEAD
 from ferrum.nn.attention import Attention
 from ferrum.nn.linear import Linear
-from ferrum.nn.norm import RmsNorm
+from ferrum.nn.norm import Norm
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.parameters import Parameters
@@ -85,12 +87,12 @@ class WideKeysSpec:
         sizes = self.num_heads * self.key_dim, self.num_kv_heads * self.key_dim, self.num_kv_heads * self.value_dim
         slot, scale = make.slot(self), self.key_dim**-0.5
         return Attention(
-            qkv=make.linear(("q_proj", "k_proj", "v_proj"), sizes, make.hidden_size),
+            inputs=make.linear(("q_proj", "k_proj", "v_proj"), sizes, make.hidden_size),
             output=make.linear(("o_proj",), (make.hidden_size,), self.num_heads * self.value_dim),
             shape=AttentionShape(
                 *slot, self.num_heads, self.num_kv_heads, self.key_dim, scale, value_dim=self.value_dim
             ),
-            rope=None, q_norm=None, k_norm=None, eps=make.norm_eps,
+            rope=None,
         )  # fmt: skip
 
 
@@ -126,7 +128,7 @@ class ReadingSpec:
 class ParallelBlock:
     """A layer of one norm, whose parts read the same input: x + first(norm x) + second(norm x)."""
 
-    norm: RmsNorm
+    norm: Norm
     first: Any
     second: Any
 
@@ -144,14 +146,14 @@ class ParallelSpec:
 
     def build(self, make: Builder) -> ParallelBlock:
         parts = (self.first.build(make.under("first")), self.second.build(make.under("second")))
-        return ParallelBlock(make.norm("norm.weight"), *parts)
+        return ParallelBlock(make.norm("norm"), *parts)
 
 
 @dataclass(frozen=True, slots=True)
 class MlpBlock:
     """A layer without attention."""
 
-    norm: RmsNorm
+    norm: Norm
     mlp: PlainMlp
 
     def __call__(self, kernels: Operations, residual: Array, delta: Array | None) -> tuple[Array, Array]:
@@ -164,7 +166,7 @@ class MlpLayerSpec:
     mlp: PlainMlpSpec
 
     def build(self, make: Builder) -> MlpBlock:
-        return MlpBlock(make.norm("norm.weight"), self.mlp.build(make.under("mlp")))
+        return MlpBlock(make.norm("norm"), self.mlp.build(make.under("mlp")))
 
 
 def toy(config: FamilyConfig) -> DecoderSpec:
@@ -175,13 +177,13 @@ def toy(config: FamilyConfig) -> DecoderSpec:
         vocab_size=VOCABULARY,
         hidden_size=HIDDEN,
         max_sequence_length=128,
-        norm_eps=EPS,
+        norms=NormSpec(EPS),
         tied_head=config.flag("tied", True),
         layers=(
             MlpLayerSpec(plain),
-            PreNormSpec(wide, MlpSpec(INNER)),
+            pre_norm(wide, MlpSpec(INNER)),
             ParallelSpec(ReadingSpec(wide), plain),
-            PreNormSpec(windowed, plain),
+            pre_norm(windowed, plain),
         ),
     )
 

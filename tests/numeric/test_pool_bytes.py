@@ -74,7 +74,7 @@ def test_pages_take_the_planned_bytes(name: str, head_dim: int, page_size: int, 
 @pytest.mark.parametrize(("name", "head_dim", "page_size", "format"), SIZES)
 def test_a_pool_fills_its_memory(name: str, head_dim: int, page_size: int, format: str) -> None:
     spec = decoder_spec({**SHAPES["tiny"], "head_dim": 32})
-    layers = [replace(each, attention=replace(each.attention, head_dim=head_dim)) for each in spec.layers]
+    layers = [each.with_part("self_attn", replace(each.part("self_attn"), head_dim=head_dim)) for each in spec.layers]
     spec = replace(spec, layers=tuple(layers))  # heads of 33 have no rope, which rotates pairs
     kernels, size = kernels_of(name), 3 << 20
     limits = PoolLimits(
@@ -96,7 +96,10 @@ def test_a_pool_fills_its_memory(name: str, head_dim: int, page_size: int, forma
 def test_memory_that_windows_do_not_need_goes_to_other_layers(batch: int) -> None:
     spec = decoder_spec(SHAPES["tiny"])
     windows = [70, None] * len(spec.layers)
-    layers = [replace(e, attention=replace(e.attention, window=w)) for e, w in zip(spec.layers, windows, strict=False)]
+    layers = [
+        e.with_part("self_attn", replace(e.part("self_attn"), window=w))
+        for e, w in zip(spec.layers, windows, strict=False)
+    ]
     spec = replace(spec, layers=tuple(layers))
     limits = PoolLimits(
         page_size=64,
@@ -120,7 +123,7 @@ def test_memory_that_windows_do_not_need_goes_to_other_layers(batch: int) -> Non
 def test_a_pool_holds_a_full_batch_if_memory_allows(length: int, window: int | None) -> None:
     """Sequences take whole pages: a batch of short ones takes more than its tokens."""
     spec = decoder_spec(SHAPES["tiny"])
-    layers = [replace(each, attention=replace(each.attention, window=window)) for each in spec.layers]
+    layers = [each.with_part("self_attn", replace(each.part("self_attn"), window=window)) for each in spec.layers]
     spec = replace(spec, layers=tuple(layers))
     limits = PoolLimits(
         page_size=64,

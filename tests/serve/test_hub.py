@@ -165,8 +165,8 @@ def test_pickled_model_is_rejected_without_download(hub):
 @pytest.mark.parametrize(
     ("config", "kind", "message"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, Unsupported, "MixtralForCausalLM"),
-        ({"rope_scaling": {"type": "longrope"}}, Unsupported, "longrope"),
+        ({"architectures": ["MambaForCausalLM"]}, Unsupported, "MambaForCausalLM"),
+        ({"rope_scaling": {"type": "spiral"}}, Unsupported, "spiral"),
         ({"quantization_config": {"quant_method": "torchao"}}, Unsupported, "torchao"),
         ({"hidden_size": None}, CheckpointError, "hidden_size"),
         (None, CheckpointError, r"'maker/other' has no config\.json"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ferrum.bench.limits import Costs, Rates
 from ferrum.bench.report import Cell, Origin, Report, Sample, Setting
 from ferrum.bench.shapes import SHAPES
 from ferrum.kernels.program_recorder import record
-from ferrum.models.decoder import build_decoder
+from ferrum.models.decoder import build_decoder, inventory
 from ferrum.models.families import decoder_spec
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "q8_0": 1.0625, "q4_0": 0.5625}
@@ -32,11 +34,11 @@ class SizedSource:
     format: str
     head: str
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Any:
+    def matrix(self, name: str, shape: tuple[int, int], *, exact: bool = False) -> Any:
         return SizedWeight(shape, self.head if "embed" in name or "lm_head" in name else self.format)
 
     def vector(self, name: str, size: int) -> Any:
-        return None
+        return np.zeros(size, np.float32)
 
     def weight(self, weight: Any) -> Any:
         return weight
@@ -50,15 +52,40 @@ class VectorlessKernels(SizedSource):
         return values
 
 
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+"""Changes of the tiny shape into one with experts."""
+
+LATENT = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "head_dim": 8,
+    "v_head_dim": 32,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": None,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 2,
+}
+"""Changes of the tiny shape into one with latent attention and no experts."""
+
+
 def costs_of(shape: str, format: str, head: str | None = None, kv_format: str = "bfloat16", **changes: Any) -> Costs:
     """Return the costs of a step of a shape in a format."""
     spec = decoder_spec({**SHAPES[shape], **changes})
     source = SizedSource(format, head or format)
     program = record(build_decoder(spec, source, VectorlessKernels(format, format), 64))
-    attention = spec.layers[0].attention
-    kv_bytes = 2 * attention.num_kv_heads * attention.head_dim * (4.0 if kv_format == "float32" else 2.0)
-    groups = {op.arguments[1].group for op in program.ops if op.name == "attention"}
-    return Costs(program, kv_format, (kv_bytes,) * len(groups))
+    size = 4.0 if kv_format == "float32" else 2.0
+    stored = inventory(spec).kv_layers
+    return Costs(program, kv_format, tuple(size * each.num_heads * (each.key_dim + each.value_dim) for each in stored))
 
 
 def rates(read: float = 50.0, peak: float = 1000.0) -> Rates:

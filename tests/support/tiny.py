@@ -115,8 +115,12 @@ def model_of(case: Case) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(sum(map(ord, case.name)))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            mean = 1.0 if "norm" in name else 0.0
+            mean = 1.0 if "norm" in name or "scale" in name else 0.0
             parameter.copy_(mean + 0.12 * torch.randn(parameter.shape, generator=generator))
+        for name, buffer in model.named_buffers():
+            if name.endswith(("layer_scalar", "e_score_correction_bias")):
+                mean = 0.8 if name.endswith("scalar") else 0.0
+                buffer.copy_(mean + 0.12 * torch.randn(buffer.shape, generator=generator))
     return model.to(getattr(torch, case.dtype))
 
 

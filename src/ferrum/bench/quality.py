@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ferrum.bench.report import Document, Origin
 from ferrum.core.json_record import JsonRecord
-from ferrum.kernels.interface import F32
+from ferrum.kernels.operations import F32
 
 _ROWS: Final = 64
 """Rows of logits that are compared at a time: in float64 a whole span of a large vocabulary takes gigabytes."""

@@ -19,7 +19,7 @@ from ferrum.bench.report import Origin
 from ferrum.core.config import ModelConfig, Switches
 from ferrum.core.errors import ConfigError, FerrumError, ModelNotFound, RequestError
 from ferrum.core.step import Rows, Span, StepBatch, Want
-from ferrum.kernels.interface import F32
+from ferrum.kernels.operations import F32
 from ferrum.kernels.program_recorder import record
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor

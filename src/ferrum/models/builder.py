@@ -6,15 +6,21 @@ rope table. No other code lists the parts of a layer.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from ferrum.core.kv_shape import KvShape
-from ferrum.kernels.interface import Array, ParameterForms, Weight
+from ferrum.kernels.interface import ParameterForms
+from ferrum.kernels.op_attributes import Activation
+from ferrum.kernels.operations import Array, Weight
+from ferrum.kernels.vectors import ones, temperatures
 from ferrum.models.tensor_names import ParameterSource
+from ferrum.models.tensor_views import Rows, View
 from ferrum.nn.block import Layer, Part
 from ferrum.nn.linear import Linear
-from ferrum.nn.norm import RmsNorm
+from ferrum.nn.norm import Norm
 
 
 class PartSpec(Protocol):
@@ -52,29 +58,60 @@ class Slot(NamedTuple):
     layer: int
 
 
+class Place(NamedTuple):
+    """Rows of a checkpoint's tensors that hold a linear layer's: those of `source`.weight and `source`.bias."""
+
+    source: str
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """The norms of a model.
+
+    Attributes:
+        eps: of every norm.
+        centred, bias: see `nn.norm.Norm`.
+        offset: added to the stored weights (1 where a checkpoint stores weights minus 1).
+        factor: of what each part adds to the residual stream.
+    """
+
+    eps: float
+    centred: bool = False
+    bias: bool = False
+    offset: float = 0.0
+    factor: float = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Builder:
     """A maker of parts. Those of one model share all but the prefix.
 
     Attributes:
         source, kernels: parameters, and their conversion to the backend's form.
-        hidden_size, norm_eps: of the model.
+        hidden_size, norms: of the model.
         positions: rows of a rope table.
+        renames: patterns of full names, and what a checkpoint calls the tensors instead.
         prefix: of the names of the part's parameters, without the dot.
         weights: every matrix so far, by name.
         ropes: every rope table so far, by frequencies and scaling.
+        temperatures: every table of factors by position so far, by its scale, period and shift.
         stores: the specs that store, by what they store. A shape's position is its layer group.
+        views: where the numbers of parameters are, for those that are not tensors of their own in every checkpoint.
     """
 
     source: ParameterSource
     kernels: ParameterForms
     hidden_size: int
-    norm_eps: float
+    norms: NormSpec
     positions: int
+    renames: tuple[tuple[str, str], ...] = ()
     prefix: str = ""
     weights: dict[str, Weight] = field(default_factory=dict)
     ropes: dict[tuple[tuple[float, ...], float], Array] = field(default_factory=dict)
+    temperatures: dict[tuple[float, int, int], Array] = field(default_factory=dict)
     stores: dict[KvShape, list[StoringSpec]] = field(default_factory=dict)
+    views: dict[str, View] = field(default_factory=dict)
 
     @property
     def kv_layers(self) -> tuple[KvShape, ...]:
@@ -82,32 +119,77 @@ class Builder:
         return tuple(replace(shape, num_layers=len(specs)) for shape, specs in self.stores.items())
 
     def under(self, name: str) -> Builder:
-        """Return the builder of a part of that name."""
-        return replace(self, prefix=self._full(name))
+        """Return the builder of a part of that name; without a name, of the same."""
+        return replace(self, prefix=self._full(name)) if name else self
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
-        """Return the matrix [N, K] of that name."""
-        name = self._full(name)
-        given = self.source.matrix(name, shape)
+    def matrix(self, name: str, shape: tuple[int, int], view: View | None = None, *, exact: bool = False) -> Weight:
+        """Return the matrix [N, K] of that name, which may be a view of tensors; if `exact`, in float32."""
+        name = self._placed(name, view)
+        given = self.source.matrix(name, shape, exact=exact)
         self.weights[name] = weight = self.kernels.weight(given)
         if weight is not given:
             del given
             self.source.release(name)
         return weight
 
-    def vector(self, name: str, size: int) -> Array:
-        """Return the vector of that name."""
-        return self.kernels.vector(self.source.vector(self._full(name), size))
+    def shared(self, name: str, shape: tuple[int, int], view: View) -> Weight:
+        """Return a matrix of that whole name, which parts of several layers use."""
+        return self.weights[name] if name in self.weights else self.matrix(name, shape, view)
 
-    def norm(self, name: str) -> RmsNorm:
-        """Return the norm of the residual stream with that name."""
-        return RmsNorm(self.vector(name, self.hidden_size), self.norm_eps)
+    def vector(
+        self, name: str, size: int, view: View | None = None, *, offset: float = 0.0, factor: float = 1.0
+    ) -> Array:
+        """Return the vector of that name, which may be a view of tensors, times a factor plus an offset."""
+        values = self.source.vector(self._placed(name, view), size)
+        if (offset, factor) != (0.0, 1.0):
+            values = values * factor + offset
+        return self.kernels.vector(values)
 
-    def linear(self, names: tuple[str, ...], sizes: tuple[int, ...], inputs: int, *, bias: bool = False) -> Linear:
-        """Return the linear layers of these names and numbers of outputs, over one input."""
+    def number(self, name: str) -> float:
+        """Return the only number of that name."""
+        return float(self.source.vector(self._placed(name, None), 1)[0])
+
+    def ones(self, size: int) -> Array:
+        """Return a vector of ones, for a norm without a weight."""
+        return self.kernels.vector(ones(size))
+
+    def norm(self, name: str, size: int | None = None) -> Norm:
+        """Return the norm of that name, of the residual stream or of `size` numbers."""
+        spec, count = self.norms, size or self.hidden_size
+        weight = self.vector(f"{name}.weight", count, offset=spec.offset)
+        bias = self.vector(f"{name}.bias", count) if spec.bias else None
+        return Norm(weight, spec.eps, bias, spec.centred, spec.factor)
+
+    def linear(
+        self,
+        names: tuple[str, ...],
+        sizes: tuple[int, ...],
+        inputs: int,
+        *,
+        bias: bool = False,
+        places: Mapping[str, Place] | None = None,
+        activation: Activation | None = None,
+        exact: bool = False,
+    ) -> Linear:
+        """Return the linear layers of these names and numbers of outputs, over one input.
+
+        Args:
+            names, sizes: of the layers.
+            inputs: numbers of the input.
+            bias: whether they have biases.
+            places: where their rows are, for those that are not tensors of their own.
+            activation: of all outputs.
+            exact: keep the weights in float32.
+        """
+
+        def view(name: str, kind: str) -> View | None:
+            place = (places or {}).get(name)
+            return None if place is None else View((f"{place.source}.{kind}",), place.rows)
+
         parts = list(zip(names, sizes, strict=True))
-        weights = [self.matrix(f"{name}.weight", (size, inputs)) for name, size in parts]
-        return Linear(weights, [self.vector(f"{name}.bias", size) for name, size in parts] if bias else None)
+        weights = [self.matrix(f"{n}.weight", (size, inputs), view(n, "weight"), exact=exact) for n, size in parts]
+        biases = [self.vector(f"{n}.bias", size, view(n, "bias")) for n, size in parts] if bias else None
+        return Linear(weights, biases, activation)
 
     def rope(self, frequencies: tuple[float, ...], scaling: float) -> Array:
         """Return the rope table of these frequencies. Parts with equal ones share a table."""
@@ -115,6 +197,13 @@ class Builder:
         if key not in self.ropes:
             self.ropes[key] = self.kernels.rope_table(frequencies, scaling, self.positions)
         return self.ropes[key]
+
+    def temperature(self, scale: float, period: int, shift: int) -> Array:
+        """Return the factors of `kernels.vectors.temperatures`. Parts with equal ones share a table."""
+        key = scale, period, shift
+        if key not in self.temperatures:
+            self.temperatures[key] = self.kernels.vector(temperatures(*key, self.positions))
+        return self.temperatures[key]
 
     def slot(self, spec: StoringSpec) -> Slot:
         """Return a new slot of the KV pool for what a part stores."""
@@ -126,5 +215,22 @@ class Builder:
         """Return the slot of the last part so far that stores this shape, for a part that reads it again."""
         return Slot(list(self.stores).index(shape), len(self.stores[shape]) - 1)
 
+    def _placed(self, name: str, view: View | None) -> str:
+        """Return the full name of a parameter, and note its view."""
+        full = self._full(name)
+        sources = (full,) if view is None else tuple(map(self._full, view.sources))
+        renamed = tuple(map(self._renamed, sources))
+        if view is not None or renamed != (full,):
+            self.views[full] = replace(view or View(()), sources=renamed)
+        return full
+
+    def _renamed(self, name: str) -> str:
+        for pattern, replacement in self.renames:
+            name = re.sub(pattern, replacement, name)
+        return name
+
     def _full(self, name: str) -> str:
+        """Return a name with the prefix; one that begins with `model.` is whole already."""
+        if name.startswith("model."):
+            return name
         return f"{self.prefix}.{name}" if self.prefix else name

@@ -54,6 +54,10 @@ class FamilyConfig:
             raise CheckpointError(f"config.json: {name} must be a positive number, got {value!r}")
         return float(value)
 
+    def optional_number(self, name: str, default: float | None = None) -> float | None:
+        """Read a positive number; null means none, absence the default."""
+        return None if self.values.get(name, default) is None else self.number(name, default)
+
     def flag(self, name: str, default: bool) -> bool:
         """Read a boolean; null counts as absent."""
         value = self.values.get(name)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ferrum.core.kv_shape import KvShape
-from ferrum.kernels.interface import Array, NetworkOutput, Operations, ParameterForms, Weight
+from ferrum.kernels.interface import NetworkOutput, ParameterForms
+from ferrum.kernels.operations import Array, Operations, Weight
+from ferrum.kernels.vectors import zeros
 from ferrum.models.builder import Builder
 from ferrum.models.spec import DecoderSpec
 from ferrum.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, LAYERS, ParameterSource
+from ferrum.models.tensor_views import View
 from ferrum.nn.block import Layer
-from ferrum.nn.norm import RmsNorm
+from ferrum.nn.norm import Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +30,19 @@ class Decoder:
     spec: DecoderSpec
     embedding: Weight
     layers: tuple[Layer, ...]
-    final_norm: RmsNorm
+    final_norm: Norm
     head: Weight
     weights: Mapping[str, Weight]
     kv_layers: tuple[KvShape, ...]
 
     def __call__(self, kernels: Operations) -> NetworkOutput:
         """Run one step."""
-        residual, delta = kernels.embed(self.embedding), None  # [R, H]
+        spec = self.spec
+        residual, delta = kernels.embed(self.embedding, spec.embedding_scale), None  # [R, H]
         for layer in self.layers:
             residual, delta = layer(kernels, residual, delta)
         _, x = self.final_norm.add(kernels, residual, delta)
-        logits = kernels.head(kernels.gather(x), self.head)  # [G, V]
+        logits = kernels.head(kernels.gather(x), self.head, spec.logit_scale, spec.softcap)  # [G, V]
         return NetworkOutput(logits, kernels.best(logits), kernels.gather_hidden(x), kernels.finite(x))
 
 
@@ -65,12 +69,16 @@ class Inventory:
         kv_layers: the decoder's.
         num_heads: query heads of the first part that stores.
         rope_numbers: frequencies of all rope tables.
+        views: where parameters are that are not tensors of their own, by name.
+        exact: names of the matrices that stay in float32 (routers).
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     kv_layers: tuple[KvShape, ...]
     num_heads: int
     rope_numbers: int
+    views: Mapping[str, View]
+    exact: Collection[str]
 
 
 def inventory(spec: DecoderSpec) -> Inventory:
@@ -80,7 +88,7 @@ def inventory(spec: DecoderSpec) -> Inventory:
     _decoder(spec, make)
     first = next(specs[0] for specs in make.stores.values())
     rope_numbers = sum(len(frequencies) for frequencies, _ in make.ropes)
-    return Inventory(source.shapes, make.kv_layers, first.num_heads, rope_numbers)
+    return Inventory(source.shapes, make.kv_layers, first.num_heads, rope_numbers, make.views, source.exact)
 
 
 def parameter_shapes(spec: DecoderSpec) -> Mapping[str, tuple[int, ...]]:
@@ -89,7 +97,7 @@ def parameter_shapes(spec: DecoderSpec) -> Mapping[str, tuple[int, ...]]:
 
 
 def _builder(spec: DecoderSpec, source: ParameterSource, kernels: ParameterForms, positions: int) -> Builder:
-    return Builder(source, kernels, spec.hidden_size, spec.norm_eps, positions)
+    return Builder(source, kernels, spec.hidden_size, spec.norms, positions, spec.renames)
 
 
 def _decoder(spec: DecoderSpec, make: Builder) -> Decoder:
@@ -103,17 +111,21 @@ def _decoder(spec: DecoderSpec, make: Builder) -> Decoder:
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """A parameter source that records the requested shapes."""
+    """A parameter source that records the requested shapes, and which matrices are exact."""
 
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    exact: set[str] = field(default_factory=set)
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Any:
+    def matrix(self, name: str, shape: tuple[int, int], *, exact: bool = False) -> Any:
         self.shapes[name] = shape
+        if exact:
+            self.exact.add(name)
 
     def release(self, name: str) -> None: ...
 
     def vector(self, name: str, size: int) -> Any:
         self.shapes[name] = (size,)
+        return zeros(size)
 
 
 class _Formless:

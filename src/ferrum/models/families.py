@@ -12,8 +12,15 @@ from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.core.registry import Registry
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.spec import DecoderSpec
+from ferrum.text.text_config import WRAPPER, text_config
 
 FAMILIES: Registry[Callable[[FamilyConfig], DecoderSpec]] = Registry("architecture")
+
+MODEL_TYPES: dict[str, str] = {}
+"""Another `model_type` of architectures besides the one that their names say."""
+
+LAYER_CONFIGS: set[str] = set()
+"""Architectures that read `per_layer_config`."""
 
 
 def load_families() -> None:
@@ -34,12 +41,13 @@ def decoder_spec(config: Mapping[str, Any], context: int | None = None) -> Decod
         Unsupported: the architecture or a feature is not implemented.
     """
     load_families()
+    config = text_config(config)
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise CheckpointError(f"config.json: architectures must name one architecture, got {names!r}")
-    name = _with_head(names[0])
+    name = _of_text(_with_head(names[0]), config.get("model_type"))
     family = FAMILIES.get(name)
-    _refuse(config)
+    _refuse(config, name)
     _check_type(config.get("model_type"), name, family)
     return family(FamilyConfig(config, context))
 
@@ -50,14 +58,25 @@ def _with_head(name: str) -> str:
     return whole if name.endswith("Model") and whole in FAMILIES.names() else name
 
 
-def _refuse(config: Mapping[str, Any]) -> None:
+def _of_text(name: str, kind: Any) -> str:
+    """Return the architecture of the text model in a whole one, by its `model_type`; of others, the name."""
+    if name in FAMILIES or not name.endswith(WRAPPER):
+        return name
+    found = next((each for each in FAMILIES.names() if _type_of(each) == _plain(kind)), None)
+    if found is None:
+        known = ", ".join(FAMILIES.names())
+        raise Unsupported(f"the architecture {name} with a text model of type {kind!r}", f"known text models: {known}")
+    return found
+
+
+def _refuse(config: Mapping[str, Any], name: str) -> None:
     """Raise Unsupported for fields that `transformers` reads in every family and that no family here implements.
 
     Some embedding models have a decoder's architecture with `is_causal` false (gte-Qwen2). There null means false.
     """
     if not config.get("is_causal", True):
         raise Unsupported(f"config.json: is_causal={config['is_causal']!r}", "only causal attention is implemented")
-    if config.get("per_layer_config"):
+    if config.get("per_layer_config") and name not in LAYER_CONFIGS:
         raise Unsupported("config.json: per_layer_config", "all layers must have the same configuration")
     if config.get("transformers_weights") is not None:
         file = config["transformers_weights"]
@@ -66,11 +85,17 @@ def _refuse(config: Mapping[str, Any]) -> None:
 
 def _check_type(kind: Any, name: str, family: Callable[[FamilyConfig], DecoderSpec]) -> None:
     """Refuse a `model_type` that contradicts the architecture. `transformers` chooses the model by `model_type`."""
-    kinds = {_type_of(each) for each in FAMILIES.names() if FAMILIES.get(each) is family}
-    if kind is not None and str(kind).replace("_", "") not in kinds:
+    names = [each for each in FAMILIES.names() if FAMILIES.get(each) is family]
+    kinds = {*map(_type_of, names), *(_plain(MODEL_TYPES[each]) for each in names if each in MODEL_TYPES)}
+    if kind is not None and _plain(kind) not in kinds:
         raise Unsupported(f"config.json: model_type={kind!r} with architecture {name}", "they name different models")
 
 
 def _type_of(architecture: str) -> str:
     """The type of an architecture's configuration, without underscores."""
-    return architecture.removesuffix("ForCausalLM").lower()
+    return _plain(architecture.removesuffix("ForCausalLM"))
+
+
+def _plain(kind: Any) -> str:
+    """Return a type in lower case without underscores; that of a text model in a whole one may end in `_text`."""
+    return str(kind).lower().removesuffix("_text").replace("_", "")

@@ -2,19 +2,101 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
-from ferrum.core.errors import CheckpointError
+from ferrum.core.errors import CheckpointError, Unsupported
+from ferrum.kernels.op_attributes import Activation
+from ferrum.models.attention_spec import AttentionSpec
+from ferrum.models.builder import LayerSpec, NormSpec, PartSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
 from ferrum.models.rope import context_length, rope_spec
-from ferrum.models.spec import AttentionSpec, DecoderSpec, MlpSpec, PreNormSpec
+from ferrum.models.spec import DecoderSpec, MlpSpec, pre_norm
 
 QWEN_CONTEXT: Final = 1 << 15
 """Context of Qwen models whose configuration does not set one."""
 
 _DEFAULT_WINDOW: Final = 4096
 _LAYER_TYPES: Final = ("sliding_attention", "full_attention")
+
+_ACTIVATIONS: Final = {
+    "silu": Activation("silu"),
+    "swish": Activation("silu"),
+    "gelu": Activation("gelu"),
+    "gelu_pytorch_tanh": Activation("gelu_tanh"),
+    "gelu_new": Activation("gelu_tanh"),
+    "relu2": Activation("relu2"),
+}
+"""Activations by their names in `config.json`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The attention heads of a configuration."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def heads_of(config: FamilyConfig, head_dim: int | None = None) -> Heads:
+    """Return the heads of a configuration. Their default size is `head_dim`, or hidden size / heads."""
+    heads = config.integer("num_attention_heads")
+    kv_heads = config.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"config.json: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})"
+        )
+    return Heads(heads, kv_heads, config.integer("head_dim", head_dim or config.integer("hidden_size") // heads))
+
+
+def attention_of(heads: Heads, **fields: Any) -> AttentionSpec:
+    """Return attention with these heads; `fields` are the others of `AttentionSpec`."""
+    return AttentionSpec(heads.num_heads, heads.num_kv_heads, heads.head_dim, **fields)
+
+
+def activation_of(config: FamilyConfig, name: str = "hidden_act", default: str = "silu") -> Activation:
+    """Return the activation that a field names."""
+    found = config.values.get(name)
+    found = default if found is None else found
+    if found not in _ACTIVATIONS:
+        raise Unsupported(f"config.json: {name}={found!r}", f"known: {', '.join(sorted(_ACTIVATIONS))}")
+    return _ACTIVATIONS[found]
+
+
+def mlp_of(config: FamilyConfig, **fields: Any) -> MlpSpec:
+    """Return the gated feed-forward of a configuration; `fields` are others of `MlpSpec`."""
+    size = fields.pop("intermediate_size", None) or config.integer("intermediate_size")
+    activation = fields.pop("activation", None) or activation_of(config)
+    return MlpSpec(size, activation, **fields)
+
+
+def norms_of(config: FamilyConfig, name: str = "rms_norm_eps", default: float = 1e-6, **fields: Any) -> NormSpec:
+    """Return the norms of a configuration, whose epsilon that field holds; `fields` are others of `NormSpec`."""
+    return NormSpec(config.number(name, default), **fields)
+
+
+def decoder_of(family: str, config: FamilyConfig, layers: Iterable[LayerSpec], **fields: Any) -> DecoderSpec:
+    """Return a decoder with the sizes of a configuration.
+
+    Args:
+        family: name of the architecture.
+        config: of the checkpoint.
+        layers: of the decoder.
+        fields: others of `DecoderSpec`, or other values.
+    """
+    tied = fields.pop("tied_head", None)
+    tied = config.flag("tie_word_embeddings", False) if tied is None else tied
+    ignored = ("*.rotary_emb.inv_freq", *(("lm_head.weight",) if tied else ()), *fields.pop("ignored_names", ()))
+    common = {
+        "vocab_size": config.integer("vocab_size"),
+        "hidden_size": config.integer("hidden_size"),
+        "max_sequence_length": context_length(config),
+        "norms": fields.pop("norms", None) or norms_of(config),
+    }
+    return DecoderSpec(family, **{**common, **fields}, tied_head=tied, layers=tuple(layers), ignored_names=ignored)
 
 
 def llama_like(
@@ -23,6 +105,7 @@ def llama_like(
     *,
     windows: tuple[int | None, ...] | None = None,
     head_dim: int | None = None,
+    mlps: Iterable[PartSpec] | None = None,
     **attention: Any,
 ) -> DecoderSpec:
     """Return the spec of a pre-norm decoder with grouped-query attention, rope and a gated MLP.
@@ -32,32 +115,15 @@ def llama_like(
         config: of the checkpoint.
         windows: sliding window per layer; None for full attention in all layers.
         head_dim: default of the family (default: hidden size / heads).
+        mlps: feed-forward of each layer; None: that of the configuration.
         attention: fields of `AttentionSpec` that differ from Llama.
     """
-    config.require("hidden_act", "silu", "silu")
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    kv_heads, count = config.integer("num_key_value_heads", heads), config.num_layers()
-    dim = config.integer("head_dim", head_dim or hidden // heads)
-    if heads % kv_heads:
-        raise CheckpointError(
-            f"config.json: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})"
-        )
-    rope = rope_spec(config, dim)
-    mlp = MlpSpec(config.integer("intermediate_size"))
-    tied = config.flag("tie_word_embeddings", False)
-    return DecoderSpec(
-        family=family,
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
-        max_sequence_length=context_length(config),
-        norm_eps=config.number("rms_norm_eps", 1e-6),
-        tied_head=tied,
-        layers=tuple(
-            PreNormSpec(AttentionSpec(heads, kv_heads, dim, rope, window=window, **attention), mlp)
-            for window in windows or (None,) * count
-        ),
-        ignored_names=("*.rotary_emb.inv_freq", *(("lm_head.weight",) if tied else ())),
-    )
+    heads, count = heads_of(config, head_dim), config.num_layers()
+    rope = rope_spec(config, heads.head_dim)
+    each = [mlp_of(config)] * count if mlps is None else list(mlps)
+    windows = windows or (None,) * count
+    parts = [attention_of(heads, rope=rope, window=window, **attention) for window in windows]
+    return decoder_of(family, config, map(pre_norm, parts, each))
 
 
 def sliding_window(config: FamilyConfig) -> int | None:
@@ -66,16 +132,20 @@ def sliding_window(config: FamilyConfig) -> int | None:
     return None if off else config.integer("sliding_window", _DEFAULT_WINDOW)
 
 
-def layer_windows(config: FamilyConfig, window: int | None, first: int) -> tuple[int | None, ...]:
-    """Return the window of each layer: by `layer_types` if present, else for all layers from `first` on."""
+def layer_types(config: FamilyConfig, default: Iterable[str], known: tuple[str, ...] = _LAYER_TYPES) -> list[str]:
+    """Return the kind of each layer, of `layer_types` if present."""
     count, types = config.num_layers(), config.values.get("layer_types")
     if types is None:
-        return tuple(window if i >= first else None for i in range(count))
-    if not isinstance(types, list) or len(types) != count or any(kind not in _LAYER_TYPES for kind in types):
-        raise CheckpointError(
-            f"config.json: layer_types must name full_attention or sliding_attention for {count} layers"
-        )
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
+        return list(default)
+    if not isinstance(types, list) or len(types) != count or any(kind not in known for kind in types):
+        raise CheckpointError(f"config.json: layer_types must name {' or '.join(reversed(known))} for {count} layers")
+    return types
+
+
+def layer_windows(config: FamilyConfig, window: int | None, first: int) -> tuple[int | None, ...]:
+    """Return the window of each layer: by `layer_types` if present, else for all layers from `first` on."""
+    default = (_LAYER_TYPES[i < first] for i in range(config.num_layers()))
+    return tuple(window if kind == _LAYER_TYPES[0] else None for kind in layer_types(config, default))
 
 
 def mixed_windows(config: FamilyConfig) -> tuple[int | None, ...]:
@@ -87,6 +157,6 @@ def mixed_windows(config: FamilyConfig) -> tuple[int | None, ...]:
 @FAMILIES.register("LlamaForCausalLM")
 def llama(config: FamilyConfig) -> DecoderSpec:
     """Return the spec of Llama 2 and 3.x (Touvron et al. 2023; Grattafiori et al. 2024)."""
-    config.require("mlp_bias", False, False)
     bias = config.flag("attention_bias", False)
-    return llama_like("llama", config, bias=bias, output_bias=bias)
+    mlp = mlp_of(config, bias=config.flag("mlp_bias", False))
+    return llama_like("llama", config, bias=bias, output_bias=bias, mlps=[mlp] * config.num_layers())

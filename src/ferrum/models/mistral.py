@@ -1,11 +1,25 @@
-"""Mistral (Jiang et al. 2023) and Ministral."""
+"""Mistral (Jiang et al. 2023), Ministral, Ministral 3 and Mixtral (Jiang et al. 2024)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Final
+
+from ferrum.kernels.op_attributes import Routing
+from ferrum.models.attention_spec import Temperature
 from ferrum.models.config_reader import FamilyConfig
+from ferrum.models.experts_spec import ExpertsSpec
 from ferrum.models.families import FAMILIES
-from ferrum.models.llama import layer_windows, llama_like, sliding_window
+from ferrum.models.llama import activation_of, layer_windows, llama_like, sliding_window
 from ferrum.models.spec import DecoderSpec
+
+MIXTRAL_NAMES: Final = (
+    (r"(layers\.\d+)\.mlp\.", r"\1.block_sparse_moe."),
+    (r"(experts\.\d+)\.gate_proj\.", r"\1.w1."),
+    (r"(experts\.\d+)\.up_proj\.", r"\1.w3."),
+    (r"(experts\.\d+)\.down_proj\.", r"\1.w2."),
+)
+"""What Mixtral's checkpoints call the tensors of experts."""
 
 
 @FAMILIES.register("MistralForCausalLM")
@@ -14,3 +28,32 @@ def mistral(config: FamilyConfig) -> DecoderSpec:
     """Return Llama with a sliding window in all layers, or in those of `layer_types` (Ministral)."""
     config = config.with_defaults(max_position_embeddings=1 << 17)
     return llama_like("mistral", config, windows=layer_windows(config, sliding_window(config), 0))
+
+
+@FAMILIES.register("Ministral3ForCausalLM")
+def ministral3(config: FamilyConfig) -> DecoderSpec:
+    """Return Llama whose queries have a factor that grows with their position."""
+    config = config.with_defaults(max_position_embeddings=1 << 18, head_dim=128)
+    rope = config.section("rope_parameters") or FamilyConfig({})
+    beta, temperature = rope.optional_number("llama_4_scaling_beta"), None
+    if beta is not None:
+        temperature = Temperature(beta, rope.integer("original_max_position_embeddings"))
+    windowed = config.values.get("sliding_window") is not None
+    window = config.integer("sliding_window") if windowed else None
+    windows = (window,) * config.num_layers()
+    return llama_like("ministral3", config, windows=windows, temperature=temperature)
+
+
+@FAMILIES.register("MixtralForCausalLM")
+def mixtral(config: FamilyConfig) -> DecoderSpec:
+    """Return Mistral with experts whose two weights are renormalised."""
+    config = config.with_defaults(max_position_embeddings=1 << 17, rope_theta=1e6)
+    routing = Routing(
+        config.integer("num_local_experts", 8), config.integer("num_experts_per_tok", 2), renormalise=True
+    )
+    experts = ExpertsSpec(routing, config.integer("intermediate_size"), activation_of(config))
+    windowed = config.values.get("sliding_window") is not None
+    windows = ((config.integer("sliding_window") if windowed else None),) * config.num_layers()
+    mlps = [experts] * config.num_layers()
+    spec = llama_like("mixtral", config, windows=windows, mlps=mlps)
+    return replace(spec, renames=MIXTRAL_NAMES)

@@ -8,24 +8,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.kernels.reference.double_math import logarithm, power
+from ferrum.models.attention_spec import RopeSpec
 from ferrum.models.config_reader import MAX_INTEGER, FamilyConfig
-from ferrum.models.spec import RopeSpec
 
 _CONTEXT = ("max_position_embeddings", 2048)
 _DEFAULT_THETA = 10000.0
+
+_WHOLE_HEADS = ("proportional",)
+"""Rope types of all pairs of a head, whatever share of them is rotated."""
 
 _LARGEST = 1e29
 """Limit of a frequency or scaling: its product with any position must fit in float32."""
 
 
-def rope_spec(config: FamilyConfig, head_dim: int) -> RopeSpec:
-    """Return the rope of a checkpoint, from `rope_parameters` or from `rope_theta` and `rope_scaling`."""
-    section, kind = _section(config)
+def rope_spec(
+    config: FamilyConfig, head_dim: int, layer: str | None = None, *, partial: bool = False, interleaved: bool = False
+) -> RopeSpec:
+    """Return the rope of a checkpoint, from `rope_parameters` or from `rope_theta` and `rope_scaling`.
+
+    Args:
+        config: of the checkpoint.
+        head_dim: numbers of a head.
+        layer: the kind of layer, in families with a rope for each; None in others.
+        partial: the family can rotate a part of each head.
+        interleaved: the family's pairs are adjacent.
+    """
+    section, kind = _section(config, layer)
     if any(isinstance(value, Mapping) for value in section.values.values()):
         raise Unsupported("a rope per kind of layer", "this family implements one rope for all layers")
     theta = section.number("rope_theta", config.number("rope_theta", _DEFAULT_THETA))
@@ -33,16 +46,19 @@ def rope_spec(config: FamilyConfig, head_dim: int) -> RopeSpec:
     if variant is None:
         raise Unsupported(f"rope type {kind!r}", f"known: {', '.join(sorted(_VARIANTS))}")
     for each in (section, config):
-        each.require("partial_rotary_factor", 1, 1)
-    if head_dim % 2:
-        raise CheckpointError(f"config.json: head_dim must be even for rope, got {head_dim}")
+        if not partial:
+            each.require("partial_rotary_factor", 1, 1)
+    share = section.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)) if partial else 1.0
+    rotated = head_dim if kind in _WHOLE_HEADS else int(head_dim * min(share, 1.0))
+    if rotated % 2:
+        raise CheckpointError(f"config.json: head_dim must be even for rope, got {rotated}")
     try:
-        rope = variant(_Rope(section, config, theta, head_dim))
+        rope = variant(_Rope(section, config, theta, rotated, share))
     except (ArithmeticError, ValueError) as error:
         raise CheckpointError(f"config.json: invalid parameters of rope {kind!r}: {error}") from error
     if not all(number <= _LARGEST for number in (*rope.frequencies, rope.scaling)):
         raise CheckpointError(f"config.json: invalid parameters of rope {kind!r}: angles are not finite")
-    return rope
+    return replace(rope, interleaved=interleaved)
 
 
 def context_length(config: FamilyConfig) -> int:
@@ -53,7 +69,7 @@ def context_length(config: FamilyConfig) -> int:
     of Vicuna).
     """
     base = config.integer(*_CONTEXT)
-    section, kind = _section(config)
+    section, kind = _section(config, "full_attention")
     if kind == "linear":
         return max(base, config.integer("max_sequence_length", base))
     if kind == "yarn" and any("original_max_position_embeddings" in each.values for each in (section, config)):
@@ -61,9 +77,11 @@ def context_length(config: FamilyConfig) -> int:
     return max(base, config.context) if kind == "dynamic" and config.context else base
 
 
-def _section(config: FamilyConfig) -> tuple[FamilyConfig, Any]:
-    """Return the rope section of a configuration, and the rope type."""
+def _section(config: FamilyConfig, layer: str | None = None) -> tuple[FamilyConfig, Any]:
+    """Return the rope section of a configuration or of its layers of a kind, and the rope type."""
     section = config.section("rope_scaling") or config.section("rope_parameters") or FamilyConfig({}, config.context)
+    if layer is not None and isinstance(section.values.get(layer), Mapping):
+        section = FamilyConfig(section.values[layer], config.context)
     return section, section.values.get("rope_type", section.values.get("type", "default"))
 
 
@@ -75,12 +93,13 @@ def _trained(config: FamilyConfig, section: FamilyConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Rope:
-    """Inputs of a rope variant: its section, the whole configuration, the base, the rotated dimensions."""
+    """Inputs of a rope variant: its section, the whole configuration, the base, rotated dimensions, share of heads."""
 
     section: FamilyConfig
     config: FamilyConfig
     theta: float
     rotated: int
+    share: float = 1.0
 
     def plain(self, theta: float | None = None) -> list[float]:
         """Return the frequencies theta^(-2i/d) (Su et al. 2021, section 3.2.2)."""
@@ -103,7 +122,10 @@ def _linear(rope: _Rope) -> RopeSpec:
 
 
 def _dynamic(rope: _Rope) -> RopeSpec:
-    """Scale the base (NTK-aware) for a text as long as the configured context."""
+    """Scale the base (NTK-aware) for a text as long as the configured context, or by a fixed `alpha`."""
+    if rope.section.values.get("alpha") and rope.rotated > 2:
+        grown = power(rope.section.number("alpha"), rope.rotated / (rope.rotated - 2))
+        return RopeSpec(tuple(rope.plain(rope.theta * grown)))
     factor, trained = rope.section.number("factor"), rope.config.integer(*_CONTEXT)
     if rope.rotated == 2:
         raise CheckpointError("config.json: dynamic rope needs a head_dim above 2, got 2")
@@ -168,12 +190,37 @@ def _yarn_scaling(section: FamilyConfig, factor: float) -> float:
     return mscale(1.0)
 
 
+def _longrope(rope: _Rope) -> RopeSpec:
+    """Divide frequencies by one of two lists, chosen by the configured context (Ding et al. 2024).
+
+    `transformers` chooses by the length of the text, which changes earlier tokens. Here a context beyond that of the
+    training takes the long list for every text, a shorter one the short list.
+    """
+    trained, most = rope.trained(), rope.config.integer(*_CONTEXT)
+    name = "long_factor" if (rope.config.context or most) > trained else "short_factor"
+    factor = rope.section.number("factor", most / trained)
+    scaling = 1.0 if factor <= 1 else math.sqrt(1 + logarithm(factor) / logarithm(trained))
+    divided = _divided(rope, name).frequencies
+    return RopeSpec(divided, rope.section.number("attention_factor", scaling))
+
+
+def _proportional(rope: _Rope) -> RopeSpec:
+    """Rotate the first pairs of a head as if all were rotated; the other pairs have the frequency 0 (Gemma 4)."""
+    pairs, factor = int(rope.share * rope.rotated // 2), rope.section.number("factor", 1.0)
+    return RopeSpec(tuple(f / factor if i < pairs else 0.0 for i, f in enumerate(rope.plain())))
+
+
 def _factors(rope: _Rope) -> RopeSpec:
     """Divide each frequency by its factor, as GGUF files carry the scaling of Llama 3.1."""
-    factors = rope.section.values.get("factors")
+    return _divided(rope, "factors")
+
+
+def _divided(rope: _Rope, name: str) -> RopeSpec:
+    """Return the frequencies divided by the numbers of a list."""
+    factors = rope.section.values.get(name)
     plain = rope.plain()
     if not isinstance(factors, list) or len(factors) != len(plain):
-        raise CheckpointError(f"config.json: factors must be {len(plain)} numbers")
+        raise CheckpointError(f"config.json: {name} must be {len(plain)} numbers")
     return RopeSpec(tuple(f / factor for f, factor in zip(plain, factors, strict=True)))
 
 
@@ -183,5 +230,7 @@ _VARIANTS: dict[str, Callable[[_Rope], RopeSpec]] = {
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
+    "proportional": _proportional,
     "factors": _factors,
 }

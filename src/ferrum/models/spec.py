@@ -6,100 +6,148 @@ parameters; later code does not read the configuration. A new kind of part or la
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ferrum.core.kv_shape import KvShape
-from ferrum.kernels.interface import AttentionShape
-from ferrum.models.builder import Builder, LayerSpec, PartSpec
-from ferrum.nn.attention import Attention
-from ferrum.nn.block import PreNormBlock
-from ferrum.nn.mlp import GatedMlp
-
-
-@dataclass(frozen=True, slots=True)
-class RopeSpec:
-    """Rotary position embedding (Su et al. 2021): the angle of pair i at position p is p * frequencies[i].
-
-    Attributes:
-        frequencies: one per rotated pair, in radians per position, with rope scaling applied.
-        scaling: factor of cos and sin (the attention factor of YaRN, else 1).
-    """
-
-    frequencies: tuple[float, ...]
-    scaling: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionSpec:
-    """Softmax attention: MHA, GQA or MQA by the number of KV heads.
-
-    Attributes:
-        window: positions that a query sees, including its position; None: all.
-        qk_norm: RMSNorm over each head of q and k before the rotation (Qwen3).
-        bias: q, k and v have biases (Qwen2).
-        output_bias: the output projection has a bias.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rope: RopeSpec | None
-    window: int | None = None
-    qk_norm: bool = False
-    bias: bool = False
-    output_bias: bool = False
-
-    def stored(self) -> KvShape:
-        """Return what a token stores in the KV pool."""
-        return KvShape(self.num_kv_heads, self.head_dim, self.head_dim, self.window)
-
-    def build(self, make: Builder) -> Attention:
-        """Return the part with its parameters."""
-        dim, rope, slot = self.head_dim, self.rope, make.slot(self)
-        outputs, stored = self.num_heads * dim, self.num_kv_heads * dim
-        sizes = (outputs, stored, stored)
-        return Attention(
-            qkv=make.linear(("q_proj", "k_proj", "v_proj"), sizes, make.hidden_size, bias=self.bias),
-            output=make.linear(("o_proj",), (make.hidden_size,), outputs, bias=self.output_bias),
-            shape=AttentionShape(*slot, self.num_heads, self.num_kv_heads, dim, dim**-0.5, self.window),
-            rope=None if rope is None else make.rope(rope.frequencies, rope.scaling),
-            q_norm=make.vector("q_norm.weight", dim) if self.qk_norm else None,
-            k_norm=make.vector("k_norm.weight", dim) if self.qk_norm else None,
-            eps=make.norm_eps,
-        )
+from ferrum.kernels.op_attributes import SILU, Activation
+from ferrum.models.builder import Builder, LayerSpec, NormSpec, PartSpec
+from ferrum.models.tensor_views import View
+from ferrum.nn.block import Block, Branch, NormedPart
+from ferrum.nn.mlp import GatedMlp, PlainMlp
 
 
 @dataclass(frozen=True, slots=True)
 class MlpSpec:
-    """Gated feed-forward: down(silu(gate x) * (up x))."""
+    """Feed-forward: down(activation(gate x) * (up x)), or without a gate down(activation(up x)).
+
+    Attributes:
+        gated: there is a gate.
+        bias: all matrices have biases.
+        fused: name of one projection to gate and up, or None.
+    """
 
     intermediate_size: int
+    activation: Activation = SILU
+    gated: bool = True
+    bias: bool = False
+    fused: str | None = None
 
-    def build(self, make: Builder) -> GatedMlp:
+    def build(self, make: Builder) -> GatedMlp | PlainMlp:
         """Return the part with its parameters."""
         hidden, inner = make.hidden_size, self.intermediate_size
+        if not self.gated:
+            up = make.linear(("up_proj",), (inner,), hidden, bias=self.bias, activation=self.activation)
+            return PlainMlp(up, make.linear(("down_proj",), (hidden,), inner, bias=self.bias))
+
+        def view(first: int) -> View | None:
+            return None if self.fused is None else View((f"{self.fused}.weight",), slice(first, first + inner))
+
         return GatedMlp(
-            gate=make.matrix("gate_proj.weight", (inner, hidden)),
-            up=make.matrix("up_proj.weight", (inner, hidden)),
-            down=make.linear(("down_proj",), (hidden,), inner),
+            gate=make.matrix("gate_proj.weight", (inner, hidden), view(0)),
+            up=make.matrix("up_proj.weight", (inner, hidden), view(inner)),
+            down=make.linear(("down_proj",), (hidden,), inner, bias=self.bias),
+            activation=self.activation,
+            gate_bias=make.vector("gate_proj.bias", inner) if self.bias else None,
+            up_bias=make.vector("up_proj.bias", inner) if self.bias else None,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class PreNormSpec:
-    """Residual layer: norm, attention, add; norm, feed-forward, add."""
+class NormedSpec:
+    """A part between norms, one of several in a branch.
 
-    attention: PartSpec
-    mlp: PartSpec
+    Attributes:
+        name: of the part; empty: its parameters have the layer's prefix.
+        norm, post_norm: names of the norms before and after it, or None.
+    """
 
-    def build(self, make: Builder) -> PreNormBlock:
+    name: str
+    part: PartSpec
+    norm: str | None
+    post_norm: str | None
+
+    def build(self, make: Builder) -> NormedPart:
+        """Return the part with its parameters."""
+        norm, last = (None if name is None else make.norm(name) for name in (self.norm, self.post_norm))
+        return NormedPart(norm, self.part.build(make.under(self.name)), last)
+
+
+@dataclass(frozen=True, slots=True)
+class BranchSpec:
+    """What a layer adds to the residual stream at once: norm, sum of the parts, norm.
+
+    Attributes:
+        parts: by their names.
+        norm, post_norm: names of the norms before and after the parts; None: there is none.
+    """
+
+    parts: tuple[tuple[str, PartSpec], ...]
+    norm: str | None = None
+    post_norm: str | None = None
+
+    def build(self, make: Builder) -> Branch:
+        """Return the branch with its parameters."""
+        norm = None if self.norm is None else make.norm(self.norm)
+        parts = tuple(part.build(make.under(name)) for name, part in self.parts)
+        return Branch(norm, parts, None if self.post_norm is None else make.norm(self.post_norm))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """A layer of branches, one after another.
+
+    Attributes:
+        scalar: name of the factor of the residual stream after the layer; None: there is none.
+    """
+
+    branches: tuple[BranchSpec, ...]
+    scalar: str | None = None
+
+    def build(self, make: Builder) -> Block:
         """Return the layer with its parameters."""
-        return PreNormBlock(
-            attention_norm=make.norm("input_layernorm.weight"),
-            attention=self.attention.build(make.under("self_attn")),
-            mlp_norm=make.norm("post_attention_layernorm.weight"),
-            mlp=self.mlp.build(make.under("mlp")),
+        branches = tuple(branch.build(make) for branch in self.branches)
+        return Block(branches, 1.0 if self.scalar is None else make.number(self.scalar))
+
+    def with_part(self, name: str, part: PartSpec) -> BlockSpec:
+        """Return the layer with another part of that name."""
+        branches = tuple(
+            replace(each, parts=tuple((own, part if own == name else old) for own, old in each.parts))
+            for each in self.branches
         )
+        return replace(self, branches=branches)
+
+    def part(self, name: str) -> PartSpec:
+        """Return the part of that name. Raises KeyError."""
+        return dict(each for branch in self.branches for each in branch.parts)[name]
+
+
+def pre_norm(attention: PartSpec, mlp: PartSpec) -> BlockSpec:
+    """Return a layer with a norm before each part."""
+    return BlockSpec(
+        (
+            BranchSpec((("self_attn", attention),), "input_layernorm"),
+            BranchSpec((("mlp", mlp),), "post_attention_layernorm"),
+        )
+    )
+
+
+def post_norm(attention: PartSpec, mlp: PartSpec) -> BlockSpec:
+    """Return a layer with a norm after each part."""
+    return BlockSpec(
+        (
+            BranchSpec((("self_attn", attention),), None, "post_attention_layernorm"),
+            BranchSpec((("mlp", mlp),), None, "post_feedforward_layernorm"),
+        )
+    )
+
+
+def sandwich(attention: PartSpec, mlp: PartSpec) -> BlockSpec:
+    """Return a layer with a norm before and after each part."""
+    return BlockSpec(
+        (
+            BranchSpec((("self_attn", attention),), "input_layernorm", "post_attention_layernorm"),
+            BranchSpec((("mlp", mlp),), "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +158,10 @@ class DecoderSpec:
         family: name of the architecture, for display only.
         max_sequence_length: context of the checkpoint after rope scaling.
         tied_head: the head is the embedding.
-        norm_eps: of every RMSNorm.
+        norms: of the whole model.
+        embedding_scale: factor of embeddings.
+        logit_scale, softcap: of logits, see `Operations.head`.
+        renames: patterns of parameters' names, and what a checkpoint calls the tensors instead.
         ignored_names: patterns of checkpoint tensors that the model does not use.
     """
 
@@ -118,7 +169,11 @@ class DecoderSpec:
     vocab_size: int
     hidden_size: int
     max_sequence_length: int
-    norm_eps: float
+    norms: NormSpec
     tied_head: bool
     layers: tuple[LayerSpec, ...]
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    softcap: float | None = None
+    renames: tuple[tuple[str, str], ...] = ()
     ignored_names: tuple[str, ...] = ()

@@ -1,22 +1,41 @@
-"""Gated feed-forward."""
+"""Feed-forward, gated or plain."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ferrum.kernels.interface import Array, Operations, Weight
+from ferrum.kernels.op_attributes import SILU, Activation
+from ferrum.kernels.operations import Array, Operations, Weight
 from ferrum.nn.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """Gated feed-forward: down(silu(gate x) * (up x)), [R, H] -> [R, I] -> [R, H]."""
+    """Gated feed-forward: down(activation(gate x) * (up x)), [R, H] -> [R, I] -> [R, H]."""
 
     gate: Weight
     up: Weight
     down: Linear
+    activation: Activation = SILU
+    gate_bias: Array | None = None
+    up_bias: Array | None = None
 
     def __call__(self, kernels: Operations, x: Array) -> Array:
         """Return [R, H] -> [R, H]."""
-        (y,) = self.down(kernels, kernels.gated_linear(x, self.gate, self.up))
+        hidden = kernels.gated_linear(x, self.gate, self.up, self.activation, self.gate_bias, self.up_bias)
+        (y,) = self.down(kernels, hidden)
+        return y
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMlp:
+    """Feed-forward: down(activation(up x)), [R, H] -> [R, I] -> [R, H]."""
+
+    up: Linear
+    down: Linear
+
+    def __call__(self, kernels: Operations, x: Array) -> Array:
+        """Return [R, H] -> [R, H]."""
+        (hidden,) = self.up(kernels, x)
+        (y,) = self.down(kernels, hidden)
         return y

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from ferrum.core.config import ModelConfig, Switches
 from ferrum.core.errors import ConfigError, FerrumError, RequestError
 from ferrum.core.step import Rows, Span, StepBatch, Want
-from ferrum.kernels.interface import F32, Array, NetworkOutput, Operations, Weight
+from ferrum.kernels.interface import NetworkOutput
 from ferrum.kernels.op_spec import Kind, OpSpec
+from ferrum.kernels.operations import F32, Array, Operations, Weight
 from ferrum.kernels.reference.reference_math import tree_sum
 from ferrum.models.decoder import Decoder
 from ferrum.runtime.load import build_executor

@@ -17,10 +17,26 @@ from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.quant.block_weight import BlockWeight
 from ferrum.runtime.tensor_file import TensorFile, TensorInfo
 from ferrum.text.model_files import DirectoryFiles, read_json_object
+from ferrum.text.text_config import is_wrapped, text_config
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 _PREFIX: Final = "model."
+_TEXT: Final = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+"""Prefixes of a text model inside another one, and those that it has by itself."""
+
+_TOWERS: Final = frozenset(
+    (
+        *("vision_tower", "vision_model", "visual", "vision_embedder", "embed_vision"),
+        *("audio_tower", "embed_audio", "multi_modal_projector", "mm_projector", "image_newline"),
+    )
+)
+"""The parts of a model that see and hear, and that bring what they found to the text model."""
+
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -77,7 +93,7 @@ class Checkpoint(TensorStore):
     """A directory of model files, mapped; tensors are read when used.
 
     Embedding models are saved without a head, and their tensor names lack the whole model's prefix: it is added. If
-    head and embedding are one matrix, the files may hold either.
+    head and embedding are one matrix, the files may hold either. A model that also sees or hears gives its text model.
 
     Attributes: see `TensorStore`.
 
@@ -89,9 +105,10 @@ class Checkpoint(TensorStore):
         if not directory.is_dir():
             raise CheckpointError(f"{directory}: is not a directory")
         self.directory = directory
-        self.config = read_config(directory)
+        config = read_config(directory)
+        self.config = text_config(config)
         files = _open_files(directory)
-        self._places = {full: (files[name], name) for full, name in whole_names(files, self.config).items()}
+        self._places = {full: (files[name], name) for full, name in whole_names(files, config).items()}
         self.tensors: dict[str, TensorInfo] = {full: file.tensors[own] for full, (file, own) in self._places.items()}
         self.headless = is_headless(files)
 
@@ -115,14 +132,29 @@ class Checkpoint(TensorStore):
 def whole_names(names: Collection[str], config: Mapping[str, Any]) -> dict[str, str]:
     """Return each tensor's name in the whole model, and its name in these files.
 
+    A text model inside of another one has names under `language_model`, and the parts that see and hear are left out.
     If the head is tied to the embedding, `safetensors` and the hub's library write one matrix, under the alphabetically
     first of the two names: the head's.
     """
-    prefix = _PREFIX if _lack_prefix(names) else ""
-    whole = {name if name == HEAD else prefix + name: name for name in names}
+    own = _text_names(names) if is_wrapped(config) else {name: name for name in names}
+    prefix = _PREFIX if _lack_prefix(own) else ""
+    whole = {name if name == HEAD else prefix + name: held for name, held in own.items()}
     if config.get("tie_word_embeddings") is True and HEAD in whole and EMBEDDING not in whole:
         whole[EMBEDDING] = whole.pop(HEAD)
     return whole
+
+
+def _text_names(names: Collection[str]) -> dict[str, str]:
+    """Return the tensors of the text model by their names in it, with those in the files."""
+    own: dict[str, str] = {}
+    for name in names:
+        if name.removeprefix(_PREFIX).partition(".")[0] in _TOWERS:
+            continue
+        text = next((ours + name.removeprefix(held) for held, ours in _TEXT if name.startswith(held)), name)
+        if text in own:
+            raise CheckpointError(f"tensors {own[text]!r} and {name!r} are both {text!r} of the text model")
+        own[text] = name
+    return own
 
 
 def is_headless(names: Collection[str]) -> bool:

@@ -17,9 +17,10 @@ from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, StepError, Unsupported, as_step_error
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import CARRY, Outcome, Span, SpanResult, StepBatch, StepOutput
-from ferrum.kernels.interface import F32, Array, Kernels, Network, NetworkOutput, RawPages, StepTables
+from ferrum.kernels.interface import Kernels, Network, NetworkOutput, RawPages, StepTables
 from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.op_spec import Extent
+from ferrum.kernels.operations import F32, Array
 from ferrum.kernels.program_recorder import record
 from ferrum.runtime.fault_isolation import run_isolated, split_refused
 from ferrum.runtime.flights import Flights, carries

@@ -13,7 +13,7 @@ from ferrum.cache.page_table import PageTable
 from ferrum.core.errors import FerrumError, RequestError, StepError
 from ferrum.core.span_checks import wrong_type
 from ferrum.core.step import CARRY, Outcome, Span, SpanResult, Want
-from ferrum.kernels.interface import Int32
+from ferrum.kernels.operations import Int32
 
 _MAX_SAMPLED: Final = 1024
 """Remembered tokens of sequences beyond which those of released ones are dropped."""

@@ -36,6 +36,7 @@ from ferrum.runtime.parameters import refuse_quantized
 from ferrum.runtime.quantized_checkpoint import METHODS
 from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.pooling import pooling_file
+from ferrum.text.text_config import text_config
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
@@ -313,7 +314,7 @@ def _refuse(directory: Path, named: str) -> None:
         raise CheckpointError(f"{named!r} {NO_CONFIG}")
     config = read_config(directory)
     decoder_spec(config)
-    refuse_quantized(config, None, METHOD, *METHODS)
+    refuse_quantized(text_config(config), None, METHOD, *METHODS)
 
 
 def _usable_snapshot(error: Exception) -> Path:

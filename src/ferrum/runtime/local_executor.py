@@ -15,7 +15,7 @@ from ferrum.contract.executor_state import ExecutorState
 from ferrum.contract.io_types import ModelInfo
 from ferrum.core.memory_plan import size
 from ferrum.core.step import PendingStep, Span, StepBatch, StepOutput
-from ferrum.kernels.interface import F32
+from ferrum.kernels.operations import F32
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.kv_tiers.page_files import PageFiles
 from ferrum.runtime.kv_tiers.page_tier import DiskTier

@@ -9,7 +9,7 @@ import ctypes
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from ferrum.core.errors import CapacityError, ConfigError
 from ferrum.core.kv_shape import KvShape
 from ferrum.core.memory_plan import PoolPart, size
 from ferrum.kernels.interface import PoolGroup
+from ferrum.models.decoder import Inventory
 from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.packed import is_packed
 from ferrum.runtime.parameters import PlannedParameters
@@ -35,26 +36,27 @@ def memory_for(what: str) -> Iterator[None]:
         raise CapacityError(f"not enough memory for {what}") from error
 
 
-def bytes_to_load(config: ModelConfig, checkpoint: TensorStore, shapes: Mapping[str, tuple[int, ...]]) -> int:
+def bytes_to_load(config: ModelConfig, checkpoint: TensorStore, asks: Inventory) -> int:
     """Return the bytes that matrices will take once loaded; those of a packed directory stay in the file.
 
     Args:
-        config, checkpoint: the model.
-        shapes: of its parameters, by name.
+        config, checkpoint: the model, with its views.
+        asks: what it asks for.
     """
     if is_packed(checkpoint):
         return 0
     sized = PlannedParameters(checkpoint, config.dtype, quantize=config.quantize)
-    sized.expect(shapes, ("*",))
-    return sum(sized.matrix(name, (shape[0], shape[1])).nbytes for name, shape in shapes.items() if len(shape) == 2)
+    sized.expect(asks.shapes, ("*",), asks.exact)
+    matrices = {name: (shape[0], shape[1]) for name, shape in asks.shapes.items() if len(shape) == 2}
+    return sum(sized.matrix(name, shape, exact=name in asks.exact).nbytes for name, shape in matrices.items())
 
 
-def refuse_too_large(config: ModelConfig, checkpoint: TensorStore, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def refuse_too_large(config: ModelConfig, checkpoint: TensorStore, asks: Inventory) -> None:
     """Refuse weights of native kernels that do not fit in free memory. Raises CapacityError."""
     free = free_memory()
     if 13 * checkpoint.nbytes <= free:  # the usual case: Q2_K, which becomes float32, takes 12.2 times the file
         return
-    wanted = bytes_to_load(config, checkpoint, shapes)
+    wanted = bytes_to_load(config, checkpoint, asks)
     if wanted > free:
         reason = f"{size(free)} are free, {size(wanted - free)} too little"
         raise CapacityError(f"not enough memory for {size(wanted)} of weights: {reason}")

@@ -27,6 +27,7 @@ from ferrum.runtime.checkpoint import (
 from ferrum.runtime.hub import NO_CONFIG, NO_WEIGHTS, hub_errors
 from ferrum.runtime.model_source import ModelSource
 from ferrum.runtime.tensor_file import TensorInfo
+from ferrum.text.text_config import text_config
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -42,7 +43,7 @@ class RemoteHeaders(TensorStore, ModelSource):
 
     def __init__(self, name: str, config: dict[str, Any], tensors: dict[str, TensorInfo]) -> None:
         self.name, self.directory = name, Path(name)
-        self.config = config
+        self.config = text_config(config)
         self.tensors = {full: tensors[own] for full, own in whole_names(tensors, config).items()}
         self.headless = is_headless(tensors)
 

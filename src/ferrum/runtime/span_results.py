@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.step import Hidden, Rows, Span, SpanResult, TokenLogprobs, Want
-from ferrum.kernels.interface import F32, Array
+from ferrum.kernels.operations import F32, Array
 from ferrum.kernels.reference.reference_math import tree_sum
 from ferrum.sampling.sampler import REFERENCE, Accepted, Sampler, Verification, accept, score
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.step import Outcome
-from ferrum.kernels.interface import Array, NetworkOutput
+from ferrum.kernels.interface import NetworkOutput
+from ferrum.kernels.operations import Array
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_tables import Piece
 

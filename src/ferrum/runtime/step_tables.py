@@ -10,7 +10,8 @@ import numpy as np
 
 from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.core.step import CARRY, Hidden, Span, Want
-from ferrum.kernels.interface import F32, Int32, StepTables
+from ferrum.kernels.interface import StepTables
+from ferrum.kernels.operations import F32, Int32
 from ferrum.sampling.sampler import is_plain_greedy
 
 SPARE_COLUMNS = 16

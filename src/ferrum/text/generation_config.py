@@ -13,6 +13,7 @@ from typing import Any, Final
 from ferrum.core.errors import CheckpointError, RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.text.model_files import ModelFiles, read_json_object
+from ferrum.text.text_config import text_config
 
 _CONFIG: Final = "generation_config.json"
 _MODEL: Final = "config.json"
@@ -66,7 +67,7 @@ def load_generation_config(files: ModelFiles, *, recommended: bool = True) -> Ge
     """
     path, model_path = files.where(_CONFIG), files.where(_MODEL)
     raw = read_json_object(files, _CONFIG) or {}
-    model = read_json_object(files, _MODEL) or {}
+    model = text_config(read_json_object(files, _MODEL) or {})
     ids = {
         name: _token_ids(path, name, raw[name])
         if raw.get(name) is not None

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from ferrum.core.errors import ConfigError
-from ferrum.kernels.interface import Bytes
+from ferrum.kernels.operations import Bytes
 
 _LOG: Final = logging.getLogger(__name__)
 

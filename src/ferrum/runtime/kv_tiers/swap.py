@@ -12,7 +12,8 @@ from typing import Final
 from ferrum.cache.page_table import PageTable
 from ferrum.cache.pool import HashedPage, PageHash
 from ferrum.cache.tiered_restore import PageTier, WantedPage
-from ferrum.kernels.interface import Bytes, RawPages
+from ferrum.kernels.interface import RawPages
+from ferrum.kernels.operations import Bytes
 
 WINDOW: Final = 15
 """Recent copies whose median time is the estimate of a copy."""

@@ -1,0 +1,169 @@
+"""Specification of softmax attention as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ferrum.core.kv_shape import KvShape
+from ferrum.kernels.op_attributes import AttentionShape
+from ferrum.kernels.operations import Array
+from ferrum.models.builder import Builder, Place
+from ferrum.models.tensor_views import Runs
+from ferrum.nn.attention import Attention
+from ferrum.nn.linear import Linear
+from ferrum.nn.norm import Norm
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding (Su et al. 2021): the angle of pair i at position p is p * frequencies[i].
+
+    Attributes:
+        frequencies: one per rotated pair, in radians per position, with rope scaling applied. Fewer than half of the
+            head's numbers leave the others as they are.
+        scaling: factor of cos and sin (the attention factor of YaRN, else 1).
+        interleaved: a checkpoint's pairs are adjacent numbers. Their rows are put into halves at load, which changes no
+            score.
+    """
+
+    frequencies: tuple[float, ...]
+    scaling: float = 1.0
+    interleaved: bool = False
+
+    def rows(self, heads: int, head_dim: int, *, rotated: int | None = None) -> Runs:
+        """Return the rows of heads, or of their last `rotated` numbers, in the order of halves."""
+        count = head_dim if rotated is None else rotated
+        pairs = len(self.frequencies) if self.interleaved else 0
+        return Runs(heads, head_dim, head_dim - count, count, pairs=pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class QkNorm:
+    """Norms of queries and keys.
+
+    Attributes:
+        whole: over all heads at once, else over each.
+        last: after the rotation, else before.
+        weight: whether they have weights.
+    """
+
+    whole: bool = False
+    last: bool = False
+    weight: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """A factor of queries at position p: 1 + scale x log(1 + floor((p + shift) / period))."""
+
+    scale: float
+    period: int
+    shift: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Softmax attention: MHA, GQA or MQA by the number of KV heads.
+
+    Attributes:
+        window: positions that a query sees, including its position; None: all.
+        qk_norm: norms of q and k, or None.
+        bias: q, k and v have biases.
+        output_bias: the output projection has a bias.
+        scale: factor of q . k; None: head_dim^-0.5.
+        softcap, chunk: see `AttentionShape`.
+        sinks: each head has a logit in its softmax.
+        v_norm: each head of v is normed, without a weight.
+        keys_as_values: values are the keys before their norm.
+        reuses: the part reads what the last one of this shape has stored, and stores nothing.
+        value_dim: width of a value; None: head_dim.
+        temperature: of queries, or None.
+        fused: name of one projection to q, k and v, or None.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: RopeSpec | None
+    window: int | None = None
+    qk_norm: QkNorm | None = None
+    bias: bool = False
+    output_bias: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    chunk: int | None = None
+    sinks: bool = False
+    v_norm: bool = False
+    keys_as_values: bool = False
+    reuses: bool = False
+    value_dim: int | None = None
+    temperature: Temperature | None = None
+    fused: str | None = None
+
+    @property
+    def value_width(self) -> int:
+        """Width of a value."""
+        return self.value_dim or self.head_dim
+
+    def stored(self) -> KvShape:
+        """Return what a token stores in the KV pool."""
+        return KvShape(self.num_kv_heads, self.head_dim, self.value_width, self.window or self.chunk)
+
+    def build(self, make: Builder) -> Attention:
+        """Return the part with its parameters."""
+        dim, rope, norm = self.head_dim, self.rope, self.qk_norm
+        slot = make.slot_before(self.stored()) if self.reuses else make.slot(self)
+        scale = dim**-0.5 if self.scale is None else self.scale
+        heads = self.num_heads, self.num_kv_heads
+        by_head = norm is not None and not norm.whole
+        return Attention(
+            inputs=self._inputs(make),
+            output=make.linear(
+                ("o_proj",), (make.hidden_size,), self.num_heads * self.value_width, bias=self.output_bias
+            ),
+            shape=AttentionShape(*slot, *heads, dim, scale, self.window, self.value_dim, self.softcap, self.chunk),
+            rope=None if rope is None else make.rope(rope.frequencies, rope.scaling),
+            whole_norms=self._whole_norms(make) if norm is not None and norm.whole else None,
+            q_norm=self._head_norm(make, "q_norm") if by_head else None,
+            k_norm=self._head_norm(make, "k_norm") if by_head and not self.reuses else None,
+            v_norm=make.ones(self.value_width) if self.v_norm and not self.reuses else None,
+            norm_last=norm is not None and norm.last,
+            temperature=self._temperature(make),
+            sinks=make.vector("sinks", self.num_heads) if self.sinks else None,
+            eps=make.norms.eps,
+        )
+
+    def _temperature(self, make: Builder) -> Array | None:
+        given = self.temperature
+        if given is None:
+            return None
+        return make.temperature(given.scale, given.period, given.shift)
+
+    def _inputs(self, make: Builder) -> Linear:
+        sizes = {
+            "q_proj": self.num_heads * self.head_dim,
+            "k_proj": self.num_kv_heads * self.head_dim,
+            "v_proj": self.num_kv_heads * self.value_width,
+        }
+        names = ("q_proj",) if self.reuses else ("q_proj", "k_proj") if self.keys_as_values else tuple(sizes)
+        places, begin = {}, 0
+        turned = self.rope if self.rope is not None and self.rope.interleaved else None
+        for name, heads in zip(names, (self.num_heads, self.num_kv_heads, None), strict=False):
+            if self.fused is not None:
+                places[name] = Place(self.fused, slice(begin, begin + sizes[name]))
+            elif turned is not None and heads is not None:
+                places[f"{name}.halves"] = Place(name, turned.rows(heads, self.head_dim))
+            begin += sizes[name]
+        named = tuple(f"{name}.halves" if f"{name}.halves" in places else name for name in names)
+        counts = tuple(sizes[name] for name in names)
+        return make.linear(named, counts, make.hidden_size, bias=self.bias, places=places)
+
+    def _whole_norms(self, make: Builder) -> tuple[Norm, Norm]:
+        q, k = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return make.norm("q_norm", q), make.norm("k_norm", k)
+
+    def _head_norm(self, make: Builder, name: str) -> Array:
+        assert self.qk_norm is not None
+        if not self.qk_norm.weight:
+            return make.ones(self.head_dim)
+        return make.vector(f"{name}.weight", self.head_dim, offset=make.norms.offset)

@@ -1,0 +1,142 @@
+"""Specification of a mixture of experts as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ferrum.core.errors import CheckpointError, Unsupported
+from ferrum.kernels.group_weights import PANEL
+from ferrum.kernels.op_attributes import SILU, Activation, Routing
+from ferrum.kernels.operations import Array, Weight
+from ferrum.models.builder import Builder
+from ferrum.models.spec import MlpSpec
+from ferrum.models.tensor_views import Runs, View
+from ferrum.nn.experts import Experts
+from ferrum.nn.norm import Norm
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A checkpoint's tensors of all experts: gate and up together, and down.
+
+    Attributes:
+        gate_up, down: names of the tensors [experts, outputs, inputs].
+        transposed: they are [experts, inputs, outputs].
+        interleaved: the outputs of gate and up alternate, else all of gate come first.
+    """
+
+    gate_up: str = "experts.gate_up_proj"
+    down: str = "experts.down_proj"
+    transposed: bool = False
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """A feed-forward of experts.
+
+    Attributes:
+        intermediate_size: of an expert.
+        router: name of the router.
+        router_bias, bias: the router, the experts have biases.
+        selection_bias, expert_scale: names of such vectors in checkpoints, or None.
+        fused: how the checkpoint holds all experts in two tensors; None: each expert has its own.
+        shared: a feed-forward that every row takes, and its name.
+        shared_gate: name of the gate of the shared feed-forward, or None.
+        norm: name of a norm of the experts' inputs, or None.
+        router_norm: name of the weight, times the hidden size's root, of a norm of the router's inputs, or None.
+    """
+
+    routing: Routing
+    intermediate_size: int
+    activation: Activation = SILU
+    router: str = "gate"
+    router_bias: bool = False
+    selection_bias: str | None = None
+    expert_scale: str | None = None
+    bias: bool = False
+    fused: Fused | None = None
+    shared: MlpSpec | None = None
+    shared_name: str = "shared_experts"
+    shared_gate: str | None = None
+    norm: str | None = None
+    router_norm: str | None = None
+
+    def __post_init__(self) -> None:
+        routing, size = self.routing, self.routing.num_experts // self.routing.groups
+        uneven = routing.num_experts % routing.groups or routing.kept_groups > routing.groups
+        if uneven or routing.top_k > routing.kept_groups * size:
+            raise CheckpointError(
+                f"config.json: {routing.num_experts} experts in {routing.groups} groups, of which "
+                f"{routing.kept_groups} are kept, do not allow a row to choose {routing.top_k}"
+            )
+
+    def build(self, make: Builder) -> Experts:
+        """Return the part with its parameters."""
+        count, hidden = self.routing.num_experts, make.hidden_size
+        if hidden % PANEL or self.intermediate_size % PANEL:
+            what = f"config.json: experts from {hidden} numbers to {self.intermediate_size}"
+            raise Unsupported(what, f"both must be multiples of {PANEL}")
+        gate = None
+        if self.shared_gate is not None:
+            gate = make.linear((self.shared_gate,), (1,), hidden, exact=True)
+        return Experts(
+            router=make.linear((self.router,), (count,), hidden, bias=self.router_bias, exact=True),
+            routing=self.routing,
+            gate=self._matrix(make, "gate_proj"),
+            up=self._matrix(make, "up_proj"),
+            down=self._matrix(make, "down_proj"),
+            activation=self.activation,
+            selection_bias=self._vector(make, "selection_bias", self.selection_bias),
+            expert_scale=self._vector(make, "expert_scale", self.expert_scale),
+            biases=(
+                self._bias(make, "gate_proj"),
+                self._bias(make, "up_proj"),
+                self._bias(make, "down_proj"),
+            ),
+            shared=None if self.shared is None else self.shared.build(make.under(self.shared_name)),
+            shared_gate=gate,
+            norm=None if self.norm is None else make.norm(self.norm),
+            router_norm=self._router_norm(make),
+        )
+
+    def _router_norm(self, make: Builder) -> Norm | None:
+        if self.router_norm is None:
+            return None
+        return Norm(make.vector(self.router_norm, make.hidden_size, factor=make.hidden_size**-0.5), make.norms.eps)
+
+    def _vector(self, make: Builder, name: str, source: str | None) -> Array | None:
+        return None if source is None else make.vector(name, self.routing.num_experts, View((source,)))
+
+    def _sizes(self, make: Builder, name: str) -> tuple[int, int]:
+        """Return outputs and inputs of an expert's matrix."""
+        sizes = make.hidden_size, self.intermediate_size
+        return sizes if name == "down_proj" else (sizes[1], sizes[0])
+
+    def _matrix(self, make: Builder, name: str) -> Weight:
+        count, (outputs, inputs) = self.routing.num_experts, self._sizes(make, name)
+        sources = tuple(f"experts.{expert}.{name}.weight" for expert in range(count))
+        view = View(sources) if self.fused is None else self._view(self.fused, name, transposed=self.fused.transposed)
+        return make.matrix(f"experts.{name}.weight", (count * outputs, inputs), view)
+
+    def _bias(self, make: Builder, name: str) -> Array | None:
+        if not self.bias:
+            return None
+        count, (outputs, _) = self.routing.num_experts, self._sizes(make, name)
+        sources = tuple(f"experts.{expert}.{name}.bias" for expert in range(count))
+        view = View(sources) if self.fused is None else self._view(self.fused, name, "_bias")
+        return make.vector(f"experts.{name}.bias", count * outputs, view)
+
+    def _view(self, fused: Fused, name: str, suffix: str = "", *, transposed: bool = False) -> View:
+        """Return where all experts' numbers of a matrix or a bias are in a fused tensor."""
+        count, inner = self.routing.num_experts, self.intermediate_size
+        parts = count if transposed else 0
+        if name == "down_proj":
+            return View((fused.down + suffix,), transposed=parts)
+        first = name == "gate_proj"
+        if transposed:
+            begin = 0 if first else (1 if fused.interleaved else inner)
+            columns = slice(begin, None, 2) if fused.interleaved else slice(begin, begin + inner)
+            return View((fused.gate_up + suffix,), columns=columns, transposed=parts)
+        begin, step = (0 if first else 1, 2) if fused.interleaved else (0 if first else inner, 1)
+        return View((fused.gate_up + suffix,), Runs(count, 2 * inner, begin, inner, step))
