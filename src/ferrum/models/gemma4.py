@@ -1,0 +1,117 @@
+"""Gemma 4 (Gemma Team 2026)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ferrum.core.errors import CheckpointError, Unsupported
+from ferrum.kernels.op_attributes import Routing
+from ferrum.models.attention_spec import AttentionSpec, QkNorm
+from ferrum.models.config_reader import FamilyConfig
+from ferrum.models.experts_spec import ExpertsSpec, Fused
+from ferrum.models.families import FAMILIES, LAYER_CONFIGS
+from ferrum.models.gemma import embedding_scale
+from ferrum.models.layer_input_spec import LayerInputSpec
+from ferrum.models.llama import Heads, activation_of, attention_of, decoder_of, heads_of, layer_types, mlp_of
+from ferrum.models.rope import rope_spec
+from ferrum.models.spec import BlockSpec, BranchSpec, DecoderSpec, NormedSpec, sandwich
+
+_SLIDING: Final = "sliding_attention"
+_FULL: Final = "full_attention"
+
+_ROPES: Final = {
+    _SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+    _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+}
+LAYER_CONFIGS.add("Gemma4ForCausalLM")
+
+
+@FAMILIES.register("Gemma4ForCausalLM")
+def gemma4(config: FamilyConfig) -> DecoderSpec:
+    """Return sandwich norms with other heads in full layers, and perhaps experts with a dense feed-forward."""
+    config = config.with_defaults(
+        tie_word_embeddings=True, max_position_embeddings=131072, rope_parameters=_ROPES, head_dim=256
+    )
+    config.require("use_bidirectional_attention", None)
+    count = config.num_layers()
+    kinds = layer_types(config, (_SLIDING if (i + 1) % 6 else _FULL for i in range(count)))
+    width = config.integer("hidden_size_per_layer_input", 256, minimum=0)
+    own, first_reader = _own_heads(config, kinds), count - config.integer("num_kv_shared_layers", 0, minimum=0)
+
+    def layer(index: int) -> BlockSpec:
+        reads = index >= first_reader
+        attention = _attention(config, kinds[index], own[index], reads=reads)
+        wide = 2 if reads and config.flag("use_double_wide_mlp", False) else 1
+        activation = activation_of(config, "hidden_activation", "gelu_pytorch_tanh")
+        mlp = mlp_of(config, intermediate_size=wide * config.integer("intermediate_size"), activation=activation)
+        inputs: tuple[BranchSpec, ...] = ()
+        if width:
+            vocabulary = config.integer("vocab_size_per_layer_input", 262144)
+            part = LayerInputSpec(count, index, width, vocabulary, embedding_scale(config), activation)
+            inputs = (BranchSpec((("", part),), None, "post_per_layer_input_norm"),)
+        if not config.flag("enable_moe_block", False):
+            return BlockSpec((*sandwich(attention, mlp).branches, *inputs), "layer_scalar")
+        sides = (
+            ("", NormedSpec("mlp", mlp, "pre_feedforward_layernorm", "post_feedforward_layernorm_1")),
+            ("", NormedSpec("", _experts(config), None, "post_feedforward_layernorm_2")),
+        )
+        first = BranchSpec((("self_attn", attention),), "input_layernorm", "post_attention_layernorm")
+        both = BranchSpec(sides, None, "post_feedforward_layernorm")
+        return BlockSpec((first, both, *inputs), "layer_scalar")
+
+    return decoder_of(
+        "gemma4",
+        config,
+        map(layer, range(count)),
+        embedding_scale=embedding_scale(config),
+        softcap=config.optional_number("final_logit_softcapping"),
+    )
+
+
+def _own_heads(config: FamilyConfig, kinds: list[str]) -> list[Heads]:
+    """Return the heads of each layer: those of the model, or a full layer's own."""
+    heads = heads_of(config)
+    given = config.values.get("per_layer_config")
+    if given is None:
+        full: dict[str, Any] = {"head_dim": config.integer("global_head_dim", 512)}
+        if config.flag("attention_k_eq_v", False) and config.values.get("num_global_key_value_heads") is not None:
+            full["num_key_value_heads"] = config.integer("num_global_key_value_heads")
+        given = {str(i): full for i, kind in enumerate(kinds) if kind == _FULL}
+    if not isinstance(given, Mapping) or any(not str(key).isdecimal() for key in given):
+        raise CheckpointError("config.json: per_layer_config must have numbers of layers as keys")
+    changes = {int(key): value for key, value in given.items()}
+    for value in changes.values():
+        if unknown := set(value) - {"head_dim", "num_key_value_heads"}:
+            raise Unsupported(f"config.json: per_layer_config with {min(unknown)}", "only heads may differ")
+    layers = (FamilyConfig({**config.values, **changes.get(i, {})}) for i in range(len(kinds)))
+    return [heads if i not in changes else heads_of(own) for i, own in enumerate(layers)]
+
+
+def _attention(config: FamilyConfig, kind: str, heads: Heads, *, reads: bool) -> AttentionSpec:
+    bias = config.flag("attention_bias", False)
+    return attention_of(
+        heads,
+        rope=rope_spec(config, heads.head_dim, kind, partial=True),
+        window=config.integer("sliding_window", 512) if kind == _SLIDING else None,
+        qk_norm=QkNorm(),
+        v_norm=True,
+        scale=1.0,
+        keys_as_values=kind == _FULL and config.flag("attention_k_eq_v", False),
+        reuses=reads,
+        bias=bias,
+        output_bias=bias,
+    )
+
+
+def _experts(config: FamilyConfig) -> ExpertsSpec:
+    return ExpertsSpec(
+        Routing(config.integer("num_experts"), config.integer("top_k_experts"), renormalise=True),
+        config.integer("moe_intermediate_size"),
+        activation_of(config, "hidden_activation", "gelu_pytorch_tanh"),
+        router="router.proj",
+        expert_scale="router.per_expert_scale",
+        fused=Fused(),
+        norm="pre_feedforward_layernorm_2",
+        router_norm="router.scale",
+    )
