@@ -1,0 +1,48 @@
+"""gpt-oss (OpenAI 2025)."""
+
+from __future__ import annotations
+
+from ferrum.kernels.op_attributes import Activation, Routing
+from ferrum.models.config_reader import FamilyConfig
+from ferrum.models.experts_spec import ExpertsSpec, Fused
+from ferrum.models.families import FAMILIES
+from ferrum.models.llama import attention_of, decoder_of, heads_of, layer_types, norms_of
+from ferrum.models.rope import rope_spec
+from ferrum.models.spec import DecoderSpec, pre_norm
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
+
+@FAMILIES.register("GptOssForCausalLM")
+def gpt_oss(config: FamilyConfig) -> DecoderSpec:
+    """Return attention with sinks, a window in every other layer, and experts with biases and limits."""
+    config = config.with_defaults(max_position_embeddings=131072, head_dim=64)
+    config.require("hidden_act", "silu", "silu")
+    heads, bias = heads_of(config), config.flag("attention_bias", True)
+    kinds = layer_types(config, ((_SLIDING, _FULL)[i % 2] for i in range(config.num_layers())))
+    window, rope = config.integer("sliding_window", 128), rope_spec(config, heads.head_dim)
+    quantised = config.section("quantization_config") is not None
+    experts = ExpertsSpec(
+        Routing(config.integer("num_local_experts", 128), config.integer("num_experts_per_tok", 4), late=True),
+        config.integer("intermediate_size"),
+        Activation("silu", config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0)),
+        router="router",
+        router_bias=True,
+        bias=True,
+        fused=Fused(transposed=not quantised, interleaved=True),
+    )
+    layers = (
+        pre_norm(
+            attention_of(
+                heads,
+                rope=rope,
+                window=window if kind == _SLIDING else None,
+                sinks=True,
+                bias=bias,
+                output_bias=bias,
+            ),
+            experts,
+        )
+        for kind in kinds
+    )
+    return decoder_of("gpt-oss", config, layers, norms=norms_of(config, default=1e-5))
