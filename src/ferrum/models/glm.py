@@ -1,0 +1,90 @@
+"""GLM-4, dense and with experts (GLM Team 2024, 2025)."""
+
+from __future__ import annotations
+
+from ferrum.kernels.op_attributes import Routing
+from ferrum.models.attention_spec import QkNorm
+from ferrum.models.builder import PartSpec
+from ferrum.models.config_reader import FamilyConfig
+from ferrum.models.experts_spec import ExpertsSpec
+from ferrum.models.families import FAMILIES
+from ferrum.models.llama import activation_of, attention_of, decoder_of, heads_of, mlp_of, norms_of
+from ferrum.models.rope import rope_spec
+from ferrum.models.spec import BlockSpec, BranchSpec, DecoderSpec, MlpSpec, pre_norm
+
+
+@FAMILIES.register("Glm4ForCausalLM")
+def glm4(config: FamilyConfig) -> DecoderSpec:
+    """Return sandwich norms, and a rope of adjacent pairs in half of each head."""
+    config = config.with_defaults(max_position_embeddings=131072, partial_rotary_factor=0.5)
+    heads = heads_of(config, 128)
+    attention = attention_of(
+        heads,
+        rope=rope_spec(config, heads.head_dim, partial=True, interleaved=True),
+        bias=config.flag("attention_bias", True),
+    )
+    mlp = mlp_of(config, fused="gate_up_proj")
+    layer = BlockSpec(
+        (
+            BranchSpec((("self_attn", attention),), "input_layernorm", "post_self_attn_layernorm"),
+            BranchSpec((("mlp", mlp),), "post_attention_layernorm", "post_mlp_layernorm"),
+        )
+    )
+    return decoder_of("glm4", config, [layer] * config.num_layers(), norms=norms_of(config, default=1.5625e-07))
+
+
+@FAMILIES.register("Glm4MoeForCausalLM")
+def glm4_moe(config: FamilyConfig) -> DecoderSpec:
+    """Return the experts of DeepSeek-V3, and a rope in half of each head (GLM-4.5 and 4.6)."""
+    config = config.with_defaults(max_position_embeddings=131072, partial_rotary_factor=0.5)
+    heads, count = heads_of(config), config.num_layers()
+    attention = attention_of(
+        heads,
+        rope=rope_spec(config, heads.head_dim, partial=True),
+        qk_norm=QkNorm() if config.flag("use_qk_norm", False) else None,
+        bias=config.flag("attention_bias", False),
+    )
+    first = config.integer("first_k_dense_replace", 1, minimum=0)
+    experts, dense = grouped_experts(config), mlp_of(config)
+    mlps: list[PartSpec] = [dense if i < first else experts for i in range(count)]
+    return decoder_of(
+        "glm4-moe",
+        config,
+        (pre_norm(attention, mlp) for mlp in mlps),
+        norms=norms_of(config, default=1e-5),
+        ignored_names=extra_layers(config),
+    )
+
+
+def grouped_experts(config: FamilyConfig) -> ExpertsSpec:
+    """Return sigmoid routing with a selection bias within groups, and shared experts (DeepSeek-V3, section 2.1.2)."""
+    config.require("scoring_func", "sigmoid", "sigmoid")
+    config.require("topk_method", "noaux_tc", "noaux_tc")
+    inner = config.integer("moe_intermediate_size")
+    shared = config.integer("n_shared_experts", 1, minimum=0)
+    groups = config.integer("n_group", 1)
+    routing = Routing(
+        config.integer("n_routed_experts"),
+        config.integer("num_experts_per_tok"),
+        "sigmoid",
+        groups=groups,
+        kept_groups=config.integer("topk_group", 1),
+        group_best=2,
+        renormalise=config.flag("norm_topk_prob", True),
+        eps=1e-20,
+        factor=config.number("routed_scaling_factor", 1.0),
+    )
+    return ExpertsSpec(
+        routing,
+        inner,
+        activation_of(config),
+        selection_bias="gate.e_score_correction_bias",
+        shared=MlpSpec(inner * shared, activation_of(config)) if shared else None,
+    )
+
+
+def extra_layers(config: FamilyConfig) -> tuple[str, ...]:
+    """Return the patterns of layers that predict further tokens, which are not part of the model."""
+    count = config.num_layers()
+    extra = config.integer("num_nextn_predict_layers", 0, minimum=0, maximum=100)
+    return tuple(f"model.layers.{count + i}.*" for i in range(extra))
