@@ -1,0 +1,24 @@
+"""Phi-3, 3.5, 4 and 4-mini (Abdin et al. 2024)."""
+
+from __future__ import annotations
+
+from ferrum.models.config_reader import FamilyConfig
+from ferrum.models.families import FAMILIES
+from ferrum.models.llama import attention_of, decoder_of, heads_of, mlp_of, norms_of
+from ferrum.models.rope import rope_spec
+from ferrum.models.spec import DecoderSpec, pre_norm
+
+
+@FAMILIES.register("Phi3ForCausalLM")
+def phi3(config: FamilyConfig) -> DecoderSpec:
+    """Return Llama with fused projections, partial rotation and longrope."""
+    config = config.with_defaults(max_position_embeddings=4096)
+    heads, windowed = heads_of(config), config.values.get("sliding_window") is not None
+    attention = attention_of(
+        heads,
+        rope=rope_spec(config, heads.head_dim, partial=True),
+        window=config.integer("sliding_window") if windowed else None,
+        fused="qkv_proj",
+    )
+    layer = pre_norm(attention, mlp_of(config, fused="gate_up_proj"))
+    return decoder_of("phi3", config, [layer] * config.num_layers(), norms=norms_of(config, default=1e-5))
