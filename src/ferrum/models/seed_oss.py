@@ -1,0 +1,22 @@
+"""Seed-OSS (ByteDance Seed 2025)."""
+
+from __future__ import annotations
+
+from ferrum.models.config_reader import FamilyConfig
+from ferrum.models.families import FAMILIES
+from ferrum.models.llama import llama_like, mlp_of
+from ferrum.models.spec import DecoderSpec
+
+
+@FAMILIES.register("SeedOssForCausalLM")
+def seed_oss(config: FamilyConfig) -> DecoderSpec:
+    """Return Llama with biases on q, k and v, and a default head size of 128."""
+    config = config.with_defaults(max_position_embeddings=524288)
+    return llama_like(
+        "seed-oss",
+        config,
+        head_dim=128,
+        mlps=[mlp_of(config, bias=config.flag("mlp_bias", False))] * config.num_layers(),
+        bias=config.flag("attention_bias", True),
+        output_bias=config.flag("attention_out_bias", False),
+    )
