@@ -1,0 +1,55 @@
+"""Granite 3 and its mixture of experts (IBM 2024)."""
+
+from __future__ import annotations
+
+from ferrum.kernels.op_attributes import Routing
+from ferrum.models.builder import PartSpec
+from ferrum.models.config_reader import FamilyConfig
+from ferrum.models.experts_spec import ExpertsSpec, Fused
+from ferrum.models.families import FAMILIES
+from ferrum.models.llama import activation_of, attention_of, decoder_of, heads_of, mlp_of, norms_of
+from ferrum.models.rope import rope_spec
+from ferrum.models.spec import DecoderSpec, pre_norm
+
+
+@FAMILIES.register("GraniteForCausalLM")
+def granite(config: FamilyConfig) -> DecoderSpec:
+    """Return Llama with factors of embeddings, scores, parts and logits."""
+    return _granite("granite", config, mlp_of(config, bias=config.flag("mlp_bias", False)))
+
+
+@FAMILIES.register("GraniteMoeForCausalLM")
+def granite_moe(config: FamilyConfig) -> DecoderSpec:
+    """Return Granite with experts, weighted by a softmax over the chosen ones."""
+    routing = Routing(config.integer("num_local_experts", 8), config.integer("num_experts_per_tok", 2), late=True)
+    experts = ExpertsSpec(
+        routing,
+        config.integer("intermediate_size"),
+        activation_of(config),
+        router="router.layer",
+        fused=Fused("input_linear.weight", "output_linear.weight"),
+    )
+    renames = ((r"(layers\.\d+)\.mlp\.", r"\1.block_sparse_moe."),)
+    return _granite("granitemoe", config, experts, renames)
+
+
+def _granite(
+    family: str, config: FamilyConfig, mlp: PartSpec, renames: tuple[tuple[str, str], ...] = ()
+) -> DecoderSpec:
+    heads, bias = heads_of(config), config.flag("attention_bias", False)
+    attention = attention_of(
+        heads,
+        rope=rope_spec(config, heads.head_dim),
+        scale=config.number("attention_multiplier", 1.0),
+        bias=bias,
+        output_bias=bias,
+    )
+    return decoder_of(
+        family,
+        config,
+        [pre_norm(attention, mlp)] * config.num_layers(),
+        norms=norms_of(config, factor=config.number("residual_multiplier", 1.0)),
+        embedding_scale=config.number("embedding_multiplier", 1.0),
+        logit_scale=1 / config.number("logits_scaling", 1.0),
+        renames=renames,
+    )
