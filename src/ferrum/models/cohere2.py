@@ -1,0 +1,37 @@
+"""Cohere 2: Command R7B and Command A (Cohere 2025)."""
+
+from __future__ import annotations
+
+from ferrum.models.config_reader import FamilyConfig
+from ferrum.models.families import FAMILIES
+from ferrum.models.llama import attention_of, decoder_of, heads_of, layer_types, mlp_of, norms_of
+from ferrum.models.rope import rope_spec
+from ferrum.models.spec import BlockSpec, BranchSpec, DecoderSpec
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
+
+@FAMILIES.register("Cohere2ForCausalLM")
+def cohere2(config: FamilyConfig) -> DecoderSpec:
+    """Return parallel parts after one LayerNorm; only layers with a window have a rope."""
+    config = config.with_defaults(tie_word_embeddings=True, max_position_embeddings=8192)
+    config.require("use_qk_norm", False, False)
+    for name in ("use_parallel_block", "use_gated_activation", "rotary_pct"):
+        config.require(name, 1, 1)
+    heads, bias = heads_of(config), config.flag("attention_bias", False)
+    period = config.integer("sliding_window_pattern", 4)
+    kinds = layer_types(config, (_SLIDING if (i + 1) % period else _FULL for i in range(config.num_layers())))
+    window, rope = config.integer("sliding_window", 4096), rope_spec(config, heads.head_dim, interleaved=True)
+
+    def layer(kind: str) -> BlockSpec:
+        placed = {"rope": rope, "window": window} if kind == _SLIDING else {"rope": None}
+        attention = attention_of(heads, bias=bias, output_bias=bias, **placed)
+        return BlockSpec((BranchSpec((("self_attn", attention), ("mlp", mlp_of(config))), "input_layernorm"),))
+
+    return decoder_of(
+        "cohere2",
+        config,
+        map(layer, kinds),
+        norms=norms_of(config, "layer_norm_eps", 1e-5, centred=True),
+        logit_scale=config.number("logit_scale", 0.0625),
+    )
