@@ -1,0 +1,53 @@
+"""Ernie 4.5, dense and with experts (Baidu 2025)."""
+
+from __future__ import annotations
+
+from ferrum.kernels.op_attributes import Routing
+from ferrum.models.builder import PartSpec
+from ferrum.models.config_reader import FamilyConfig
+from ferrum.models.experts_spec import ExpertsSpec
+from ferrum.models.families import FAMILIES
+from ferrum.models.llama import activation_of, attention_of, decoder_of, heads_of, mlp_of, norms_of
+from ferrum.models.rope import rope_spec
+from ferrum.models.spec import DecoderSpec, MlpSpec, pre_norm
+
+
+@FAMILIES.register("Ernie4_5ForCausalLM")
+def ernie(config: FamilyConfig) -> DecoderSpec:
+    """Return Llama with a rope of adjacent pairs."""
+    bias = config.flag("use_bias", False)
+    return _ernie("ernie4.5", config.with_defaults(head_dim=128), [mlp_of(config, bias=bias)] * config.num_layers())
+
+
+@FAMILIES.register("Ernie4_5_MoeForCausalLM")
+def ernie_moe(config: FamilyConfig) -> DecoderSpec:
+    """Return Ernie with experts, chosen by a softmax with a bias."""
+    count, bias = config.num_layers(), config.flag("use_bias", False)
+    first, last = config.integer("moe_layer_start_index", 1, minimum=0), config.values.get("moe_layer_end_index", -1)
+    last = last if isinstance(last, int) and last >= 0 else count - 1
+    interval, inner = config.integer("moe_layer_interval", 1), config.integer("moe_intermediate_size")
+    shared = config.integer("moe_num_shared_experts", 2, minimum=0)
+    routing = Routing(
+        config.integer("moe_num_experts", 64),
+        config.integer("moe_k", 6),
+        renormalise=True,
+        least=config.number("moe_norm_min", 1e-12),
+    )
+    experts = ExpertsSpec(
+        routing,
+        inner,
+        activation_of(config),
+        selection_bias="moe_statics.e_score_correction_bias",
+        shared=MlpSpec(inner * shared, activation_of(config), bias=bias) if shared else None,
+    )
+    dense = mlp_of(config, bias=bias)
+    mlps: list[PartSpec] = [experts if (i + 1) % interval == 0 and first <= i <= last else dense for i in range(count)]
+    return _ernie("ernie4.5-moe", config, mlps)
+
+
+def _ernie(family: str, config: FamilyConfig, mlps: list[PartSpec]) -> DecoderSpec:
+    config = config.with_defaults(tie_word_embeddings=True, max_position_embeddings=131072)
+    heads, bias = heads_of(config), config.flag("use_bias", False)
+    rope = rope_spec(config, heads.head_dim, interleaved=True)
+    attention = attention_of(heads, rope=rope, bias=bias, output_bias=bias)
+    return decoder_of(family, config, (pre_norm(attention, mlp) for mlp in mlps), norms=norms_of(config, default=1e-5))
