@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
 
 from ferrum.core.errors import Unsupported
 from ferrum.runtime.gguf_file import GgufFile
@@ -64,3 +65,22 @@ def test_begin_and_end_tokens_come_from_the_metadata() -> None:
     assert tokenizer.encode("a")[0] == 1, "the file asks for a begin token"
     ids = {"eos": 2, "eot": 7, "eom": 2}
     assert end_tokens({f"tokenizer.ggml.{key}_token_id": value for key, value in ids.items()}) == [2, 7]
+
+
+TEXT = "HelloWorld's 12345 \u4f60\u597d! x=3.14;\n\n  def"
+WORDS = {
+    "gpt-4o": "Hello|World's| |123|45| \u4f60\u597d|!| x|=|3|.|14|;\n\n| | def",
+    "tekken": "Hello|World|'s| |1|2|3|4|5| \u4f60\u597d|!| x|=|3|.|1|4|;\n\n| | def",
+    "deepseek-v3": "HelloWorld|'s| |123|45| |\u4f60\u597d|!| x|=|3|.|14|;\n\n| | def",
+    "deepseek-llm": "HelloWorld|'|s| |12345| |\u4f60\u597d|!| x|=|3|.|14|;|\n|\n| | def",
+    "glm4": "HelloWorld|'s| |123|45| \u4f60\u597d|!| x|=|3|.|14|;\n\n| | def",
+}
+
+
+@pytest.mark.parametrize("rule", WORDS)
+def test_a_rule_splits_a_text_into_words(rule: str) -> None:
+    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": rule, "tokenizer.ggml.tokens": ["a"]}
+    found = tokenizer_json({**metadata, "tokenizer.ggml.merges": []})
+    backend = Backend.from_str(as_json(found).decode())
+    places = [place for _, place in backend.pre_tokenizer.pre_tokenize_str(TEXT)]
+    assert [TEXT[begin:end] for begin, end in places] == WORDS[rule].split("|")

@@ -7,6 +7,7 @@ Two kinds: `gpt2` (byte-level BPE with merges, and a rule that splits text first
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final
@@ -55,16 +56,34 @@ _DEEPSEEK_LLM: Final = (
     r"\p{N}+",
 )
 
+_BEFORE: Final = r"[^\r\n\p{L}\p{N}]?"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_MARKS: Final = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN: Final = rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}|{_MARKS}"
+_GPT4O: Final = (
+    rf"{_BEFORE}{_UPPER}*{_LOWER}+{_CASELESS}?|{_BEFORE}{_UPPER}+{_LOWER}*{_CASELESS}?|\p{{N}}{{1,3}}|{_MARKS}"
+)
+_DEEPSEEK3: Final = (
+    r"\p{N}{1,3}",
+    r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+
 SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "roberta-bpe"), (_GPT2,)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), (r"\p{N}", _GPT2)),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"), (_LLAMA3,)),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_LLAMA3,)),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), (_GPT4O,)),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
+    "tekken": (_TEKKEN,),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), (_QWEN2,)),
     "deepseek-llm": _DEEPSEEK_LLM,
 }
 """Patterns of each split rule, applied one after the other; every match is one word."""
 
-_IGNORE_MERGES: Final = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"})
+_IGNORE_MERGES: Final = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "tekken"})
 """Rules of vocabularies in which a word that is a token is never split."""
 
 _BEGINNING: Final = frozenset({"llama"})
@@ -141,7 +160,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str,
         known = ", ".join(sorted(SPLITS))
         raise Unsupported(f"tokenizer.ggml.pre={rule!r}", f"known rules: {known}; {_HINT}")
     splits = [
-        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        {"type": "Split", "pattern": {"Regex": _plain(pattern)}, "behavior": "Isolated", "invert": False}
         for pattern in SPLITS[rule]
     ]
     bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -156,6 +175,11 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str,
             "ignore_merges": rule in _IGNORE_MERGES,
         },
     }
+
+
+def _plain(pattern: str) -> str:
+    """Return a pattern with its escaped characters as themselves, since the library knows only short escapes."""
+    return re.sub(r"\\u([0-9a-f]{4})|\\U([0-9a-f]{8})", lambda found: chr(int(found[1] or found[2], 16)), pattern)
 
 
 def _sentence_piece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
