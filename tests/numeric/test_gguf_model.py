@@ -111,7 +111,8 @@ def test_rope_factors_scale_the_frequencies(tmp_path: Path) -> None:
     [
         ("llama__attention__clamp_kqv", 8.0, GGUFValueType.FLOAT32),
         ("llama__rope__scaling__type", "su", GGUFValueType.STRING),
-        ("llama__expert_count", 8, GGUFValueType.UINT32),
+        ("llama__expert_shared_count", 8, GGUFValueType.UINT32),
+        ("llama__attention__sliding_window", 8, GGUFValueType.UINT32),
     ],
 )
 def test_a_key_that_is_not_understood_is_refused_by_name(tmp_path: Path, key: str, value: Any, type: Any) -> None:

@@ -12,7 +12,8 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from ferrum.models.gguf_names import ARCHITECTURES, hf_name
+from ferrum.models.gguf_keys import ARCHITECTURES
+from ferrum.models.gguf_names import hf_name
 
 TOKENIZER: dict[str, Any] = {
     "tokenizer__ggml__model": ("gpt2", GGUFValueType.STRING),
@@ -33,13 +34,13 @@ def permuted(rows: NDArray[Any], heads: int) -> NDArray[Any]:
     return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def gguf_names(layers: int) -> dict[str, str]:
-    """Return GGUF's name of every tensor by its Hugging Face name."""
+def gguf_names(layers: int, name: str) -> dict[str, str]:
+    """Return GGUF's name of every tensor of an architecture by its Hugging Face name."""
     attention = [f"attn_{each}" for each in ("q", "k", "v", "output", "q_norm", "k_norm", "norm")]
     parts = attention + [f"ffn_{each}" for each in ("norm", "gate", "up", "down")]
     stems = ["token_embd", "output_norm", "output", *(f"blk.{i}.{part}" for i in range(layers) for part in parts)]
     names = [f"{stem}.{kind}" for stem in stems for kind in ("weight", "bias")]
-    return {str(hf_name(name)): name for name in names}
+    return {str(hf_name(each, ARCHITECTURES[name])): each for each in names}
 
 
 def write_gguf(directory: Path, target: Path, kind: str = "F32", **metadata: Any) -> dict[str, NDArray[np.float32]]:
@@ -65,7 +66,7 @@ def write_gguf(directory: Path, target: Path, kind: str = "F32", **metadata: Any
     writer.add_rope_dimension_count(head_dim)
     for key, value in metadata.items():
         writer.add_key_value(key.replace("__", "."), *value)
-    names, held = gguf_names(config["num_hidden_layers"]), {}
+    names, held = gguf_names(config["num_hidden_layers"], name), {}
     for full, values in load_file(directory / "model.safetensors").items():
         numbers = np.ascontiguousarray(values, np.float32)
         stored, type = numbers, GGMLQuantizationType.F32

@@ -1,6 +1,7 @@
 """`GgufModel`: a GGUF file as the source of a model. Its metadata answers for the small files of a directory.
 
-The file's own formats are in `gguf_file.py` and `quant/gguf_blocks.py`, its names in `models/gguf_names.py`.
+The file's own formats are in `gguf_file.py` and `quant/gguf_blocks.py`, the names of its tensors and metadata in
+`models/gguf_names.py` and `gguf_keys.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError
-from ferrum.models.gguf_names import ROPE_FACTORS, architecture_of, hf_config, hf_name, is_permuted
-from ferrum.models.tensor_names import EMBEDDING
+from ferrum.models.gguf_keys import architecture_of, hf_config
+from ferrum.models.gguf_names import ROPE_FACTORS, hf_name, hf_shape, is_permuted, layer_of
+from ferrum.models.tensor_views import Runs, View
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.dense import FORMATS
 from ferrum.quant.gguf_blocks import GGUF_TYPES, GgufWeight, dequantize, weight_of
@@ -26,9 +28,13 @@ from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.gguf_file import GgufFile, GgufTensor, open_shards
 from ferrum.runtime.model_source import ModelSource
 from ferrum.runtime.tensor_file import FORMAT_OF, TensorInfo
+from ferrum.runtime.viewed_tensors import ViewedTensors
 
 _FILES: Final = ("tokenizer.json", "tokenizer_config.json")
 """Small files that the metadata stands for."""
+
+_EMBEDDING: Final = "token_embd.weight"
+_GATE_UP: Final = ".experts.gate_up_proj.weight"
 
 _GROWS: Final = 1.25
 """Least factor of memory over the file's that is worth a note."""
@@ -58,27 +64,25 @@ class GgufTensors(TensorStore):
         self.headless = False
         shards = open_shards(path)
         self.metadata = shards[0].metadata
-        self._places: dict[str, tuple[GgufFile, str]] = {}
-        factors = None
-        for shard in shards:
-            for name in shard.tensors:
-                if name == ROPE_FACTORS:
-                    factors = shard.blocks(name)
-                    continue
-                full = hf_name(name)
-                if full is None or full in self._places:
-                    raise CheckpointError(f"{shard.path}: tensor {name!r} is {'repeated' if full else 'not known'}")
-                self._places[full] = shard, name
-        self._architecture = architecture_of(self.metadata)[1]
-        self.tensors = {full: _info(shard.tensors[name]) for full, (shard, name) in self._places.items()}
-        embedding = self.tensors.get(EMBEDDING)
+        places = [(shard, name) for shard in shards for name in shard.tensors]
+        names = {name for _, name in places}
+        self._architecture = architecture_of(self.metadata, names)[1]
+        embedding = next((shard.tensors[name] for shard, name in places if name == _EMBEDDING), None)
         if embedding is None:
-            raise CheckpointError(f"{path}: has no tensor token_embd.weight; is it a whole model?")
-        names = {name for _, name in self._places.values()}
-        self.config = {**hf_config(self.metadata, names, embedding.shape[0]), **_ids(self.metadata)}
-        if factors is not None:
-            numbers = np.ascontiguousarray(factors).view(np.float32).ravel().tolist()
-            self.config["rope_scaling"] = {"rope_type": "factors", "factors": numbers}
+            raise CheckpointError(f"{path}: has no tensor {_EMBEDDING}; is it a whole model?")
+        factors = {name: _numbers(shard, name) for shard, name in places if name in ROPE_FACTORS}
+        config = hf_config(self.metadata, names, embedding.shape[0], factors)
+        self.config = {**config, **_ids(self.metadata)}
+        self._places: dict[str, tuple[GgufFile, str]] = {}
+        for shard, name in places:
+            layer = layer_of(name)
+            if name in factors or (layer is not None and layer >= config["num_hidden_layers"]):
+                continue  # layers beyond the model's predict further tokens
+            full = hf_name(name, self._architecture)
+            if full is None or full in self._places:
+                raise CheckpointError(f"{shard.path}: tensor {name!r} is {'repeated' if full else 'not known'}")
+            self._places[full] = shard, name
+        self.tensors = {full: _info(full, shard.tensors[name]) for full, (shard, name) in self._places.items()}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -89,17 +93,22 @@ class GgufTensors(TensorStore):
     def file_of(self, name: str) -> str:
         return self._places[name][0].path.name
 
+    def file_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor in the file."""
+        shard, own = self._places[name]
+        return shard.tensors[own].shape
+
     def read(self, name: str) -> NDArray[Any]:
         tensor, blocks = self._blocks(name)
         if tensor.kind in FORMAT_OF:
             floats: NDArray[Any] = np.ascontiguousarray(blocks).view(FORMATS[FORMAT_OF[tensor.kind]])
-            return floats.reshape(tensor.shape)
+            return floats.reshape(self.tensors[name].shape)
         out = np.empty((len(blocks), tensor.shape[-1]), np.float32)
         step = max(1, _PIECE // tensor.shape[-1])
         for begin in range(0, len(out), step):
             piece = blocks[begin : begin + step]
             out[begin : begin + step] = dequantize(tensor.kind, piece)
-        return out.reshape(tensor.shape)
+        return out.reshape(self.tensors[name].shape)
 
     def block_format(self, name: str) -> str | None:
         shard, own = self._places[name]
@@ -139,10 +148,34 @@ def _growth(kind: str, count: int) -> str:
     )
 
 
-def _info(tensor: GgufTensor) -> TensorInfo:
+def _info(name: str, tensor: GgufTensor) -> TensorInfo:
     """Return a tensor's place; other types than floats are read as float32."""
     kind = tensor.kind if tensor.kind in FORMAT_OF else "F32"
-    return TensorInfo(kind, tensor.shape, tensor.begin, tensor.end)
+    return TensorInfo(kind, hf_shape(name, tensor.shape), tensor.begin, tensor.end)
+
+
+def _numbers(shard: GgufFile, name: str) -> list[float]:
+    """Return the numbers of a tensor of float32. Raises CheckpointError."""
+    if shard.tensors[name].kind != "F32":
+        raise CheckpointError(f"{shard.path}: tensor {name!r} must be of type F32, not {shard.tensors[name].kind}")
+    numbers: list[float] = np.ascontiguousarray(shard.blocks(name)).view(np.float32).ravel().tolist()
+    return numbers
+
+
+def _split_experts(tensors: GgufTensors) -> TensorStore:
+    """Return the tensors with gate and up of all experts apart, where a file has them in one."""
+    views: dict[str, View] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in tensors.tensors:
+        shape = tensors.file_shape(name)
+        if not name.endswith(_GATE_UP) or len(shape) != 3 or shape[1] % 2:
+            continue
+        experts, inner = shape[0], shape[1] // 2
+        for index, part in enumerate(("gate_proj.weight", "up_proj.weight")):
+            own = name.replace("gate_up_proj.weight", part)
+            views[own] = View((name,), Runs(experts, 2 * inner, index * inner, inner))
+            shapes[own] = experts * inner, shape[2]
+    return ViewedTensors(tensors, views, shapes) if views else tensors
 
 
 def _ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,7 +201,7 @@ class GgufModel(ModelSource):
         self.name = str(path)
 
     def checkpoint(self) -> TensorStore:
-        return GgufTensors(self.path)
+        return _split_experts(GgufTensors(self.path))
 
     def digest(self, memory: Path) -> str:
         from ferrum.runtime.model_digest import files_digest

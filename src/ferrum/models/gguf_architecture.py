@@ -1,0 +1,104 @@
+"""`GgufArchitecture`: what the GGUF files of an architecture hold, as data, and what files have in common.
+
+The entries are in `gguf_dense.py` and `gguf_experts.py`. Sources: the key and tensor lists of the format's library, and
+the converters of llama.cpp for what they change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+Values = Mapping[str, Any]
+"""Metadata of a file, by keys without the architecture before them."""
+
+Derive = Callable[[Values, Collection[str], Values], dict[str, Any]]
+"""Returns fields from the metadata, the names of the tensors, and the fields of `config.json` so far."""
+
+KEYS: Final = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+"""Metadata keys of all architectures, without the architecture before them, and their fields of `config.json`."""
+
+WINDOW: Final = {"attention.sliding_window": "sliding_window"}
+"""The key of an architecture whose windows are read."""
+
+LAYER: Final = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+}
+"""Tensors of a layer and their names in the Hugging Face layout; those of all experts are one matrix."""
+
+BARE: Final = {f"exp_probs_b.{kind}": "mlp.selection_bias" for kind in ("bias", "weight")}
+"""Tensors of a layer by their whole names, and the names of their parameters. Files spell the bias in two ways."""
+
+WHOLE: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+"""Tensors outside of the layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArchitecture:
+    """What the files of an architecture hold.
+
+    Attributes:
+        name: of the Hugging Face architecture.
+        model_type: its `model_type`.
+        permuted: the converter has ordered the rows of q and k for rotation of adjacent pairs.
+        parts: tensors of a layer whose names differ from `LAYER`.
+        bare: further tensors as in `BARE`.
+        whole: tensors outside of the layers, in addition to `WHOLE`.
+        keys: further metadata keys, and their fields of `config.json`.
+        ignored: metadata keys without effect.
+        fixed: fields of `config.json` that files lack.
+        period: distance of layers without a window, in files without a list; None: files say nothing of layers.
+        partial: field of the rotated numbers of a head as a share of it, or as a count; None: all are rotated.
+        gating: the expert gating function, by number, if a file names one.
+        log_multiplier: factor of YaRN's mscale in a file; None: files have none.
+        rope: field that holds the scaling of the rope.
+        rope_fixed: fields of YaRN's scaling that files lack.
+        heads: whether heads have one width, which keys and values share.
+        derive: other fields.
+        variants: other entries that a file may mean, each after the test that says so.
+    """
+
+    name: str
+    model_type: str
+    permuted: bool = False
+    parts: Mapping[str, str] = field(default_factory=dict)
+    bare: Mapping[str, str] = field(default_factory=dict)
+    whole: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    period: int | None = None
+    partial: str | None = None
+    gating: int | None = None
+    log_multiplier: float | None = None
+    rope: str = "rope_scaling"
+    rope_fixed: Mapping[str, Any] = field(default_factory=dict)
+    heads: bool = True
+    derive: Derive | None = None
+    variants: tuple[tuple[Callable[[Values, Collection[str]], bool], GgufArchitecture], ...] = ()
