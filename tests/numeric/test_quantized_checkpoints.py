@@ -13,10 +13,8 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from ferrum.core.config import ModelConfig
-from ferrum.quant.block_format import BLOCK_FORMATS
-from ferrum.quant.block_weight import RowWeight
+from ferrum.core.errors import CheckpointError
 from ferrum.quant.packed_words import add_one, unpack
-from ferrum.quant.scaled_floats import mxfp4_rows
 from ferrum.runtime.load import load_executor, plan_model
 from ferrum.runtime.model_source import DirectoryModel
 from quantized_kit import (
@@ -29,6 +27,7 @@ from quantized_kit import (
     gptq,
     int8,
     packed,
+    save,
     words,
     write_module,
     write_quantized,
@@ -177,12 +176,33 @@ def test_tiles_of_fp8_give_the_numbers_of_transformers() -> None:
     assert torch.equal(torch.from_numpy(ours).to(torch.bfloat16), theirs)
 
 
-def test_mxfp4_of_gpt_oss_has_the_numbers_of_transformers() -> None:
-    rng = np.random.default_rng(3)
-    blocks = rng.integers(0, 256, (2, 6, 3, 16), np.uint8)
-    scales = rng.integers(0, 250, (2, 6, 3)).astype(np.uint8)
-    theirs = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales), dtype=torch.float32)
-    for expert in range(2):
-        rows = mxfp4_rows(blocks[expert], scales[expert])
-        weight = RowWeight(kind=BLOCK_FORMATS["mxfp4"], shape=(6, 96), whole=rows)
-        np.testing.assert_array_equal(weight.dequantize(), theirs[expert].numpy().T)
+def test_experts_of_gpt_oss_have_the_numbers_of_transformers(tmp_path: Path) -> None:
+    """Rows of gate and up alternate in the file; the reference has inputs before outputs."""
+    rng, stem = np.random.default_rng(3), "model.layers.0.mlp.experts"
+    parts: dict[str, np.ndarray] = {f"{stem}.gate_up_proj_bias": rng.standard_normal((2, 6)).astype(np.float32)}
+    theirs = {}
+    for name, outputs in (("gate_up_proj", 6), ("down_proj", 5)):
+        blocks = rng.integers(0, 256, (2, outputs, 3, 16), np.uint8)
+        scales = rng.integers(0, 250, (2, outputs, 3)).astype(np.uint8)
+        parts |= {f"{stem}.{name}_blocks": blocks, f"{stem}.{name}_scales": scales}
+        whole = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales), dtype=torch.float32)
+        theirs[name] = whole.numpy().swapaxes(1, 2)
+    gate_up = theirs.pop("gate_up_proj")
+    theirs |= {"gate_proj": gate_up[:, ::2], "up_proj": gate_up[:, 1::2]}
+    save(parts, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "mxfp4"}}')
+    checkpoint = DirectoryModel(tmp_path).checkpoint()
+    assert checkpoint.tensors.keys() == {f"{stem}.gate_up_proj_bias", *(f"{stem}.{name}.weight" for name in theirs)}
+    for name, numbers in theirs.items():
+        full = f"{stem}.{name}.weight"
+        assert checkpoint.block_format(full) == "mxfp4"
+        np.testing.assert_array_equal(checkpoint.blocks(full).dequantize(), numbers.reshape(-1, 96))
+        np.testing.assert_array_equal(checkpoint.read(full), numbers.reshape(-1, 96))
+    sizes = [info.nbytes for info in checkpoint.tensors.values()]
+    assert sum(sizes) == sum(array.nbytes for array in parts.values())
+    for damaged, problem in ((None, "is missing"), (np.zeros((2, 6, 2), np.uint8), "expected shape")):
+        name = f"{stem}.gate_up_proj_scales"
+        changed = {key: array for key, array in parts.items() if key != name}
+        save(changed if damaged is None else changed | {name: damaged}, tmp_path / "model.safetensors")
+        with pytest.raises(CheckpointError, match=rf"gate_up_proj_scales.*{problem}"):
+            DirectoryModel(tmp_path).checkpoint()

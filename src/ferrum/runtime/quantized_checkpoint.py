@@ -1,4 +1,4 @@
-"""Quantised safetensors directories as stores of plain matrices: GPTQ, AWQ, compressed-tensors, FP8, Model Optimizer.
+"""Quantised safetensors directories as stores of plain matrices, for the methods of `METHODS`.
 
 `quantized_modules.py` has the layouts of modules. `docs/packed-checkpoints.md` says what each format becomes.
 """
@@ -17,7 +17,16 @@ from ferrum.core.logging import warn_once
 from ferrum.quant.block_weight import BlockWeight
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.module_parts import ModuleParts
-from ferrum.runtime.quantized_modules import HELPERS, STORED, Layout, StoredMatrix, read_module
+from ferrum.runtime.quantized_modules import (
+    FUSED,
+    HELPERS,
+    STORED,
+    Layout,
+    StoredMatrix,
+    read_experts,
+    read_module,
+    scales_of,
+)
 from ferrum.runtime.tensor_file import TensorInfo
 
 _CACHE_SCALES: Final = ("k_scale", "v_scale", "q_scale")
@@ -58,17 +67,28 @@ class QuantizedCheckpoint(TensorStore):
             elif part not in _CACHE_SCALES:
                 self.tensors[name] = info
         for stem, part in stems.items():
-            self._add(stem, part, layout)
+            self._add(f"{stem}.weight", read_module(ModuleParts(self._files, stem), part, layout), f"{stem}.{part}")
+        for name in [name for name in self.tensors if name.rpartition(".")[2] in FUSED]:
+            self._add_experts(*name.rsplit(".", 1))
         self._drop_blank_biases(stems)
 
-    def _add(self, stem: str, part: str, layout: Layout) -> None:
-        name = f"{stem}.weight"
+    def _add(self, name: str, matrix: StoredMatrix, source: str, share: int = 1) -> None:
+        """Add a matrix that is one of `share` in its tensors."""
         if name in self.tensors:
-            raise CheckpointError(f"{self.directory}: {name!r} is there as floats and as '{stem}.{part}'")
-        matrix = read_module(ModuleParts(self._files, stem), part, layout)
-        nbytes = sum(self._files.tensors[each].nbytes for each in self._modules[name])
+            raise CheckpointError(f"{self.directory}: {name!r} is there as floats and as {source!r}")
+        nbytes = sum(self._files.tensors[each].nbytes for each in self._modules[name]) // share
         self._matrices[name] = matrix
         self.tensors[name] = TensorInfo("F32", matrix.shape, 0, nbytes)
+
+    def _add_experts(self, stem: str, part: str) -> None:
+        found = read_experts(ModuleParts(self._files, stem), part)
+        sources = [f"{stem}.{part}", f"{stem}.{scales_of(part)}"]
+        for each in sources:
+            del self.tensors[each]
+        for projection, matrix in found.items():
+            name = f"{stem}.{projection}.weight"
+            self._modules[name] = sources
+            self._add(name, matrix, sources[0], len(found))
 
     def _drop_blank_biases(self, stems: Mapping[str, str]) -> None:
         """Ignore biases of zeros: AutoGPTQ wrote them for all modules of models that have none."""
@@ -212,11 +232,16 @@ def _modelopt(settings: _Settings) -> Layout:
     return Layout("modelopt")
 
 
+def _mxfp4(settings: _Settings) -> Layout:
+    return Layout(settings.method)
+
+
 METHODS: Final[dict[str, Callable[[_Settings], Layout]]] = {
     "gptq": _gptq,
     "awq": _awq,
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
     "modelopt": _modelopt,
+    "mxfp4": _mxfp4,
 }
 """What reads the settings of a method, by its `quant_method`."""

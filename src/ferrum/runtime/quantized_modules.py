@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from ferrum.kernels.interface import F32
+from ferrum.kernels.operations import F32
 from ferrum.quant.block_weight import RowWeight
 from ferrum.quant.integer_matrix import IntegerMatrix
 from ferrum.quant.packed_words import add_one, unpack, unpack_awq, words_for
@@ -64,6 +64,12 @@ class StoredMatrix(Protocol):
         """Return the matrix, f32 [N, K]."""
 
 
+FUSED: Final = {
+    "gate_up_proj_blocks": {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)},
+    "down_proj_blocks": {"down_proj": slice(None)},
+}
+"""The tensors of all experts of a gpt-oss layer, and the rows of the matrices in them."""
+
 HELPERS: Final = (
     "qweight", "qzeros", "scales", "g_idx",
     "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale",
@@ -90,6 +96,35 @@ def read_module(parts: ModuleParts, part: str, layout: Layout) -> StoredMatrix:
     if dtype == "U8":
         return _float4(parts, part)
     return _int8(parts) if dtype == "I8" else _float8(parts, layout)
+
+
+def read_experts(parts: ModuleParts, part: str) -> dict[str, StoredMatrix]:
+    """Return the matrices in a tensor `part` of `FUSED`, the rows of one expert after another, by their projections.
+
+    Raises:
+        CheckpointError: a tensor is missing, or has another dtype or shape than its layout.
+    """
+    shape = parts.info(part).shape
+    if len(shape) != 4 or 0 in shape or shape[1] % len(FUSED[part]):
+        raise parts.error(part, f"must be [experts, outputs, groups, bytes], not of shape {list(shape)}")
+    experts, outputs, groups, _ = shape
+    blocks = parts.expect(part, "U8", (experts, outputs, groups, _MX_GROUP // 2))
+    scales = parts.expect(scales_of(part), "U8", (experts, outputs, groups))
+
+    def matrix(rows: slice) -> Mxfp4Matrix:
+        count = experts * len(range(outputs)[rows])
+        return Mxfp4Matrix(
+            shape=(count, groups * _MX_GROUP),
+            packed=lambda: blocks()[:, rows].reshape(count, -1),
+            exponents=lambda: scales()[:, rows].reshape(count, -1),
+        )
+
+    return {name: matrix(rows) for name, rows in FUSED[part].items()}
+
+
+def scales_of(part: str) -> str:
+    """Return the name of the scales of a tensor of `FUSED`."""
+    return part.removesuffix("blocks") + "scales"
 
 
 def _gptq(parts: ModuleParts, layout: Layout) -> IntegerMatrix:
