@@ -347,7 +347,7 @@ def main() -> None:
         taken = Series(subject, prober).measure(workloads, given.series, [t for p in peers for t in p.turns], progress)
         judge, cells, counted = Judge.of(taken), [], {}
         for workload in workloads:
-            work = subject.costs.work(workload.passes(subject.max_rows))
+            work = subject.costs_of(workload).work(workload.passes(subject.max_rows))
             cell, counted[workload.name] = cell_of(taken, workload, work, judge)
             cells.append(cell)
         report = Report(

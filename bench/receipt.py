@@ -72,8 +72,9 @@ def main() -> None:
     prober = Prober(given.threads)
     with load_subject(None, given.shape, workloads, options) as subject:
         for workload in workloads:
+            subject.run(workload)  # counts the experts that it reads
             timed = timed_operations(subject, workload)
-            lines = receipt(timed, subject.costs, workload, subject.max_rows, prober())
+            lines = receipt(timed, subject.costs_of(workload), workload, subject.max_rows, prober())
             rows = [
                 (line.label, str(line.count), f"{1e3 * line.seconds:.2f}", f"{line.limit / line.seconds:.1%}")
                 for line in lines

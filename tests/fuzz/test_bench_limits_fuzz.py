@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,12 +23,19 @@ def test_attention_work_does_not_depend_on_how_a_prompt_is_cut(length, piece):
     assert operations(cut) == operations([SpanShape(0, length, 0)])
 
 
-@given(st.integers(0, 200), st.integers(1, 50), st.integers(1, 80))
-def test_a_window_reads_and_multiplies_what_its_queries_can_see(start, count, window):
-    costs = costs_of("tiny", "bfloat16", use_sliding_window=True, sliding_window=window, max_window_layers=0)
-    op = next(op for op in costs.program.ops if op.name == "attention")
+@given(st.integers(0, 200), st.integers(1, 50), st.none() | st.integers(1, 80), st.none() | st.integers(1, 80))
+def test_windows_and_chunks_read_and_multiply_what_their_queries_can_see(start, count, window, chunk):
+    costs = costs_of("tiny", "bfloat16")
+    found = next(op for op in costs.program.ops if op.name == "attention")
+    q, shape, sinks = found.arguments
+    op = replace(found, arguments=(q, replace(shape, window=window, chunk=chunk), sinks))
     (part,) = costs.of(op, (SpanShape(start, count, 0),))
-    seen = [{key for key in range(q + 1) if key > q - window} for q in range(start, start + count)]
+
+    def sees(query: int, key: int) -> bool:
+        in_chunk = chunk is None or key // chunk == query // chunk
+        return in_chunk and (window is None or key > query - window)
+
+    seen = [{key for key in range(q + 1) if sees(q, key)} for q in range(start, start + count)]
     assert part.nbytes == len(set().union(*seen)) * costs.kv_bytes[0]
     assert part.operations == 4 * 4 * 16 * sum(map(len, seen))
 

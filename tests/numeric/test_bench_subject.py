@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench_kit import rates
+from bench_kit import EXPERTS, rates
 from ferrum.bench.bench_run import setting_of
 from ferrum.bench.limits import seconds_of, weights
 from ferrum.bench.report import Report
@@ -25,6 +25,7 @@ from ferrum.runtime.load import build_executor
 from ferrum.runtime.model_source import DirectoryModel
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from native_twin import require_native
 from own_server import write_shape
 from receipt import receipt, timed_operations
 from tiny import directory_of, find
@@ -114,6 +115,34 @@ def test_a_pool_that_is_too_small_names_the_option():
         subject.run(DECODE)
 
 
+@pytest.mark.parametrize("workload", [DECODE, PREFILL], ids=lambda each: each.name)
+def test_limits_count_the_experts_that_a_sample_read(workload, monkeypatch):
+    """Blank routers send all rows to the same experts, those of the lowest numbers."""
+    require_native()
+    read = RandomCheckpoint.read
+    monkeypatch.setattr(
+        RandomCheckpoint, "read", lambda self, name: read(self, name) * (not name.endswith("mlp.gate.weight"))
+    )
+    with subject_of("native", **EXPERTS) as subject:
+        assert subject.costs_of(workload).spread == 1, "uniform routing is expected before a sample"
+        subject.run(workload)
+        passes = list(workload.passes(subject.max_rows))
+        counted = subject.costs_of(workload).spread * subject.costs.expected_experts(passes)
+        assert counted == pytest.approx(2 * 2 * len(passes)), "each pass reads two experts in each of two layers"
+
+
+def test_without_a_count_limits_expect_uniform_routing():
+    with subject_of("reference", **EXPERTS) as subject:
+        subject.run(DECODE)
+        assert subject.costs_of(DECODE) == subject.costs
+
+
+def test_requests_never_read_more_experts_than_uniform_routing_expects():
+    with subject_of(**EXPERTS) as subject:
+        subject.run(SERVE)
+        assert 0 < subject.costs_of(SERVE).spread <= 1
+
+
 def test_the_limit_counts_the_bytes_held_in_memory():
     with subject_of() as subject:
         held = sum(weight.nbytes for weight in weights(subject.costs.program))
@@ -143,11 +172,11 @@ def test_a_setting_has_the_formats_of_what_was_loaded(tmp_path: Path, packed, as
 
 def test_the_command_measures_a_shape_and_writes_a_report(tmp_path: Path, capsys):
     path = tmp_path / "report.json"
-    chosen = ["--workload", "decode@128", "--workload", "prefill128", "--workload", "serve16"]
+    chosen = ["--layers", "1", "--workload", "decode@128", "--workload", "prefill128", "--workload", "serve16"]
     assert execute(["bench", "--shape", "tiny", "--series", "1", *chosen, "--output", str(path)]) == 0
     report = Report.read(path)
     assert [cell.workload for cell in report.cells] == ["decode@128", "prefill128", "serve16"]
-    assert (report.setting.model, report.setting.formats) == ("tiny", ("bfloat16",))
+    assert (report.setting.model, report.setting.formats) == ("tiny (1 of 2 layers)", ("bfloat16",))
     assert all(cell.ratio == pytest.approx(cell.figure / cell.limit) for cell in report.cells)
     printed = capsys.readouterr().out
     assert all(cell.workload in printed for cell in report.cells)
@@ -197,6 +226,8 @@ def test_workloads_without_room_are_left_out_and_requests_may_queue(tmp_path: Pa
         (["tiny", "--shape", "tiny"], "either MODEL or --shape"),
         (["--shape", "huge"], "qwen3-0.6b"),
         (["--shape", "tiny", "--workload", "sleep"], "prefill512"),
+        (["--shape", "tiny", "--layers", "3"], "the 2 layers of tiny"),
+        (["tiny", "--layers", "1"], "--shape"),
     ],
 )
 def test_an_invalid_subject_is_refused_with_the_valid_ones(arguments, problem, capsys):

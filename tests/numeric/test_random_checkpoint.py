@@ -8,16 +8,26 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from ferrum.bench.shapes import SHAPES, shape_config
+from ferrum.bench.shapes import SHAPES, shape_config, shape_title
 from ferrum.contract.io_types import PrefillInput
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import ConfigError
+from ferrum.models.families import decoder_spec
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.random_checkpoint import DEVIATION, RandomCheckpoint
 from own_server import write_shape
 
 # Parameters without the embedding, from their model cards, in billions.
-STATED = {"qwen3-0.6b": 0.44, "qwen3-1.7b": 1.4, "qwen3-4b": 3.6, "qwen3-8b": 6.95}
+STATED = {
+    "qwen3-0.6b": 0.44,
+    "qwen3-1.7b": 1.4,
+    "qwen3-4b": 3.6,
+    "qwen3-8b": 6.95,
+    "qwen3-30b-a3b": 29.9,
+    "gpt-oss-20b": 19.76,
+    "gemma-3-4b": 3.209,
+    "deepseek-v2-lite": 15.28,
+}
 
 
 @pytest.mark.parametrize("name", STATED)
@@ -31,6 +41,23 @@ def test_an_unknown_shape_lists_the_known_ones():
     with pytest.raises(ConfigError, match=r"qwen3-8b") as refusal:
         shape_config("qwen3-9b")
     assert refusal.value.param == "shape"
+
+
+def test_a_shape_may_have_its_first_layers_only_and_reports_say_so():
+    layers = decoder_spec(shape_config("gpt-oss-20b", 3)).layers
+    assert layers == decoder_spec(shape_config("gpt-oss-20b")).layers[:3]
+    assert shape_title("gpt-oss-20b", 3) == "gpt-oss-20b (3 of 24 layers)"
+    assert shape_title("gpt-oss-20b", 24) == shape_title("gpt-oss-20b") == "gpt-oss-20b"
+    for invalid in (0, 25):
+        with pytest.raises(ConfigError, match="24") as refusal:
+            shape_config("gpt-oss-20b", invalid)
+        assert refusal.value.param == "layers"
+
+
+def test_an_embedding_that_is_not_the_head_is_large():
+    checkpoint = RandomCheckpoint("tiny", {**SHAPES["tiny"], "tie_word_embeddings": False})
+    assert checkpoint.read("model.embed_tokens.weight").astype(np.float64).std() == pytest.approx(10, rel=0.02)
+    assert checkpoint.read("lm_head.weight").astype(np.float64).std() == pytest.approx(DEVIATION, rel=0.02)
 
 
 def test_matrices_are_normal_norms_are_one_and_no_two_rows_are_equal():

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench_kit import costs_of, rates
+from bench_kit import EXPERTS, LATENT, costs_of, rates
 from ferrum.bench.limits import Costs, Rates, seconds_of, weights
 from ferrum.bench.workloads import (
     WORKLOADS,
@@ -77,6 +77,46 @@ def test_a_multiply_add_is_two_operations_and_every_visible_key_counts_once():
     pairs = 6 + 7 + 8
     attention = 2 * 4 * 4 * 16 * pairs
     assert seconds(costs, [(SpanShape(5, 3, 1),)], narrow) == pytest.approx(products + attention)
+
+
+EXPERT = 3 * 32 * 64
+"""Numbers of an expert of the tiny shape."""
+
+AROUND_EXPERTS = 512 * 64 + 2 * (64 * 64 + 2 * 32 * 64 + 64 * 64 + 8 * 64)
+"""Numbers of its other matrices, routers included."""
+
+READING = Rates(1.0, 1e18, 1e18, 1e18, 1e18)
+MULTIPLYING = Rates(1e18, 1.0, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("spread", [1.0, 0.75])
+@pytest.mark.parametrize(("rows", "expected"), [(1, 2.0), (2, 3.5), (4, 5.46875), (900, 8.0)])
+def test_a_pass_reads_only_the_experts_that_rows_choose(rows, expected, spread):
+    """With 2 of 8 experts per row, 8 x (1 - (3/4)^rows) are expected."""
+    costs = replace(costs_of("tiny", "float32", **EXPERTS), spread=spread)
+    spans = (SpanShape(0, 1, 1),) * rows
+    stored = rows * 2 * 2 * 2 * 16 * 2
+    matrices = AROUND_EXPERTS + 2 * spread * expected * EXPERT
+    assert seconds(costs, [spans], READING) == pytest.approx(4 * matrices + stored)
+    assert costs.expected_experts([spans] * 3) == pytest.approx(3 * 2 * expected)
+
+
+def test_a_row_is_multiplied_by_its_own_experts_only():
+    costs = replace(costs_of("tiny", "float32", **EXPERTS), spread=0.5)
+    attention = 2 * 4 * 4 * 16 * (6 + 7 + 8)
+    products = 2 * (3 * (AROUND_EXPERTS - 512 * 64 + 2 * 2 * EXPERT) + 512 * 64)
+    assert seconds(costs, [(SpanShape(5, 3, 1),)], MULTIPLYING) == pytest.approx(products + attention)
+
+
+def test_latent_attention_reads_a_vector_per_key_and_each_heads_matrices_once():
+    costs = costs_of("tiny", "float32", **LATENT)
+    projections = 4 * (16 + 8) * 64 + (32 + 8) * 64 + 4 * (16 + 32) * 32 + 4 * 32 * 64
+    matrices = 512 * 64 + 2 * (projections + 3 * 96 * 64)
+    stored = 2 * 8 * (32 + 8) * 2
+    assert seconds(costs, [(SpanShape(5, 3, 1),)], READING) == pytest.approx(4 * matrices + stored)
+    attention = 2 * 2 * 4 * (32 + 8 + 32) * (6 + 7 + 8)
+    products = 2 * (3 * (matrices - 512 * 64) + 512 * 64)
+    assert seconds(costs, [(SpanShape(5, 3, 1),)], MULTIPLYING) == pytest.approx(products + attention)
 
 
 def test_every_matrix_is_counted_once():

@@ -56,7 +56,7 @@ def best_rates(probes: Sequence[Rates]) -> Rates:
 
 def sample_of(subject: ExecutorSubject, workload: Workload, times: Times, probes: Sequence[Rates]) -> Sample:
     """Convert seconds to tokens per second, with the limit of the fastest probe around the sample."""
-    work = subject.costs.work(workload.passes(subject.max_rows))
+    work = subject.costs_of(workload).work(workload.passes(subject.max_rows))
     seconds = min(seconds_of(work, rates) for rates in probes)
     return Sample(*(workload.counted_tokens / each for each in (times.bare, times.whole, seconds)))
 

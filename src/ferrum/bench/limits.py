@@ -3,7 +3,8 @@
     for each matrix max(its bytes / read bandwidth, operations / arithmetic peak), summed,
     and for each sequence and layer max(bytes of keys and values / bandwidth, attention operations / peak)
 
-Every byte of a weight is read once per pass; norms, activations, writes and sampling count as free. The work is taken
+Every byte of a weight is read once per pass; norms, activations, writes, look-ups of embeddings and sampling count as
+free. Of experts, only those count that rows chose, and only the products of rows with their own ones. The work is taken
 from the recorded program and the weights' real bytes, so it is the same for every family and format.
 """
 
@@ -16,8 +17,9 @@ from typing import Final, TypeAlias
 
 from ferrum.bench.workloads import Pass
 from ferrum.core.json_record import JsonRecord
-from ferrum.kernels.interface import AttentionShape, Weight
+from ferrum.kernels.op_attributes import AttentionShape, Routing
 from ferrum.kernels.op_spec import Extent, Kind, Op, Pool, Program
+from ferrum.kernels.operations import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,13 @@ class Costs:
         program: the program.
         kv_format: format of keys and values.
         kv_bytes: per layer group the bytes of one token's keys and values in ONE layer.
+        spread: experts that passes read, over those that uniform routing reads.
     """
 
     program: Program
     kv_format: str
     kv_bytes: tuple[float, ...]
+    spread: float = 1.0
 
     def of(self, op: Op, spans: Pass) -> list[Part]:
         """Return the parts of one operation in a pass; empty for operations that count as free."""
@@ -79,15 +83,31 @@ class Costs:
         ]
         on_logits = any(value.extent is Extent.LOGITS for value in op.operands())
         rows = sum(span.logits if on_logits else span.count for span in spans)
-        return parts + [_product(weight, rows) for weight in matrices(op)] if rows else parts
+        if not rows:
+            return parts
+        return parts + [self._product(weight, rows, routing_of(op)) for weight in matrices(op)]
 
     def _attention(self, shape: AttentionShape, start: int, count: int) -> Part:
-        window = start + count if shape.window is None else shape.window
-        stored = min(start + count, window + count - 1)
-        pairs = sum(min(position + 1, window) for position in range(start, start + count))
+        pairs = sum(position + 1 - _first_key(shape, position) for position in range(start, start + count))
+        stored = start + count - _first_key(shape, start)
         # q . k and p . v, a multiply-add each
         operations = 2.0 * (shape.num_heads * shape.head_dim + shape.output_columns) * pairs
         return Part(stored * self.kv_bytes[shape.group], operations, self.kv_format)
+
+    def _product(self, weight: Weight, rows: int, routing: Routing | None) -> Part:
+        outputs, inputs = weight.shape
+        # The parts of the matrix that are read, and that a row is multiplied by.
+        read, own = 1.0, 1.0
+        if routing is not None:
+            read = self.spread * distinct_experts(routing, rows) / routing.num_experts
+            own = routing.top_k / routing.num_experts
+        return Part(read * weight.nbytes, own * 2.0 * rows * outputs * inputs, _peak_of(weight.format))
+
+    def expected_experts(self, passes: Iterable[Pass]) -> float:
+        """Return the experts that passes read if routing is uniform, summed over layers."""
+        routings = [routing for op in self.program.ops if (routing := routing_of(op)) is not None]
+        rows = [sum(span.count for span in spans) for spans in passes]
+        return sum(times * distinct_experts(each, count) for count, times in Counter(rows).items() for each in routings)
 
     def work(self, passes: Iterable[Pass]) -> Work:
         """Return all parts of consecutive passes. Layers are alike, so few parts differ."""
@@ -116,6 +136,16 @@ def attention_shapes(op: Op, pool: Pool) -> tuple[AttentionShape, ...]:
     return tuple(a for a in op.arguments if isinstance(a, AttentionShape)) if op.spec.pool is pool else ()
 
 
+def routing_of(op: Op) -> Routing | None:
+    """Return how an operation routes rows to experts; None for other operations."""
+    return next((each for each in op.arguments if isinstance(each, Routing)), None)
+
+
+def distinct_experts(routing: Routing, rows: int) -> float:
+    """Return the expected number of different experts of rows that each choose uniformly and independently."""
+    return routing.num_experts * (1 - (1 - routing.top_k / routing.num_experts) ** rows)
+
+
 def weights(program: Program) -> tuple[Weight, ...]:
     """Return every matrix of a program once, including the embedding."""
     found = [weight for op in program.ops for weight in op.spec.pick(op.arguments, Kind.TABLE, Kind.MATRIX)]
@@ -127,9 +157,11 @@ def matrices(op: Op) -> tuple[Weight, ...]:
     return op.spec.pick(op.arguments, Kind.MATRIX)
 
 
-def _product(weight: Weight, rows: int) -> Part:
-    outputs, inputs = weight.shape
-    return Part(weight.nbytes, 2.0 * rows * outputs * inputs, _peak_of(weight.format))
+def _first_key(shape: AttentionShape, position: int) -> int:
+    """Return the position of the first key that a query sees."""
+    in_window = 0 if shape.window is None else position + 1 - shape.window
+    in_chunk = 0 if shape.chunk is None else position - position % shape.chunk
+    return max(0, in_window, in_chunk)
 
 
 def _peak_of(format: str) -> str:

@@ -27,22 +27,144 @@ def _qwen3(hidden: int, layers: int, heads: int, inner: int, **others: Any) -> M
     return {**_QWEN3, **sizes, "intermediate_size": inner, **others}
 
 
+_QWEN3_30B_A3B: Final = _qwen3(
+    2048,
+    48,
+    32,
+    6144,
+    architectures=["Qwen3MoeForCausalLM"],
+    num_key_value_heads=4,
+    tie_word_embeddings=False,
+    moe_intermediate_size=768,
+    num_experts=128,
+    num_experts_per_tok=8,
+    norm_topk_prob=True,
+    decoder_sparse_step=1,
+    mlp_only_layers=[],
+)
+
+_GPT_OSS_20B: Final[Mapping[str, Any]] = {
+    "architectures": ["GptOssForCausalLM"],
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 2880,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "swiglu_limit": 7.0,
+    "hidden_act": "silu",
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+}
+
+_GEMMA3_4B: Final[Mapping[str, Any]] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "vocab_size": 262208,
+    "hidden_size": 2560,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "intermediate_size": 10240,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "hidden_activation": "gelu_pytorch_tanh",
+    "attention_bias": False,
+    "tie_word_embeddings": True,
+}
+
+_DEEPSEEK_V2_LITE: Final[Mapping[str, Any]] = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "vocab_size": 102400,
+    "hidden_size": 2048,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "topk_method": "greedy",
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 1.0,
+    "max_position_embeddings": 163840,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 40,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": 4096,
+    },
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+
 SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3-0.6b": _qwen3(1024, 28, 16, 3072),
     "qwen3-1.7b": _qwen3(2048, 28, 16, 6144),
     "qwen3-4b": _qwen3(2560, 36, 32, 9728),
     "qwen3-8b": _qwen3(4096, 36, 32, 12288, tie_word_embeddings=False),
+    "qwen3-30b-a3b": _QWEN3_30B_A3B,
+    "gpt-oss-20b": _GPT_OSS_20B,
+    "gemma-3-4b": _GEMMA3_4B,
+    "deepseek-v2-lite": _DEEPSEEK_V2_LITE,
     "tiny": _qwen3(64, 2, 4, 96, vocab_size=512, head_dim=16, num_key_value_heads=2),
 }
 """`config.json` by name. `tiny` is not a real model: it is for trying the benchmark itself."""
 
 
-def shape_config(name: str) -> Mapping[str, Any]:
-    """Return the configuration of that name.
+def shape_config(name: str, layers: int | None = None) -> Mapping[str, Any]:
+    """Return the configuration of that name, with only its first `layers` layers if given.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or it has fewer layers.
     """
     if name not in SHAPES:
         raise ConfigError(f"must be one of {', '.join(SHAPES)}, not {name!r}", param="shape")
-    return SHAPES[name]
+    config = SHAPES[name]
+    if layers is None:
+        return config
+    all_layers = config["num_hidden_layers"]
+    if not 1 <= layers <= all_layers:
+        raise ConfigError(f"must be from 1 to the {all_layers} layers of {name}, not {layers}", param="layers")
+    return {**config, "num_hidden_layers": layers}
+
+
+def shape_title(name: str, layers: int | None = None) -> str:
+    """Return the name of a shape for reports; it says if layers are left out."""
+    all_layers = shape_config(name)["num_hidden_layers"]
+    return name if layers in (None, all_layers) else f"{name} ({layers} of {all_layers} layers)"

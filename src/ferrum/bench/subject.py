@@ -62,17 +62,25 @@ class ExecutorSubject:
         self._name = name
         self._tokens = random.Random(0)
         self._llm: LLM | None = None
+        self._spreads: dict[str, float] = {}
         # One computed page, of which stored contexts are copies: speed does not depend on what pages hold.
         size = min(executor.traits.max_sequence_length, *(group.page_size for group in self._pages.groups))
         self._run_whole([Span(_MODEL_PAGE, 0, self._random(size), sampling=self._sampling(()))])
 
     @cached_property
     def costs(self) -> Costs:
-        """The work of the model's operations."""
+        """The work of the model's operations if experts are chosen uniformly; see `costs_of`."""
         replay = self._lm.replay
         program = record(self._lm.network) if replay is None else replay.program
         group_bytes = [part.page_bytes / part.page_size for part in self.executor.memory_plan.pool]
         return Costs(program, self.executor.traits.kv_dtype.value, layer_kv_bytes(program, group_bytes))
+
+    def costs_of(self, workload: Workload) -> Costs:
+        """Return the work of the model's operations, with the experts that a workload's last sample read.
+
+        Backends that do not count experts, and workloads without a sample, have those of uniform routing.
+        """
+        return replace(self.costs, spread=self._spreads.get(workload.name, 1.0))
 
     @property
     def limits(self) -> dict[str, int]:
@@ -97,16 +105,20 @@ class ExecutorSubject:
             KvExhausted: the pool is too small for the workload.
         """
         if workload.kind is Kind.SERVE:
+            read = self._experts_read()
             seconds = self._serve(workload)
+            self._note_experts(workload, read)
             return Times(seconds, seconds)
         with self._sequences(workload) as ids:
             whole = self._whole(workload, ids)
         with self.staged(workload) as passes:
             self.forward(passes[0])  # warms the caches as the step before it would
+            read = self._experts_read()
             begun = time.perf_counter()
             for tables in passes:
                 self.forward(tables)
             bare = time.perf_counter() - begun
+        self._note_experts(workload, read)
         return Times(bare, whole)
 
     @contextmanager
@@ -146,6 +158,17 @@ class ExecutorSubject:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _experts_read(self) -> int | None:
+        return None if self._lm.replay is None else self._lm.replay.experts_read()
+
+    def _note_experts(self, workload: Workload, before: int | None) -> None:
+        """Keep how many experts a sample read, for the limits of its workload."""
+        expected, after = self.costs.expected_experts(workload.passes(self.max_rows)), self._experts_read()
+        if expected and before is not None and after is not None:
+            spread = (after - before) / expected
+            # Requests may take more passes than the ideal schedule, which read more.
+            self._spreads[workload.name] = min(1.0, spread) if workload.kind is Kind.SERVE else spread
+
     @contextmanager
     def _sequences(self, workload: Workload) -> Iterator[list[str]]:
         """Yield ids of sequences that hold the workload's context, each on its own pages."""
@@ -184,15 +207,17 @@ class ExecutorSubject:
 
     def _whole(self, workload: Workload, ids: Sequence[str]) -> float:
         """Return the seconds of the same work through the language model, including greedy sampling."""
-        history = self._random(workload.length)
-        sampling = self._sampling(history)
+        histories = [self._random(workload.length) for _ in ids]  # equal ones would choose equal experts
         decodes = workload.kind is Kind.DECODE
         steps = workload.tokens if decodes else 1
         count = workload.tokens // steps
         seconds = []
         for step in range(steps + decodes):  # the first decode only warms the caches
             start = workload.context + step
-            spans = [Span(each, start, history[start : start + count], sampling=sampling) for each in ids]
+            spans = [
+                Span(each, start, history[start : start + count], sampling=self._sampling(history))
+                for each, history in zip(ids, histories, strict=True)
+            ]
             begun = time.perf_counter()
             self._run_whole(spans)
             seconds.append(time.perf_counter() - begun)

@@ -56,7 +56,11 @@ app.command("quality")(bench_quality.quality)
 def measure(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A directory, a GGUF file, or a hub id.")] = None,
     shape: Annotated[
-        str | None, typer.Option(help="Random weights in the shape of qwen3-0.6b, 1.7b, 4b or 8b instead of MODEL.")
+        str | None,
+        typer.Option(help="Random weights in a real model's shape instead of MODEL: qwen3-0.6b, qwen3-30b-a3b, ..."),
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Layers of the shape, where memory does not hold all (default: all).")
     ] = None,
     workload: Annotated[
         list[str] | None, typer.Option(help="A workload or a pattern such as 'decode*'; repeatable (default: all).")
@@ -68,23 +72,22 @@ def measure(
     """Measure a model; `ferrum bench` runs this command if no other is named."""
     from ferrum.bench.bench_run import run_benchmark, setting_of
     from ferrum.bench.machine import Prober
-    from ferrum.bench.shapes import shape_config
+    from ferrum.bench.shapes import shape_title
     from ferrum.bench.workloads import chosen_workloads, fitting_workloads
     from ferrum.cli.run import show_log
 
     show_log()
     workloads = chosen_workloads(workload or [])
-    if shape is not None:
-        shape_config(shape)  # fails before anything is loaded
+    title = model or "" if shape is None else shape_title(shape, layers)  # fails before anything is loaded
     prober = Prober(options["threads"])
-    with load_subject(model, shape, workloads, chosen(model_fields(), options)) as subject:
+    with load_subject(model, shape, workloads, chosen(model_fields(), options), layers) as subject:
         workloads = fitting_workloads(workloads, workload or [], **subject.limits, report=_progress)
         report = run_benchmark(
             subject,
             prober,
             workloads,
             series=series,
-            setting=setting_of(subject, model or shape or ""),
+            setting=setting_of(subject, title),
             origin=origin_of(subject, prober),
             progress=_progress,
         )
@@ -97,12 +100,16 @@ def _progress(line: str) -> None:
 
 
 def load_subject(
-    model: str | None, shape: str | None, workloads: Sequence[Workload], options: dict[str, Any]
+    model: str | None,
+    shape: str | None,
+    workloads: Sequence[Workload],
+    options: dict[str, Any],
+    layers: int | None = None,
 ) -> ExecutorSubject:
     """Load a model, or random weights of a shape, with room for the workloads unless the options say otherwise.
 
     Raises:
-        ConfigError: not exactly one of model and shape.
+        ConfigError: not exactly one of model and shape, or layers without a shape.
     """
     from ferrum.bench.shapes import shape_config
     from ferrum.bench.subject import ExecutorSubject
@@ -114,13 +121,15 @@ def load_subject(
 
     if (model is None) == (shape is None):
         raise ConfigError("give either MODEL or --shape, such as --shape qwen3-0.6b", param="shape")
+    if layers is not None and shape is None:
+        raise ConfigError("needs --shape: a model keeps all of its layers", param="layers")
     room = {
         # One extra sequence: pools of windows are sized by the batch, and the benchmark holds its own page.
         "max_batch_size": 1 + max(each.sequences for each in workloads),
         "kv_capacity": pool_tokens(workloads, PAGE_SIZE),
     }
     name = model or shape or ""
-    checkpoint = None if shape is None else RandomCheckpoint(shape, shape_config(shape))
+    checkpoint = None if shape is None else RandomCheckpoint(shape, shape_config(shape, layers))
     config = engine_config(name, with_wide_steps({**room, **options}))
     return ExecutorSubject(build_executor(config.model, checkpoint=checkpoint), config, name)
 
