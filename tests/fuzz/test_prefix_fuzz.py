@@ -1,4 +1,4 @@
-"""The prefix cache under any order of operations, and with a million pages."""
+"""The prefix cache under any order of operations, and with many pages."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def operations(work: Any) -> int:
 
 
 @pytest.mark.parametrize("window", [None, 16])
-def test_lookup_and_eviction_cost_the_same_with_a_million_pages(window: int | None) -> None:
+def test_lookup_and_eviction_cost_the_same_with_many_pages(window: int | None) -> None:
     def cost(num_pages: int) -> int:
         pages = PageTable([PageGroup("main", num_pages, 1, window)], max_draft=0)
         names = [CountedHash(index.to_bytes(4, "little")) for index in range(num_pages)]
@@ -224,4 +224,4 @@ def test_lookup_and_eviction_cost_the_same_with_a_million_pages(window: int | No
 
         return operations(work)
 
-    assert cost(1_000_000) == cost(2_000)
+    assert cost(200_000) == cost(2_000)

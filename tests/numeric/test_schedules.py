@@ -19,7 +19,7 @@ from schedule_player import play
 from schedules import DRAFTERS, schedule_of
 
 KERNELS = ("native", "native", "native", "reference") if TIERS else ("reference",)
-SLICE, ALL = 120, 1000
+SLICE, ALL = 60, 1000
 WEIGHTS = ("float32", "bfloat16", "q8_0", "q4_k_m")
 KV = ("float32", "bfloat16", "int8")
 PLACES = ("pages", "pages and buffers", "files", "files and buffers")

@@ -15,9 +15,7 @@ from schemathesis.checks import CHECKS
 
 from ferrum.core.params import MAX_CHOICES
 
-FEW = settings(
-    max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
+FEW = settings(max_examples=50, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 MANY = settings(FEW, max_examples=2000, derandomize=False)
 
 
