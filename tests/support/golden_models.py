@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block_store import fixed_blocks
+from family_cases import FAMILY_CASES
 from ferrum.core.config import ModelConfig
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.models.decoder import parameter_shapes
@@ -49,12 +50,22 @@ FAMILY_FIELDS: dict[str, dict[str, Any]] = {
     "Qwen2ForCausalLM": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
     "Qwen3ForCausalLM": {"head_dim": 40, "rope_scaling": {"rope_type": "yarn", **SCALING}},
 }
-"""By architecture: what differs from `BASE`, so that every kind of part occurs."""
+"""By architecture: what differs from `BASE`, so that every kind of part occurs. They have every format."""
+
+ARCHITECTURES = {
+    case[1].removesuffix("Config").removesuffix("Text") + "ForCausalLM": case for case in FAMILY_CASES[::-1]
+}
+OTHER_FIELDS = {name: ARCHITECTURES[name][2] for name in sorted(ARCHITECTURES.keys() - FAMILY_FIELDS.keys())}
+"""The same for the other architectures: the first model of each in `family_cases.py`, in two formats."""
 
 DENSE = ("float32", "float16", "bfloat16")
 WEIGHTS = (*DENSE, *BLOCK_FORMATS)
 KV_FORMATS = ("float32", "bfloat16", "int8")
-CASES = tuple(product(FAMILY_FIELDS, WEIGHTS, KV_FORMATS))
+OTHER_FORMATS = (("float32", "float32"), ("q8_0", "bfloat16"))
+CASES = (
+    *product(FAMILY_FIELDS, WEIGHTS, KV_FORMATS),
+    *((family, *formats) for family in OTHER_FIELDS for formats in OTHER_FORMATS),
+)
 PROMPT, DECODED = 70, 8  # the prompt is longer than a step of 64 keys
 
 
@@ -66,7 +77,7 @@ class FixedCheckpoint(TensorStore):
     def __init__(self, architecture: str, format: str = "float32") -> None:
         self._kind = BLOCK_FORMATS.get(format)
         self.directory = Path(architecture)
-        self.config = {**BASE, "architectures": [architecture], **FAMILY_FIELDS[architecture]}
+        self.config = {**BASE, "architectures": [architecture], **{**FAMILY_FIELDS, **OTHER_FIELDS}[architecture]}
         shapes = parameter_shapes(decoder_spec(self.config))
         self.tensors = {name: TensorInfo("F32", shape, 0, 4 * prod(shape)) for name, shape in shapes.items()}
 
