@@ -25,13 +25,13 @@ struct RowGroups {
 
 // A product of all groups; see ProductArgs. Biases are those of all matrices, one after another.
 struct GroupedProduct {
-    const Weight* weight;
-    const Weight* up;
-    int64_t outputs;  // of a matrix
-    const float* bias;
-    const float* up_bias;
-    Activation activation;
-    bool gates;
+    const Weight* weight = nullptr;
+    const Weight* up = nullptr;
+    int64_t outputs = 0;  // of a matrix
+    const float* bias = nullptr;
+    const float* up_bias = nullptr;
+    Activation activation{};
+    bool gates = false;
     const std::byte* x = nullptr;      // rows packed in tiles of their group
     const std::byte* alone = nullptr;  // or for groups of one row: the row number ids[first] of rows packed alone
     const int32_t* ids = nullptr;
