@@ -33,6 +33,7 @@ from ferrum.models.spec import DecoderSpec, MlpSpec, pre_norm
 from ferrum.models.tensor_names import HEAD
 from ferrum.nn.attention import Attention
 from ferrum.nn.linear import Linear
+from ferrum.nn.mlp import PlainMlp
 from ferrum.nn.norm import Norm
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
@@ -49,20 +50,9 @@ TOKENS = tuple(np.random.default_rng(0).integers(0, VOCABULARY, 24).tolist())
 
 
 @dataclass(frozen=True, slots=True)
-class PlainMlp:
-    """Feed-forward without a gate: down(up x)."""
-
-    up: Linear
-    down: Linear
-
-    def __call__(self, kernels: Operations, x: Array) -> Array:
-        (x,) = self.up(kernels, x)
-        (x,) = self.down(kernels, x)
-        return x
-
-
-@dataclass(frozen=True, slots=True)
 class PlainMlpSpec:
+    """Feed-forward without a gate or an activation, under other names."""
+
     inner: int
 
     def build(self, make: Builder) -> PlainMlp:
