@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
-from ferrum.models.llama import attention_of, decoder_of, heads_of, layer_types, mlp_of, norms_of
+from ferrum.models.llama import SLIDING, attention_of, decoder_of, heads_of, mlp_of, norms_of, sliding_but_every
 from ferrum.models.rope import rope_spec
 from ferrum.models.spec import BlockSpec, BranchSpec, DecoderSpec
-
-_SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 @FAMILIES.register("Cohere2ForCausalLM")
@@ -20,11 +18,11 @@ def cohere2(config: FamilyConfig) -> DecoderSpec:
         config.require(name, 1, 1)
     heads, bias = heads_of(config), config.flag("attention_bias", False)
     period = config.integer("sliding_window_pattern", 4)
-    kinds = layer_types(config, (_SLIDING if (i + 1) % period else _FULL for i in range(config.num_layers())))
+    kinds = sliding_but_every(config, period)
     window, rope = config.integer("sliding_window", 4096), rope_spec(config, heads.head_dim, interleaved=True)
 
     def layer(kind: str) -> BlockSpec:
-        placed = {"rope": rope, "window": window} if kind == _SLIDING else {"rope": None}
+        placed = {"rope": rope, "window": window} if kind == SLIDING else {"rope": None}
         attention = attention_of(heads, bias=bias, output_bias=bias, **placed)
         return BlockSpec((BranchSpec((("self_attn", attention), ("mlp", mlp_of(config))), "input_layernorm"),))
 

@@ -42,6 +42,10 @@ class FamilyConfig:
             raise CheckpointError(f"config.json: {name} must be an integer from {minimum} to {maximum}, got {value!r}")
         return value
 
+    def optional_integer(self, name: str) -> int | None:
+        """Read a positive integer; null and absence mean none."""
+        return None if self.values.get(name) is None else self.integer(name)
+
     def num_layers(self) -> int:
         """Return the number of layers of the decoder."""
         return self.integer("num_hidden_layers", maximum=_MAX_LAYERS)

@@ -5,24 +5,22 @@ from __future__ import annotations
 from ferrum.models.attention_spec import QkNorm
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
-from ferrum.models.llama import attention_of, decoder_of, heads_of, layer_types, mlp_of, norms_of
+from ferrum.models.llama import SLIDING, attention_of, decoder_of, heads_of, mlp_of, norms_of, sliding_but_every
 from ferrum.models.rope import rope_spec
 from ferrum.models.spec import BlockSpec, DecoderSpec, post_norm
-
-_SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 @FAMILIES.register("Exaone4ForCausalLM")
 def exaone4(config: FamilyConfig) -> DecoderSpec:
     """Return norms after the parts, norms of heads, and with windows a rope in sliding layers only."""
-    heads, count = heads_of(config), config.num_layers()
+    heads = heads_of(config)
     off = config.values.get("sliding_window", 4096) is None
     period = 1 if off else config.integer("sliding_window_pattern", 4)
-    kinds = layer_types(config, (_SLIDING if (i + 1) % period else _FULL for i in range(count)))
+    kinds = sliding_but_every(config, period)
     rope = rope_spec(config, heads.head_dim)
 
     def layer(kind: str) -> BlockSpec:
-        slides = kind == _SLIDING and not off
+        slides = kind == SLIDING and not off
         attention = attention_of(
             heads,
             rope=rope if slides or off else None,

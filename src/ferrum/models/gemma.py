@@ -5,42 +5,50 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from ferrum.models.attention_spec import AttentionSpec, QkNorm, RopeSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
-from ferrum.models.llama import activation_of, attention_of, decoder_of, heads_of, layer_types, mlp_of, norms_of
+from ferrum.models.llama import (
+    FULL,
+    SLIDING,
+    activation_of,
+    attention_of,
+    decoder_of,
+    heads_of,
+    layer_types,
+    mlp_of,
+    norms_of,
+    sliding_but_every,
+)
 from ferrum.models.rope import rope_spec
 from ferrum.models.spec import DecoderSpec, sandwich
-
-_SLIDING: Final = "sliding_attention"
-_FULL: Final = "full_attention"
 
 
 @FAMILIES.register("Gemma2ForCausalLM")
 def gemma2(config: FamilyConfig) -> DecoderSpec:
     """Return sandwich norms, softcaps, and a sliding window in every other layer."""
-    kinds = layer_types(config, ((_SLIDING, _FULL)[i % 2] for i in range(config.num_layers())))
+    kinds = layer_types(config, ((SLIDING, FULL)[i % 2] for i in range(config.num_layers())))
     heads = heads_of(config, 256)
     rope = rope_spec(config, heads.head_dim)
-    return _gemma("gemma2", config, kinds, dict.fromkeys((_SLIDING, _FULL), rope), (50.0, 30.0))
+    return _gemma("gemma2", config, kinds, dict.fromkeys((SLIDING, FULL), rope), (50.0, 30.0))
 
 
 @FAMILIES.register("Gemma3ForCausalLM")
 def gemma3(config: FamilyConfig) -> DecoderSpec:
     """Return Gemma 2 with norms of q and k, five sliding layers to a full one, and a rope for each kind."""
     period = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", 6))
-    kinds = layer_types(config, (_SLIDING if (i + 1) % period else _FULL for i in range(config.num_layers())))
+    kinds = sliding_but_every(config, period)
     config = config.with_defaults(max_position_embeddings=131072, tie_word_embeddings=True)
     heads = heads_of(config, 256)
     local = config
-    if not isinstance((config.values.get("rope_parameters") or {}).get(_SLIDING), dict):
+    if not isinstance((config.values.get("rope_parameters") or {}).get(SLIDING), dict):
         # Older files scale the rope of full layers only, and name the base of the others.
         theta = config.number("rope_local_base_freq", 10000.0)
         local = FamilyConfig({"rope_theta": theta, "max_position_embeddings": 131072}, config.context)
         config = config.with_defaults(rope_theta=1000000.0)
-    ropes = {kind: rope_spec(own, heads.head_dim, kind) for kind, own in ((_SLIDING, local), (_FULL, config))}
+    ropes = {kind: rope_spec(own, heads.head_dim, kind) for kind, own in ((SLIDING, local), (FULL, config))}
     return _gemma("gemma3", config, kinds, ropes, (None, None), qk_norm=QkNorm())
 
 
@@ -78,7 +86,7 @@ def _gemma(
         return attention_of(
             heads,
             rope=ropes[kind],
-            window=window if kind == _SLIDING else None,
+            window=window if kind == SLIDING else None,
             scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5,
             softcap=config.optional_number("attn_logit_softcapping", softcaps[0]),
             bias=bias,

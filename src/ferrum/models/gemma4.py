@@ -13,16 +13,23 @@ from ferrum.models.experts_spec import ExpertsSpec, Fused
 from ferrum.models.families import FAMILIES, LAYER_CONFIGS
 from ferrum.models.gemma import embedding_scale
 from ferrum.models.layer_input_spec import LayerInputSpec
-from ferrum.models.llama import Heads, activation_of, attention_of, decoder_of, heads_of, layer_types, mlp_of
+from ferrum.models.llama import (
+    FULL,
+    SLIDING,
+    Heads,
+    activation_of,
+    attention_of,
+    decoder_of,
+    heads_of,
+    mlp_of,
+    sliding_but_every,
+)
 from ferrum.models.rope import rope_spec
 from ferrum.models.spec import BlockSpec, BranchSpec, DecoderSpec, NormedSpec, sandwich
 
-_SLIDING: Final = "sliding_attention"
-_FULL: Final = "full_attention"
-
 _ROPES: Final = {
-    _SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
-    _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+    SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
 }
 LAYER_CONFIGS.add("Gemma4ForCausalLM")
 
@@ -35,7 +42,7 @@ def gemma4(config: FamilyConfig) -> DecoderSpec:
     )
     config.require("use_bidirectional_attention", None)
     count = config.num_layers()
-    kinds = layer_types(config, (_SLIDING if (i + 1) % 6 else _FULL for i in range(count)))
+    kinds = sliding_but_every(config, 6)
     width = config.integer("hidden_size_per_layer_input", 256, minimum=0)
     own, first_reader = _own_heads(config, kinds), count - config.integer("num_kv_shared_layers", 0, minimum=0)
 
@@ -77,7 +84,7 @@ def _own_heads(config: FamilyConfig, kinds: list[str]) -> list[Heads]:
         full: dict[str, Any] = {"head_dim": config.integer("global_head_dim", 512)}
         if config.flag("attention_k_eq_v", False) and config.values.get("num_global_key_value_heads") is not None:
             full["num_key_value_heads"] = config.integer("num_global_key_value_heads")
-        given = {str(i): full for i, kind in enumerate(kinds) if kind == _FULL}
+        given = {str(i): full for i, kind in enumerate(kinds) if kind == FULL}
     if not isinstance(given, Mapping) or any(not str(key).isdecimal() for key in given):
         raise CheckpointError("config.json: per_layer_config must have numbers of layers as keys")
     changes = {int(key): value for key, value in given.items()}
@@ -93,11 +100,11 @@ def _attention(config: FamilyConfig, kind: str, heads: Heads, *, reads: bool) ->
     return attention_of(
         heads,
         rope=rope_spec(config, heads.head_dim, kind, partial=True),
-        window=config.integer("sliding_window", 512) if kind == _SLIDING else None,
+        window=config.integer("sliding_window", 512) if kind == SLIDING else None,
         qk_norm=QkNorm(),
         v_norm=True,
         scale=1.0,
-        keys_as_values=kind == _FULL and config.flag("attention_k_eq_v", False),
+        keys_as_values=kind == FULL and config.flag("attention_k_eq_v", False),
         reuses=reads,
         bias=bias,
         output_bias=bias,

@@ -6,11 +6,9 @@ from ferrum.kernels.op_attributes import Activation, Routing
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.experts_spec import ExpertsSpec, Fused
 from ferrum.models.families import FAMILIES
-from ferrum.models.llama import attention_of, decoder_of, heads_of, layer_types, norms_of
+from ferrum.models.llama import FULL, SLIDING, attention_of, decoder_of, heads_of, layer_types, norms_of
 from ferrum.models.rope import rope_spec
 from ferrum.models.spec import DecoderSpec, pre_norm
-
-_SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 @FAMILIES.register("GptOssForCausalLM")
@@ -19,7 +17,7 @@ def gpt_oss(config: FamilyConfig) -> DecoderSpec:
     config = config.with_defaults(max_position_embeddings=131072, head_dim=64)
     config.require("hidden_act", "silu", "silu")
     heads, bias = heads_of(config), config.flag("attention_bias", True)
-    kinds = layer_types(config, ((_SLIDING, _FULL)[i % 2] for i in range(config.num_layers())))
+    kinds = layer_types(config, ((SLIDING, FULL)[i % 2] for i in range(config.num_layers())))
     window, rope = config.integer("sliding_window", 128), rope_spec(config, heads.head_dim)
     quantised = config.section("quantization_config") is not None
     experts = ExpertsSpec(
@@ -36,7 +34,7 @@ def gpt_oss(config: FamilyConfig) -> DecoderSpec:
             attention_of(
                 heads,
                 rope=rope,
-                window=window if kind == _SLIDING else None,
+                window=window if kind == SLIDING else None,
                 sinks=True,
                 bias=bias,
                 output_bias=bias,

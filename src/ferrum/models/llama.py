@@ -19,7 +19,9 @@ QWEN_CONTEXT: Final = 1 << 15
 """Context of Qwen models whose configuration does not set one."""
 
 _DEFAULT_WINDOW: Final = 4096
-_LAYER_TYPES: Final = ("sliding_attention", "full_attention")
+SLIDING: Final = "sliding_attention"
+FULL: Final = "full_attention"
+_LAYER_TYPES: Final = (SLIDING, FULL)
 
 _ACTIVATIONS: Final = {
     "silu": Activation("silu"),
@@ -140,6 +142,11 @@ def layer_types(config: FamilyConfig, default: Iterable[str], known: tuple[str, 
     if not isinstance(types, list) or len(types) != count or any(kind not in known for kind in types):
         raise CheckpointError(f"config.json: layer_types must name {' or '.join(reversed(known))} for {count} layers")
     return types
+
+
+def sliding_but_every(config: FamilyConfig, period: int) -> list[str]:
+    """Return the kind of each layer, of `layer_types` if present; else every layer of this distance is full."""
+    return layer_types(config, (SLIDING if (i + 1) % period else FULL for i in range(config.num_layers())))
 
 
 def layer_windows(config: FamilyConfig, window: int | None, first: int) -> tuple[int | None, ...]:

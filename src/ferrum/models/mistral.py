@@ -38,9 +38,7 @@ def ministral3(config: FamilyConfig) -> DecoderSpec:
     beta, temperature = rope.optional_number("llama_4_scaling_beta"), None
     if beta is not None:
         temperature = Temperature(beta, rope.integer("original_max_position_embeddings"))
-    windowed = config.values.get("sliding_window") is not None
-    window = config.integer("sliding_window") if windowed else None
-    windows = (window,) * config.num_layers()
+    windows = (config.optional_integer("sliding_window"),) * config.num_layers()
     return llama_like("ministral3", config, windows=windows, temperature=temperature)
 
 
@@ -52,8 +50,7 @@ def mixtral(config: FamilyConfig) -> DecoderSpec:
         config.integer("num_local_experts", 8), config.integer("num_experts_per_tok", 2), renormalise=True
     )
     experts = ExpertsSpec(routing, config.integer("intermediate_size"), activation_of(config))
-    windowed = config.values.get("sliding_window") is not None
-    windows = ((config.integer("sliding_window") if windowed else None),) * config.num_layers()
+    windows = (config.optional_integer("sliding_window"),) * config.num_layers()
     mlps = [experts] * config.num_layers()
     spec = llama_like("mixtral", config, windows=windows, mlps=mlps)
     return replace(spec, renames=MIXTRAL_NAMES)

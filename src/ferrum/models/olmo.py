@@ -5,23 +5,21 @@ from __future__ import annotations
 from ferrum.models.attention_spec import QkNorm
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
-from ferrum.models.llama import attention_of, decoder_of, heads_of, layer_types, mlp_of, norms_of
+from ferrum.models.llama import FULL, SLIDING, attention_of, decoder_of, heads_of, mlp_of, norms_of, sliding_but_every
 from ferrum.models.rope import rope_spec
 from ferrum.models.spec import BlockSpec, DecoderSpec, post_norm
-
-_SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 @FAMILIES.register("Olmo2ForCausalLM")
 def olmo2(config: FamilyConfig) -> DecoderSpec:
     """Return Llama with norms after the parts only, and of all heads of q and k at once."""
-    return _olmo("olmo2", config, [_FULL] * config.num_layers())
+    return _olmo("olmo2", config, [FULL] * config.num_layers())
 
 
 @FAMILIES.register("Olmo3ForCausalLM")
 def olmo3(config: FamilyConfig) -> DecoderSpec:
     """Return OLMo 2 with a window in three of four layers; only the others have a scaled rope."""
-    kinds = layer_types(config, (_SLIDING if (i + 1) % 4 else _FULL for i in range(config.num_layers())))
+    kinds = sliding_but_every(config, 4)
     return _olmo("olmo3", config, kinds, config.integer("sliding_window", 4096))
 
 
@@ -29,12 +27,12 @@ def _olmo(family: str, config: FamilyConfig, kinds: list[str], window: int | Non
     heads, bias = heads_of(config), config.flag("attention_bias", False)
     plain = FamilyConfig({name: value for name, value in config.values.items() if name != "rope_scaling"})
     ropes = {
-        _SLIDING: rope_spec(plain, heads.head_dim, _SLIDING),
-        _FULL: rope_spec(config, heads.head_dim, _FULL),
+        SLIDING: rope_spec(plain, heads.head_dim, SLIDING),
+        FULL: rope_spec(config, heads.head_dim, FULL),
     }
 
     def layer(kind: str) -> BlockSpec:
-        own = window if kind == _SLIDING else None
+        own = window if kind == SLIDING else None
         norm = QkNorm(whole=True)
         attention = attention_of(heads, rope=ropes[kind], window=own, qk_norm=norm, bias=bias, output_bias=bias)
         return post_norm(attention, mlp_of(config))

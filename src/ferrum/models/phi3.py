@@ -13,11 +13,11 @@ from ferrum.models.spec import DecoderSpec, pre_norm
 def phi3(config: FamilyConfig) -> DecoderSpec:
     """Return Llama with fused projections, partial rotation and longrope."""
     config = config.with_defaults(max_position_embeddings=4096)
-    heads, windowed = heads_of(config), config.values.get("sliding_window") is not None
+    heads = heads_of(config)
     attention = attention_of(
         heads,
         rope=rope_spec(config, heads.head_dim, partial=True),
-        window=config.integer("sliding_window") if windowed else None,
+        window=config.optional_integer("sliding_window"),
         fused="qkv_proj",
     )
     layer = pre_norm(attention, mlp_of(config, fused="gate_up_proj"))

@@ -16,11 +16,10 @@ def starcoder2(config: FamilyConfig) -> DecoderSpec:
     config.require("norm_type", "layer_norm", "layer_norm")
     config.require("mlp_type", "default", "default")
     heads, bias = heads_of(config), config.flag("use_bias", True)
-    windowed = config.values.get("sliding_window") is not None
     attention = attention_of(
         heads,
         rope=rope_spec(config, heads.head_dim),
-        window=config.integer("sliding_window") if windowed else None,
+        window=config.optional_integer("sliding_window"),
         bias=bias,
         output_bias=bias,
     )
