@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from ferrum.bench.shapes import shape_config
 from ferrum.cli.main import execute
-from ferrum.core.config import ModelConfig
+from ferrum.core.config import PAGE_SIZE, ModelConfig
 from ferrum.core.errors import CapacityError, CheckpointError, ConfigError
 from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
@@ -139,17 +139,26 @@ def test_a_huge_model_is_planned_in_little_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kernels", ["native", "reference"])
-def test_rotations_and_vectors_of_a_plan_take_no_memory(
-    kernels: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_there_are_rotations_for_the_longest_sequence_that_fits(kernels: str, tmp_path: Path) -> None:
+    """Llama 4 Scout is configured for ten million positions: 5 GiB of tables, whatever the pool holds."""
     if kernels == "native":
         require_native()
-    config = {**shape_config("tiny"), "max_position_embeddings": 2**31 - 1}
+    config = {**shape_config("tiny"), "max_position_embeddings": 10_485_760}
     write_shape("tiny", config, tmp_path)
-    memory = plan_model(ModelConfig(model=str(tmp_path), kernels=kernels, kv_capacity=1000)).traits.memory
-    assert memory.tables > 4 * config["head_dim"] * (2**31 - 1)
-    assert execute(["plan", str(tmp_path), "--kernels", kernels, "--kv-capacity", "1000"]) == 0
-    assert "the largest part: tables" in capsys.readouterr().out
+    row, tables = 4 * config["head_dim"], []
+    for capacity in (1000, 5000):
+        pages = -(-capacity // PAGE_SIZE)
+        model = ModelConfig(model=str(tmp_path), kernels=kernels, kv_capacity=capacity)
+        traits = plan_model(model).traits
+        assert traits.longest_sequence == pages * PAGE_SIZE < traits.max_sequence_length
+        with build_executor(model) as executor:
+            assert executor.traits == traits
+        tables.append(traits.memory.tables - pages * PAGE_SIZE * row)
+    assert tables[0] == tables[1] < PAGE_SIZE * row
+
+
+def test_vectors_of_a_plan_are_shared(tmp_path: Path) -> None:
+    write_shape("tiny", shape_config("tiny"), tmp_path)
     parameters = PlannedParameters(Checkpoint(tmp_path))
     norms = [f"model.layers.{layer}.input_layernorm.weight" for layer in range(2)]
     assert parameters.vector(norms[0], 64) is parameters.vector(norms[1], 64)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from ferrum.contract.io_types import DataType, Device, ModelInfo
 from ferrum.core.json_record import JsonRecord
-from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements, memory_requirements
+from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements, longest_sequence, memory_requirements
 
 
 class AttentionType(StrEnum):
@@ -73,7 +73,7 @@ class ExecutorTraits:
     @property
     def longest_sequence(self) -> int:
         """Tokens that one sequence can have: `max_sequence_length`, but at most what the whole pool holds."""
-        return min([self.max_sequence_length, *(part.longest(self.max_sequence_length) for part in self.memory.pool)])
+        return longest_sequence(self.memory.pool, self.max_sequence_length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ Sizing the pool and checking free memory is in `runtime/memory.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
@@ -52,6 +53,11 @@ class PoolPart(JsonRecord):
     def longest(self, length: int) -> int:
         """Return the tokens, at most `length`, that a sequence alone in the pool can have."""
         return length if self.pages(length) <= self.num_pages else self.num_pages * self.page_size
+
+
+def longest_sequence(pool: Iterable[PoolPart], length: int) -> int:
+    """Return the tokens, at most `length`, that one sequence alone in a pool can have."""
+    return min([length, *(part.longest(length) for part in pool)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

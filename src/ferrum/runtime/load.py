@@ -17,8 +17,9 @@ from ferrum.contract.decoder_llm import LlmRuntimeConfig
 from ferrum.contract.io_types import DataType, Device, ModelInfo, data_type
 from ferrum.core.config import MAX_DRAFT, MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, Switches, auto_kv_dtype
 from ferrum.core.errors import ConfigError, Unsupported
+from ferrum.core.kv_shape import KvShape
 from ferrum.core.logging import warn_once
-from ferrum.core.memory_plan import MemoryPlan, size
+from ferrum.core.memory_plan import MemoryPlan, PoolPart, longest_sequence, size
 from ferrum.core.option_fields import as_text, check_flag, check_number
 from ferrum.core.span_checks import check_kind
 from ferrum.core.values import shown
@@ -27,6 +28,7 @@ from ferrum.kernels.op_spec import Extent
 from ferrum.models.decoder import Decoder, Inventory, build_decoder, inventory
 from ferrum.models.families import decoder_spec
 from ferrum.models.spec import DecoderSpec
+from ferrum.models.tensor_names import EMBEDDING
 from ferrum.quant.backend_quantizer import quantizer_of
 from ferrum.runtime.backend import choose_kernels
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
@@ -202,11 +204,6 @@ def _assemble(
     parameters = _parameters(config, checkpoint, chosen.kernels, progress, planning=planning)
     if not is_packed(checkpoint):  # packed tensors have other shapes, and load at once
         parameters.expect(asks.shapes, spec.ignored_names, asks.exact)
-    with memory_for(f"the weights, and the rotations of {context:,} positions (max_sequence_length)"):
-        decoder = build_decoder(spec, parameters, chosen.kernels, 1 if planning else context)
-    if planning:
-        chosen.kernels.table_bytes += 2 * 4 * asks.rope_numbers * (context - 1)  # cosines and sines
-    parameters.finish(spec.ignored_names)
     limits = PoolLimits(
         page_size=bounds.page_size,
         max_batch_size=config.max_batch_size,
@@ -215,17 +212,25 @@ def _assemble(
         max_draft=MAX_DRAFT,
         kv_capacity=config.kv_capacity,
         memory_pool_size=bounds.memory_pool_size,
-        bytes_to_load=bytes_to_load(config, checkpoint, asks) if planning else None,
+        bytes_to_load=0 if config.kv_capacity else bytes_to_load(config, checkpoint, asks),
         mapped=checkpoint.nbytes if is_packed(checkpoint) else 0,
         device_memory=chosen.kernels.device_memory(),
+        planning=planning,
     )
-    kv_format = _kv_format(config.kv_dtype, parameters.format)
-    groups = pool_groups(decoder.kv_layers, kv_format, limits, chosen.kernels.planned_page_bytes)
+    kv_format = _kv_format(config, checkpoint, parameters, asks)
+    groups = pool_groups(asks.kv_layers, kv_format, limits, chosen.kernels.planned_page_bytes)
+    parts = _pool_parts(groups, asks.kv_layers, chosen.kernels, limits)
+    positions = longest_sequence(parts, context)  # no sequence has a token after them
+    with memory_for(f"the weights, and the rotations of {positions:,} positions (max_sequence_length)"):
+        decoder = build_decoder(spec, parameters, chosen.kernels, 1 if planning else positions)
+    if planning:
+        chosen.kernels.table_bytes += 2 * 4 * asks.rope_numbers * (positions - 1)  # cosines and sines
+    parameters.finish(spec.ignored_names)
     held = [replace(group, num_pages=0) for group in groups] if planning else groups
     lm = _language_model(decoder, chosen.kernels, held, limits, replay=not config.switches.disable_graphs)
     own = decoder_spec(checkpoint.config)
     traits = replace(
-        _traits(lm, decoder, kv_format, groups, limits),
+        _traits(lm, decoder, kv_format, parts, limits),
         weights=_weights(parameters, spec, own),
         notes=(*chosen.notes, *_notes(config, checkpoint, headless=spec.tied_head and not own.tied_head)),
     )
@@ -254,9 +259,22 @@ def _context(spec: DecoderSpec, asked: int | None) -> int:
     return asked or spec.max_sequence_length
 
 
-def _kv_format(kv_dtype: str, dtype: str) -> str:
-    """Return the format of keys and values."""
-    return auto_kv_dtype(dtype) if kv_dtype == "auto" else kv_dtype
+def _kv_format(config: ModelConfig, checkpoint: TensorStore, parameters: Parameters, asks: Inventory) -> str:
+    """Return the format of keys and values: the configured one, or that of the embedding's numbers."""
+    if config.kv_dtype != "auto":
+        return config.kv_dtype
+    if not parameters.format:  # no matrix was read yet
+        parameters = PlannedParameters(checkpoint, config.dtype, quantize=config.quantize)
+        parameters.matrix(EMBEDDING, (asks.shapes[EMBEDDING][0], asks.shapes[EMBEDDING][1]))
+    return auto_kv_dtype(parameters.format)
+
+
+def _pool_parts(
+    groups: Sequence[PoolGroup], kv_layers: Sequence[KvShape], kernels: Kernels, limits: PoolLimits
+) -> tuple[PoolPart, ...]:
+    """Return the groups as the memory plan shows them."""
+    pairs = zip(groups, kv_layers, strict=True)
+    return tuple(pool_part(group, kernels.planned_page_bytes(group), kv.window, limits) for group, kv in pairs)
 
 
 def _language_model(
@@ -338,7 +356,7 @@ def _info(config: ModelConfig, spec: DecoderSpec, asks: Inventory, parameters: P
 
 
 def _traits(
-    lm: DecoderLM, decoder: Decoder, kv_format: str, groups: tuple[PoolGroup, ...], limits: PoolLimits
+    lm: DecoderLM, decoder: Decoder, kv_format: str, pool: tuple[PoolPart, ...], limits: PoolLimits
 ) -> ExecutorTraits:
     memory = MemoryPlan(
         weights=sum(weight.nbytes for weight in decoder.weights.values()),
@@ -347,10 +365,7 @@ def _traits(
         + lm.sampler.held_bytes(decoder.spec.vocab_size),
         activation_row=lm.buffer_bytes(Extent.ROWS) // limits.max_rows,
         tables=lm.kernels.table_bytes,
-        pool=tuple(
-            pool_part(group, lm.kernels.planned_page_bytes(group), kv.window, limits)
-            for group, kv in zip(groups, decoder.kv_layers, strict=True)
-        ),
+        pool=pool,
         libraries=LIBRARY_BYTES,
     )
     return ExecutorTraits(

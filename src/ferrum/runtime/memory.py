@@ -81,9 +81,10 @@ class PoolLimits:
         max_draft: longest draft.
         kv_capacity: tokens that layers without a window hold; None for as many as fit.
         memory_pool_size: maximum bytes of the pool; None follows the capacity, else a share of the available memory.
-        bytes_to_load: in a plan, bytes of the available memory that weights will take; None if they are loaded.
+        bytes_to_load: bytes of the available memory that weights will take.
         mapped: bytes of weights in mapped files, which the system counts as available.
         device_memory: free bytes of the device that holds the pool; None: the available memory of this process.
+        planning: whether the pool may be too large, so that a plan shows by how much.
     """
 
     page_size: int
@@ -93,9 +94,10 @@ class PoolLimits:
     max_draft: int
     kv_capacity: int | None
     memory_pool_size: int | None = None
-    bytes_to_load: int | None = None
+    bytes_to_load: int = 0
     mapped: int = 0
     device_memory: int | None = None
+    planning: bool = False
 
     def resident(self, window: int) -> int:
         """Return the maximum tokens of one sequence in a window group; the first and the last page may be partial."""
@@ -159,10 +161,10 @@ def _fitting(held: Callable[[int], int], most: int, limits: PoolLimits) -> int:
     size, param, least = limits.memory_pool_size, "memory_pool_size", held(1)
     if size is None:
         free = available_memory() if limits.device_memory is None else limits.device_memory
-        left = free - (limits.bytes_to_load or 0) - limits.mapped
+        left = free - limits.bytes_to_load - limits.mapped
         size, param = int(max(0, left) * _SHARE), "kv_capacity"
-        if limits.bytes_to_load is not None:
-            size = max(size, least)  # a plan may be too large, and shows by how much
+        if limits.planning:
+            size = max(size, least)
     if size < least:
         raise ConfigError(f"{size} bytes for the KV pool do not hold one page of {least} bytes", param=param)
     return bisect_right(range(1, most + 1), size, key=held)
