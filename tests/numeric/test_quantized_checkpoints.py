@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,8 @@ CASES: dict[str, tuple[Any, str | None]] = {
     "fp8-channel": (float8("channel", ROWS), None),
     "fp8-tensor": (float8("tensor", ROWS), None),
     "fp8-modelopt": (float8("tensor", MODELOPT), None),
+    "fp8-auto": (float8("tensor", {"quant_method": "fp8", "activation_scheme": "static"}), None),  # AutoFP8
+    "fp8-fbgemm": (float8("channel", {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}), None),
     "nvfp4": (float4("nvfp4-pack-quantized"), None),
     "nvfp4-modelopt": (float4("modelopt"), None),
     "mxfp4": (float4("mxfp4-pack-quantized"), "mxfp4"),
@@ -152,6 +155,52 @@ def test_float32_is_announced_once_with_its_reason(tmp_path: Path, caplog: pytes
     assert "g_idx" in record.message and "--quantize" in record.message
 
 
+SIDE_FILES = {
+    "hf_quant_config.json": ("fp8-modelopt", {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}),
+    "quantize_config.json": ("gptq-64", {"bits": 4, "group_size": 64, "damp_percent": 0.01, "sym": True}),
+    "quant_config.json": ("awq", {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}),
+}
+"""Files in which Model Optimizer, AutoGPTQ and AutoAWQ leave their settings, with values as published."""
+
+
+@pytest.mark.parametrize("file", SIDE_FILES)
+def test_settings_are_read_from_the_file_in_which_the_quantiser_left_them(file: str, tmp_path: Path) -> None:
+    name, values = SIDE_FILES[file]
+    found = written(name, tmp_path)
+    (found.directory / "config.json").write_text((found.plain / "config.json").read_text())
+    (found.directory / file).write_text(json.dumps(values))
+    np.testing.assert_array_equal(logits(found.directory, dtype="float32"), logits(found.plain))
+
+
+def test_the_first_name_of_compressed_tensors_settings_is_read(tmp_path: Path) -> None:
+    found = written("packed", tmp_path)
+    path = found.directory / "config.json"
+    path.write_text(path.read_text().replace("quantization_config", "compression_config"))
+    ours, plain = (DirectoryModel(each).checkpoint() for each in (found.directory, found.plain))
+    assert (ours.config, ours.tensors.keys()) == (plain.config, plain.tensors.keys())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("version", [1, 2])
+def test_symmetric_zero_points_in_the_other_convention_are_noticed(
+    version: int, bits: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Writers of GPTQ's second format have named the first, and the other way round."""
+    pack, settings = gptq(bits, version=version)
+    named = "gptq_v2" if version == 1 else "gptq"
+    found = write_quantized(directory_of(MODEL), tmp_path, (pack, {**settings, "checkpoint_format": named}))
+    with caplog.at_level(logging.WARNING):
+        np.testing.assert_array_equal(logits(found.directory, dtype="float32"), logits(found.plain))
+    assert [f"not {named}" in record.message for record in caplog.records] == [True]
+
+
+def test_zero_points_that_contradict_symmetry_are_refused(tmp_path: Path) -> None:
+    pack, settings = gptq(zeros=True)
+    found = write_quantized(directory_of(MODEL), tmp_path, (pack, {**settings, "sym": True}))
+    with pytest.raises(CheckpointError, match=r"qzeros.*must be 8.*sym"):
+        plan_model(ModelConfig(model=str(found.directory)))
+
+
 def test_biases_of_zeros_are_ignored(tmp_path: Path) -> None:
     found = written("gptq", tmp_path, bias=np.zeros(7, np.float16))
     assert not any(name.endswith("bias") for name in DirectoryModel(found.directory).checkpoint().tensors)
@@ -159,7 +208,7 @@ def test_biases_of_zeros_are_ignored(tmp_path: Path) -> None:
 
 def test_scales_of_activations_and_of_the_cache_are_ignored(tmp_path: Path) -> None:
     scale = np.array([0.5], np.float32)
-    found = written("fp8-tensor", tmp_path, input_scale=scale, k_scale=scale)
+    found = written("fp8-tensor", tmp_path, input_scale=scale, k_scale=scale, kv_scale=scale)
     assert DirectoryModel(found.directory).checkpoint().tensors.keys() == (
         DirectoryModel(found.plain).checkpoint().tensors.keys()
     )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ferrum.core.errors import CheckpointError
 from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.quant.block_weight import BlockWeight
+from ferrum.runtime.quantization_config import with_quantization
 from ferrum.runtime.tensor_file import TensorFile, TensorInfo
 from ferrum.text.model_files import DirectoryFiles, read_json_object
 from ferrum.text.text_config import is_wrapped, text_config
@@ -170,12 +171,12 @@ def _lack_prefix(names: Collection[str]) -> bool:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Return the object in a model directory's `config.json`.
+    """Return the object in a model directory's `config.json`, with a `quantization_config` that is in another file.
 
     Raises:
         CheckpointError: missing, too large, unreadable, or not a JSON object.
     """
-    return _read_object(directory / "config.json")
+    return with_quantization(_read_object(directory / "config.json"), DirectoryFiles(directory))
 
 
 def has_weights(directory: Path) -> bool:

@@ -29,7 +29,7 @@ from ferrum.runtime.quantized_modules import (
 )
 from ferrum.runtime.tensor_file import TensorInfo
 
-_CACHE_SCALES: Final = ("k_scale", "v_scale", "q_scale")
+_CACHE_SCALES: Final = ("k_scale", "v_scale", "q_scale", "kv_scale")
 """Scales of quantised keys and values, which `--kv-dtype` replaces."""
 
 _PACKED: Final = ("int-quantized", "pack-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized")
@@ -192,14 +192,16 @@ def _gptq(settings: _Settings) -> Layout:
     changed = [name for name in settings.part(values, "dynamic") if not str(name).startswith("-:")]
     settings.refuse_unless(not changed, "bits that differ between modules")
     group = settings.integer("group_size", 128)
-    return Layout("gptq", (bits,), None if group == -1 else group, less_one=form == "gptq")
+    symmetric = values.get("sym") is True
+    return Layout("gptq", (bits,), None if group == -1 else group, less_one=form == "gptq", symmetric=symmetric)
 
 
 def _awq(settings: _Settings) -> Layout:
-    bits, version = settings.integer("bits", 4), str(settings.values.get("version", "gemm")).lower()
+    older = "w_bit" in settings.values  # AutoAWQ's own names
+    bits, version = settings.integer("w_bit" if older else "bits", 4), str(settings.values.get("version", "gemm"))
     settings.refuse_unless(bits == 4, f"{bits} bits")
-    settings.refuse_unless(version == "gemm", f"version {version}")
-    group = settings.integer("group_size", 128)
+    settings.refuse_unless(version.lower() == "gemm", f"version {version.lower()}")
+    group = settings.integer("q_group_size" if older else "group_size", 128)
     return Layout("awq", (bits,), None if group == -1 else group)
 
 
@@ -232,7 +234,7 @@ def _modelopt(settings: _Settings) -> Layout:
     return Layout("modelopt")
 
 
-def _mxfp4(settings: _Settings) -> Layout:
+def _plain(settings: _Settings) -> Layout:
     return Layout(settings.method)
 
 
@@ -242,6 +244,7 @@ METHODS: Final[dict[str, Callable[[_Settings], Layout]]] = {
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
     "modelopt": _modelopt,
-    "mxfp4": _mxfp4,
+    "fbgemm_fp8": _plain,
+    "mxfp4": _plain,
 }
 """What reads the settings of a method, by its `quant_method`."""

@@ -7,11 +7,13 @@ compressed-tensors; transformers' `finegrained_fp8`; the exporter of NVIDIA's Mo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ferrum.kernels.operations import F32
+from ferrum.core.logging import warn_once
+from ferrum.kernels.operations import F32, Bytes
 from ferrum.quant.block_weight import RowWeight
 from ferrum.quant.integer_matrix import IntegerMatrix
 from ferrum.quant.packed_words import add_one, unpack, unpack_awq, words_for
@@ -36,6 +38,7 @@ class Layout:
         bits: that integers may have: 4 or 8, or both (compressed-tensors).
         group: inputs with a common scale; None if all have (GPTQ and AWQ).
         less_one: whether zero points are stored less one (GPTQ).
+        symmetric: whether all zero points are half of the codes' range (GPTQ).
         tile: outputs and inputs with a common scale (FP8).
     """
 
@@ -43,6 +46,7 @@ class Layout:
     bits: tuple[int, ...] = (4,)
     group: int | None = None
     less_one: bool = False
+    symmetric: bool = False
     tile: tuple[int, int] | None = None
 
 
@@ -142,10 +146,25 @@ def _gptq(parts: ModuleParts, layout: Layout) -> IntegerMatrix:
         bits=bits,
         group=group,
         codes=lambda: unpack(words().T, bits, inputs),
-        zeros=lambda: unpack(add_one(zeros(), bits) if layout.less_one else zeros(), bits, outputs).T,
+        zeros=lambda: _gptq_zeros(parts, layout, zeros(), outputs),
         scales=lambda: scales().T,
         order=_order(parts, "g_idx", order, groups),
     )
+
+
+def _gptq_zeros(parts: ModuleParts, layout: Layout, words: NDArray[Any], outputs: int) -> Bytes:
+    """Return zero points [N, G]. Some writers kept them as they are, or less one, and named the other format."""
+    (bits,) = layout.bits
+    stored, raised = unpack(words, bits, outputs), unpack(add_one(words, bits), bits, outputs)
+    found, other = (raised, stored) if layout.less_one else (stored, raised)
+    centre = 1 << (bits - 1)
+    if layout.symmetric and (found != centre).any():
+        named, meant = ("gptq", "gptq_v2") if layout.less_one else ("gptq_v2", "gptq")
+        if (other != centre).any():
+            raise parts.error("qzeros", f"all zero points must be {centre}, since quantization_config has sym: true")
+        warn_once(f"{parts.files.directory}: zero points are stored as {meant} has them, not {named}; read as {meant}")
+        found = other
+    return found.T
 
 
 def _awq(parts: ModuleParts, layout: Layout) -> IntegerMatrix:
@@ -210,7 +229,8 @@ def _int8(parts: ModuleParts) -> IntegerMatrix:
 def _float8(parts: ModuleParts, layout: Layout) -> ScaledFloats:
     """Return a matrix of FP8: one scale, a scale per output, or one for each tile."""
     shape = parts.matrix("weight")
-    part = "weight_scale_inv" if layout.method == "fp8" else "weight_scale"
+    inverse = layout.method == "fp8" and not parts.has("weight_scale")  # AutoFP8's files have the plain name
+    part = "weight_scale_inv" if inverse else "weight_scale"
     held = parts.info(part).shape
     whole: list[Shape] = [(1, 1), (1,), ()]
     if held in whole:
