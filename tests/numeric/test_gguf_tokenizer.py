@@ -8,13 +8,22 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from ferrum.core.errors import Unsupported
+from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.runtime.gguf_file import GgufFile
-from ferrum.text.gguf_tokenizer import SPLITS, as_json, end_tokens, tokenizer_config, tokenizer_json
+from ferrum.text.gguf_tokenizer import SPLITS, TokenType, as_json, end_tokens, tokenizer_config, tokenizer_json
 from ferrum.text.model_files import ModelFiles
 from ferrum.text.tokenizer import Tokenizer, load_tokenizer
 
 VOCABULARIES = Path(__file__).parents[1] / "data" / "vocab"
+
+
+BYTES: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": ["a"],
+    "tokenizer.ggml.merges": [],
+}
+"""Metadata of the smallest byte-level vocabulary."""
 
 
 class MetadataFiles(ModelFiles):
@@ -79,8 +88,31 @@ WORDS = {
 
 @pytest.mark.parametrize("rule", WORDS)
 def test_a_rule_splits_a_text_into_words(rule: str) -> None:
-    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": rule, "tokenizer.ggml.tokens": ["a"]}
-    found = tokenizer_json({**metadata, "tokenizer.ggml.merges": []})
+    found = tokenizer_json({**BYTES, "tokenizer.ggml.pre": rule})
     backend = Backend.from_str(as_json(found).decode())
     places = [place for _, place in backend.pre_tokenizer.pre_tokenize_str(TEXT)]
     assert [TEXT[begin:end] for begin, end in places] == WORDS[rule].split("|")
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_user_defined_tokens_may_hold_spaces_and_are_matched_first(prefix: bool) -> None:
+    """Gemma's files have runs of spaces as user-defined tokens; llama.cpp matches the longest first."""
+    metadata = dict(GgufFile(VOCABULARIES / "ggml-vocab-llama-spm.gguf").metadata)
+    runs = [" " * count for count in range(2, 6)]
+    for key, values in {"tokens": runs, "scores": [-1000.0] * 4, "token_type": [TokenType.USER_DEFINED] * 4}.items():
+        metadata[f"tokenizer.ggml.{key}"] = [*metadata[f"tokenizer.ggml.{key}"], *values]
+    metadata["tokenizer.ggml.add_space_prefix"] = prefix
+    tokenizer = load_tokenizer(MetadataFiles(metadata))
+    assert tokenizer is not None
+    ids = tokenizer.encode(f"a{' ' * 7}b c", add_special_tokens=False)
+    mark = "\u2581" if prefix else ""
+    assert list(map(tokenizer.piece, ids)) == [f"{mark}a", runs[3], runs[0], f"{mark}b", "\u2581c"]
+    assert tokenizer.decode(ids).replace(" ", "") == "abc"
+
+
+def test_merges_of_a_byte_level_vocabulary_split_at_the_first_space_after_their_first_character() -> None:
+    lines = {"a b": ("a", "b"), "  a": (" ", "a"), "#version 1": ("#version", "1"), "a  b": ("a", " b")}
+    made = tokenizer_json({**BYTES, "tokenizer.ggml.merges": list(lines)})
+    assert made is not None and made["model"]["merges"] == list(lines.values())
+    with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.merges"):
+        tokenizer_json({**BYTES, "tokenizer.ggml.merges": ["ab"]})

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
+import numpy as np
+
 from ferrum.core.errors import CheckpointError, Unsupported
 
 _SPACE: Final = "\u2581"
@@ -171,7 +173,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str,
         "model": {
             "type": "BPE",
             "vocab": {token: index for index, token in enumerate(tokens)},
-            "merges": _strings(metadata, "merges"),
+            "merges": [_pair(line) for line in _strings(metadata, "merges")],
             "ignore_merges": rule in _IGNORE_MERGES,
         },
     }
@@ -202,18 +204,36 @@ def _sentence_piece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[
             "fuse_unk": True,
             "byte_fallback": True,
             "vocab": {token: index for index, token in enumerate(tokens)},
-            "merges": [f"{left} {right}" for left, right in _merges(tokens, scores)],
+            "merges": list(_merges(tokens, scores)),
         },
     }
 
 
+def _pair(line: str) -> tuple[str, str]:
+    """Return the parts of a merge, split at the first space that is not its first character, as llama.cpp does."""
+    at = line.find(" ", 1)
+    if at < 0:
+        raise CheckpointError(f"tokenizer.ggml.merges: {line!r} must have two parts, separated by a space")
+    return line[:at], line[at + 1 :]
+
+
 def _merges(tokens: Sequence[str], scores: Sequence[float]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs that merge to a token, by falling score of the token: the order in which training merged them."""
-    ranks = {token: index for index, token in enumerate(tokens)}
-    for _, token in sorted(zip(scores, tokens, strict=True), key=lambda pair: -pair[0]):
-        pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
-        held = [(left, right) for left, right in pairs if left in ranks and right in ranks]
-        yield from sorted(held, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+    """Yield the pairs that merge to a token, by falling score of the token: the order in which training merged them.
+
+    Tokens of equal scores merge in the order of their ids. A token that holds a space is no merge: spaces of a text
+    are replaced first, and user-defined tokens of spaces are matched before.
+    """
+    ranks = {token: index for index, token in enumerate(tokens) if " " not in token}
+    for index in np.argsort(-np.asarray(scores, np.float64), kind="stable").tolist():
+        token = tokens[index]
+        held = [
+            (left, right)
+            for at in range(1, len(token))
+            if (left := token[:at]) in ranks and (right := token[at:]) in ranks
+        ]
+        if len(held) > 1:
+            held.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        yield from held
 
 
 def _added(token: str, index: int, *, special: bool) -> dict[str, Any]:
