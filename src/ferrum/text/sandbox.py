@@ -20,6 +20,9 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from ferrum.core.errors import ConfigError
+from ferrum.core.option_fields import path_of
+
 MAX_STEPS: Final = 1_000_000
 """Loop iterations and macro calls of one rendering."""
 
@@ -127,3 +130,15 @@ def _raise_exception(message: object) -> NoReturn:
 
 def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
+
+
+def template_of(path: str) -> str:
+    """Return the chat template of a file. Raises ConfigError if it cannot be read or does not parse."""
+    try:
+        source = path_of("chat_template", path).read_text("utf-8-sig")
+        chat_environment().from_string(source)
+    except Exception as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"cannot use {path}: {type(error).__name__}: {error}", param="chat_template") from error
+    return source
