@@ -1,4 +1,8 @@
-"""Sampling by a backend, with the results of numpy bit for bit. Rules that edit a few logits run in numpy."""
+"""Sampling by a backend, with the results of numpy bit for bit.
+
+Rules that edit a few logits run in numpy. The candidate rules of a backend are the fields of `Draw`; a request with any
+other rule is sampled in numpy.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from ferrum.kernels.operations import Array
 from ferrum.kernels.services import Draw, Question, RowSampler
 from ferrum.sampling.logprobs import report
 from ferrum.sampling.probability_mass import F32, checked
-from ferrum.sampling.rules import edited, leaves_logits, nothing_allowed, takes_best
+from ferrum.sampling.rules import candidate_rules_within, edited, leaves_logits, nothing_allowed, takes_best
 from ferrum.sampling.sampler import LogprobsQuery, ReferenceSampler, Sampler, SamplerInput
 
 
@@ -33,17 +37,25 @@ class BackendSampler(Sampler):
 
     def __init__(self, rows: RowSampler, host: Callable[[Array], F32]) -> None:
         self._rows, self._host = rows, host
+        self._reference = ReferenceSampler(host)
+        self._has_rules = candidate_rules_within(Draw._fields)
 
     def held_bytes(self, vocab_size: int) -> int:
         return self._rows.held_bytes(vocab_size)
 
     def choose(self, inputs: Sequence[SamplerInput]) -> list[int | StepError]:
         tokens: list[int | StepError] = [each.best for each in inputs]
-        drawn = [i for i, each in enumerate(inputs) if each.row.mask is not None or not takes_best(each.row.sampling)]
+        drawn: list[int] = []
+        others: list[int] = []
+        for i, each in enumerate(inputs):
+            if each.row.mask is not None or not takes_best(each.row.sampling):
+                (drawn if each.row.params.greedy or self._has_rules(each.row.params) else others).append(i)
         if drawn:
             found = self._rows.draw([self._draw(inputs[i]) for i in drawn])
             for i, token in zip(drawn, found, strict=True):
                 tokens[i] = token if token >= 0 else nothing_allowed(inputs[i].row)
+        for i, chosen in zip(others, self._reference.choose([inputs[i] for i in others]), strict=True):
+            tokens[i] = chosen
         return tokens
 
     def _draw(self, source: SamplerInput) -> Draw:

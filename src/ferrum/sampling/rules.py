@@ -11,7 +11,7 @@ parameter does nothing; each rule reads only the parameter of its name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Final
@@ -285,6 +285,11 @@ def edited(logits: F32, row: Row) -> F32:
     return editable.logits
 
 
+def _parameters(rule: str) -> list[str]:
+    """Return the fields of `SamplingParams` that a rule of this name applies."""
+    return [each.name for each in fields(SamplingParams) if each.metadata["rule"] == f"sampling.{rule}"]
+
+
 class Neutral:
     """A test whether all parameters of some rules (see `SamplingParams`) are neutral.
 
@@ -293,8 +298,7 @@ class Neutral:
     """
 
     def __init__(self, *rules: str) -> None:
-        claims = {f"sampling.{rule}" for rule in rules}
-        self._values = attrgetter(*(each.name for each in fields(SamplingParams) if each.metadata["rule"] in claims))
+        self._values = attrgetter(*(name for rule in rules for name in _parameters(rule)))
         self._neutral = self._values(SamplingParams())
         self._last: tuple[SamplingParams | None, bool] = (None, False)
 
@@ -305,6 +309,17 @@ class Neutral:
             answer = bool(self._values(params) == self._neutral)
             self._last = params, answer
         return answer
+
+
+def candidate_rules_within(names: Collection[str]) -> Callable[[SamplingParams], bool]:
+    """Return a test whether the candidate rules that a request uses are all among `names`.
+
+    A rule without a parameter is used by every request.
+    """
+    others = [rule.__name__ for rule in CANDIDATE_RULES if rule.__name__ not in names]
+    if not all(map(_parameters, others)):
+        return lambda _: False
+    return Neutral(*others) if others else lambda _: True
 
 
 _edits_nothing: Final = Neutral(*(rule.__name__ for rule in LOGIT_RULES))
