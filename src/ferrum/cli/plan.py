@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -39,7 +40,7 @@ def plan(
     total, available = memory.total + sum(extra.values()), available_memory()
     print_table(
         [
-            ("model", f"{model} ({info.family}), {info.num_parameters:,} parameters in {info.dtype}"),
+            ("model", f"{model} ({info.family}), {info.num_parameters:,} parameters in {_formats(made.formats)}"),
             ("context", f"{context:,} tokens"),
             ("weights", size(memory.weights)),
             ("KV per token", f"{ceil(memory.kv_per_token):,} B"),
@@ -61,6 +62,13 @@ def plan(
     typer.echo()
     fitting = [(f"{length:,}", f"{count:,}") for length, count in memory.fitting(context)]
     print_table([("LENGTH", "SEQUENCES THAT FIT"), *fitting])
+
+
+def _formats(formats: Mapping[str, int]) -> str:
+    """Return the names of the matrices' formats; of several, with the share of the numbers that each holds."""
+    total = sum(formats.values())
+    shares = {name: count / total for name, count in sorted(formats.items(), key=lambda each: -each[1])}
+    return ", ".join(name if len(shares) == 1 else f"{name} {share:.0%}" for name, share in shares.items())
 
 
 def _extra(config: EngineConfig, target: ModelPlan) -> dict[str, int]:

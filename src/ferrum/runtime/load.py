@@ -6,8 +6,8 @@ Files are read in `checkpoint.py`, weights made in `parameters.py`, the pool siz
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ferrum.cache.page_table import PageTable
@@ -156,11 +156,13 @@ class ModelPlan:
     Attributes:
         info, traits: the executor's.
         kv_capacity: tokens that fit in the KV pool.
+        formats: numbers of the matrices by the formats that they are held in.
     """
 
     info: ModelInfo
     traits: ExecutorTraits
     kv_capacity: int
+    formats: Mapping[str, int] = field(default_factory=dict)
 
 
 def plan_model(config: ModelConfig) -> ModelPlan:
@@ -236,7 +238,7 @@ def _assemble(
     )
     capacity = capacity_tokens(_page_groups(groups, decoder))
     info = replace(_info(config, spec, asks, parameters), device=Device(chosen.kernels.device))
-    return lm, ModelPlan(info, traits, capacity)
+    return lm, ModelPlan(info, traits, capacity, dict(parameters.by_format))
 
 
 def _parameters(

@@ -89,6 +89,7 @@ class Parameters:
 
     Attributes:
         count: numbers handed out so far, each tensor once.
+        by_format: those of matrices, by the format that they are held in.
         format: floating-point format of the matrices (of the first, if they differ) before quantisation; empty before
             the first.
         scheme: the quantisation scheme, or None.
@@ -129,6 +130,7 @@ class Parameters:
         self._wanted: Mapping[str, str] = {}
         self._done_bytes = 0
         self.count = 0
+        self.by_format: Counter[str] = Counter()
         self.format = ""
 
     @property
@@ -295,6 +297,7 @@ class Parameters:
         if name not in self._used:
             if weight is not None:
                 self._bytes[weight.format] += weight.nbytes
+                self.by_format[weight.format] += numbers
             self._used.add(name)
             self._done_bytes += self._checkpoint.tensors[name].nbytes
             self.count += numbers
