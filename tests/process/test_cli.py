@@ -24,7 +24,7 @@ from ferrum.core.option_fields import accepted
 from ferrum.core.params import SamplingParams
 from ferrum.engine.build import engine_config
 from ferrum.engine.request_output import Delta
-from ferrum.runtime import hub
+from ferrum.runtime import hub, local_models
 
 
 @pytest.mark.contract("0.ferrum")
@@ -296,6 +296,6 @@ def _interrupt(deltas: Iterator[Delta]) -> str:
 
 
 def test_an_internal_error_is_no_traceback(ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "list_models", lambda: 1 / 0)
+    monkeypatch.setattr(local_models, "list_models", lambda _: 1 / 0)
     code, _, err = ferrum("list")
     assert code == 2 and "ZeroDivisionError" in err and err.count("\n") == 1

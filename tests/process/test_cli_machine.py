@@ -12,16 +12,18 @@ from bench_kit import cell_of, report_of
 from command_kit import Outcome
 from ferrum.core.errors import ConfigError
 from ferrum.core.memory_plan import MemoryPlan
-from ferrum.runtime import hub
+from ferrum.runtime import local_models
 
 
 @pytest.mark.contract("0.ferrum")
 def test_list_and_pull_show_models(
     ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    here = hub.LocalModel("org/name", tmp_path, 3 << 20, "Qwen3ForCausalLM")
-    monkeypatch.setattr(hub, "list_models", lambda: [here])
-    monkeypatch.setattr(hub, "pull", lambda name, revision: here if (name, revision) == ("org/name", "v1") else None)
+    here = local_models.LocalModel("org/name", tmp_path, 3 << 20, "Qwen3ForCausalLM")
+    monkeypatch.setattr(local_models, "list_models", lambda _: [here])
+    monkeypatch.setattr(
+        local_models, "pull", lambda name, revision: here if (name, revision) == ("org/name", "v1") else None
+    )
     for code, out, _ in (ferrum("list"), ferrum("pull", "org/name", "--revision", "v1")):
         assert code == 0
         assert out.splitlines()[-1].split() == ["org/name", "3.0", "MiB", "Qwen3ForCausalLM", str(tmp_path)]

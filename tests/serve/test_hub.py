@@ -15,7 +15,8 @@ from huggingface_hub.utils import close_session
 
 from fake_hub import FakeRepo, hub_of
 from ferrum.core.errors import CheckpointError, ConfigError, HubUnreachable, ModelGated, ModelNotFound, Unsupported
-from ferrum.runtime.hub import BUILT_IN, list_models, pull, resolve_model
+from ferrum.runtime.hub import BUILT_IN, resolve_model
+from ferrum.runtime.local_models import list_models, pull
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 CONFIG = json.dumps({"architectures": ["LlamaForCausalLM"], **dict.fromkeys(SIZES, 2), "head_dim": 2}).encode()
@@ -259,7 +260,7 @@ def test_incomplete_model_is_not_listed(hub):
 
 def test_cache_path_that_is_a_file_is_named(hub, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file"))
     with pytest.raises(ConfigError) as caught:
         list_models()
     assert caught.value.param == "HF_HUB_CACHE"

@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
+from huggingface_hub.utils import close_session
 
-from fake_hub import FakeHub, FakeRepo, hub_of
+from fake_hub import CLOSED, FakeHub, FakeRepo, hub_of
+from ferrum.core.config import ModelConfig
 from ferrum.core.errors import FerrumError, HubUnreachable, ModelNotFound
-from ferrum.runtime.hub import list_models, resolve_model
-from ferrum.runtime.hub_gguf import HubFile, choose, hub_file, tag_of
-from ferrum.runtime.load import load_executor
+from ferrum.runtime.hub import resolve_model
+from ferrum.runtime.hub_gguf import hub_name
+from ferrum.runtime.load import load_executor, plan_model
+from ferrum.runtime.local_models import list_models, pull
 from gguf_twin import write_gguf
 from tiny import Case, directory_of
 
@@ -56,6 +60,57 @@ def test_cached_files_are_listed_by_tag(hub: FakeHub) -> None:
     assert {"maker/model-GGUF:Q8_0", "maker/model-GGUF:Q4_K_M"} <= {model.name for model in list_models()}
 
 
+CONFIGS = {
+    "of llama.cpp's makers": b'{"model_type": "llama"}',
+    "of the original model": (directory_of(TINY) / "config.json").read_bytes(),
+    "of an unknown architecture": b'{"architectures": ["NewForCausalLM"]}',
+    "damaged": b"{",
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_repository_with_a_configuration_and_gguf_files_is_its_preferred_file(
+    hub: FakeHub, config: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repos["maker/both"] = FakeRepo({**hub.repos["maker/model-GGUF"].files, "config.json": config})
+    for _ in range(2):
+        assert resolve_model("maker/both").name == "model-Q4_K_M.gguf"
+        assert plan_model(ModelConfig(model="maker/both", kv_capacity=64)).info.vocab_size == 131
+        monkeypatch.setattr(constants, "ENDPOINT", CLOSED)  # then from the cache
+    assert sum(".gguf" in request for request in hub.seen("GET")) == 1
+
+
+def test_safetensors_weights_take_precedence_over_gguf_files(hub: FakeHub) -> None:
+    weights = {path.name: path.read_bytes() for path in directory_of(TINY).iterdir()}
+    hub.repos["maker/both"] = FakeRepo({**hub.repos["maker/model-GGUF"].files, **weights})
+    assert resolve_model("maker/both").is_dir()
+    assert not any(".gguf" in request for request in hub.seen("GET"))
+
+
+@pytest.mark.parametrize(
+    "how", ["closed port", "status 503", "argument", "HF_HUB_OFFLINE", "gated since", "gone since"]
+)
+@pytest.mark.parametrize("name", ["maker/model-GGUF", "maker/model-GGUF:q8_0", "maker/model-GGUF/model-Q8_0.gguf"])
+def test_a_cached_file_runs_without_the_hub(hub: FakeHub, name: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = resolve_model(name)
+    hub.status = 503 if how == "status 503" else None
+    hub.repos["maker/model-GGUF"].gated = how == "gated since"
+    if how == "closed port":
+        monkeypatch.setattr(constants, "ENDPOINT", CLOSED)
+    if how == "gone since":
+        hub.repos.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", how == "HF_HUB_OFFLINE")
+    close_session()
+    assert resolve_model(name, offline=True if how == "argument" else None) == path
+
+
+def test_pull_of_a_cached_file_says_that_the_hub_is_down(hub: FakeHub, caplog: pytest.LogCaptureFixture) -> None:
+    pulled = pull("maker/model-GGUF:Q8_0")
+    assert not caplog.text
+    hub.status = 503
+    assert pull("maker/model-GGUF:Q8_0") == pulled and "the hub cannot be reached" in caplog.text
+
+
 def test_a_tag_that_is_missing_names_those_that_are_there(hub: FakeHub) -> None:
     with pytest.raises(ModelNotFound) as caught:
         resolve_model("maker/model-GGUF:Q5_K_M")
@@ -69,18 +124,6 @@ def test_a_file_that_is_not_cached_needs_the_hub(hub: FakeHub) -> None:
     assert isinstance(caught.value, ModelNotFound | HubUnreachable)
 
 
-def test_parts_of_a_split_model_belong_together() -> None:
-    files = ["a/m-Q4_K_M-00002-of-00002.gguf", "a/m-Q4_K_M-00001-of-00002.gguf", "m-Q8_0.gguf"]
-    assert choose(HubFile("r/m", tag="Q4_K_M"), files) == files[1::-1]
-    assert choose(HubFile("r/m"), files) == files[1::-1]
-    assert choose(HubFile("r/m", file="a/m-Q4_K_M-00001-of-00002.gguf"), files) == files[1::-1]
-
-
-@pytest.mark.parametrize(("model", "tag"), [("a/m-7B.Q4_K_M.gguf", "Q4_K_M"), ("Phi-3-mini-q4.gguf", "q4")])
-def test_tags_follow_the_last_mark(model: str, tag: str) -> None:
-    assert tag_of(model) == tag
-
-
-@pytest.mark.parametrize("name", ["maker/model", "maker/../x.gguf", "maker/model:", "a/b/c", "/maker/x.gguf"])
-def test_other_names_mean_no_file(name: str) -> None:
-    assert hub_file(name) is None
+@pytest.mark.parametrize("name", ["maker/../x.gguf", "maker/model:", "a/b/c", "/maker/x.gguf"])
+def test_other_names_mean_nothing_on_the_hub(name: str) -> None:
+    assert hub_name(name) is None

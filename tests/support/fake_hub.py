@@ -15,6 +15,12 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import close_session
 
+CACHE_VARIABLES = ("LLAMA_CACHE", "OLLAMA_MODELS", "XDG_CACHE_HOME", "FERRUM_MODELS_DIR")
+"""Variables that name caches of other programs."""
+
+CLOSED = "http://127.0.0.1:9"
+"""An address on which no hub listens."""
+
 
 @dataclass
 class FakeRepo:
@@ -150,16 +156,20 @@ def serve(repos: dict[str, FakeRepo]) -> Iterator[FakeHub]:
 @contextmanager
 def hub_of(repos: dict[str, FakeRepo], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """Redirect this process's `huggingface_hub` to a fake hub, with a cache in the folder and short timeouts."""
-    with serve(repos) as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
-        monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(folder / "cache"))
-        monkeypatch.setattr("time.sleep", lambda seconds: None)
-        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HF_TOKEN"):
-            monkeypatch.delenv(name, raising=False)
-        close_session()
+    with serve(repos) as hub, redirected(hub.url, folder, monkeypatch):
         yield hub
-        close_session()
+
+
+@contextmanager
+def redirected(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Redirect this process's `huggingface_hub` to an address, with a cache and a home in the folder."""
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HF_TOKEN", *CACHE_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    close_session()
+    yield
+    close_session()

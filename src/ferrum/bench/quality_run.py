@@ -141,7 +141,7 @@ def side_by_side(text: str, reference: ModelConfig, judged: Sequence[ModelConfig
         ConfigError: the models have different vocabularies, or the reference cannot be loaded in float32.
         ModelNotFound, CheckpointError, CapacityError, Unsupported: as `load_executor`.
     """
-    sources = _sources(reference.model, [config.model for config in judged])
+    sources = _sources(reference.model, [config.model for config in judged], reference.models_dir)
     tokens, start = _tokens(text, sources)
     with ExitStack() as stack:
 
@@ -162,13 +162,13 @@ def side_by_side(text: str, reference: ModelConfig, judged: Sequence[ModelConfig
         yield Trial(truth, models, text_spans(tokens, start, longest))
 
 
-def _sources(reference: str, judged: Sequence[str]) -> dict[str, ModelSource]:
+def _sources(reference: str, judged: Sequence[str], models_dir: str | None) -> dict[str, ModelSource]:
     """Return the sources of all models by name, the reference first."""
     try:
-        found = {reference: open_model(reference)}
+        found = {reference: open_model(reference, models_dir=models_dir)}
     except (ModelNotFound, ConfigError) as error:
         raise (error if reference in judged else error.about("against")) from None
-    return found | {name: open_model(name) for name in judged if name != reference}
+    return found | {name: open_model(name, models_dir=models_dir) for name in judged if name != reference}
 
 
 def _tokens(text: str, sources: Mapping[str, ModelSource]) -> tuple[list[int], list[int]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ferrum.cli.options import (
+    MODEL_HELP,
     checked_engine,
     chosen,
     engine_fields,
@@ -45,7 +46,7 @@ QUOTES: Final = '"""'
 @with_options(engine_fields(), "Model and engine")
 @with_options(sampling_fields(), "Sampling", {"max_tokens": "the rest of the context"})
 def chat(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, a GGUF file, or a hub id.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
     chat_template: Annotated[
         str | None, typer.Option(metavar="FILE", help="File with a chat template that replaces the model's own.")

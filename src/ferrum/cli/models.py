@@ -6,18 +6,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ferrum.cli.options import ModelsDirectory
 from ferrum.cli.tables import print_table
 from ferrum.core.memory_plan import size
 
 if TYPE_CHECKING:
-    from ferrum.runtime.hub import LocalModel
+    from ferrum.runtime.local_models import LocalModel
 
 
-def list_models() -> None:
-    """List the models that load without a network: the built-in one and those in the hub's cache."""
-    from ferrum.runtime import hub
+def list_models(models_dir: ModelsDirectory = None) -> None:
+    """List the models that load without a network, by the names that load them.
 
-    print_table([("MODEL", "SIZE", "FAMILY", "DIRECTORY"), *map(_row, hub.list_models())])
+    They are the built-in one, those of --models-dir, of the hub's cache, and of llama.cpp, LM Studio and ollama.
+    """
+    from ferrum.runtime import local_models
+
+    print_table([("MODEL", "SIZE", "FAMILY", "DIRECTORY"), *map(_row, local_models.list_models(models_dir))])
 
 
 def pull(
@@ -30,9 +34,11 @@ def pull(
     revision: Annotated[str | None, typer.Option(help="A branch, tag or commit.")] = None,
 ) -> None:
     """Download a model from the hub, so that it loads without a network."""
-    from ferrum.runtime import hub
+    from ferrum.cli.run import show_log
+    from ferrum.runtime import local_models
 
-    print_table([_row(hub.pull(model, revision=revision))])
+    show_log()
+    print_table([_row(local_models.pull(model, revision=revision))])
 
 
 def _row(model: LocalModel) -> tuple[str, str, str, str]:

@@ -53,7 +53,9 @@ COMMON: Final = frozenset(
 
 OPTION: Final = inspect.Parameter.KEYWORD_ONLY
 
-MODEL_HELP: Final = "A directory, a GGUF file, a hub id, or ferrum-tiny."
+MODEL_HELP: Final = "A directory, a GGUF file, a hub id, or a name that `ferrum list` shows."
+
+_MODELS_DIR: Final = next(field for field in fields(ModelConfig) if field.name == "models_dir")
 
 
 def writable(path: Path | None) -> Path | None:
@@ -75,6 +77,10 @@ def writable(path: Path | None) -> Path | None:
 
 ReportFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JSON report here.", callback=writable)]
 """`--output` of the commands that measure."""
+
+
+ModelsDirectory = Annotated[str | None, typer.Option(metavar="DIR", help=_MODELS_DIR.metadata["help"])]
+"""`--models-dir` of the commands that have no other option of the model."""
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ferrum.cli.options import MODEL_HELP, read_text
+from ferrum.cli.options import MODEL_HELP, ModelsDirectory, read_text
 from ferrum.cli.tables import print_table
 from ferrum.core.config import DTYPES, QUANTIZATIONS
 from ferrum.core.memory_plan import size
@@ -31,9 +31,11 @@ def quantize(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="Directory or hub id whose tokenizer and chat template are packed (default: the model's own)."
+            help="Directory or hub id whose tokenizer, chat template and generation defaults are packed "
+            "(default: the model's own)."
         ),
     ] = None,
+    models_dir: ModelsDirectory = None,
 ) -> None:
     """Quantise a model into a directory that every command accepts as MODEL.
 
@@ -45,9 +47,9 @@ def quantize(
     from ferrum.runtime.other_tokenizer import with_tokenizer
     from ferrum.runtime.packing import check_packing, pack_directory, refuse_used
 
-    source = open_model(model)
+    source = open_model(model, models_dir=models_dir)
     if tokenizer is not None:
-        source = with_tokenizer(source, tokenizer)
+        source = with_tokenizer(source, tokenizer, models_dir)
     importance = None
     if calibrate is not None:
         check_packing(source, quantize)

@@ -75,7 +75,8 @@ def _run_again(recorded: Record, model: str | None, digests: Path, top: int, opt
 
     origin = recorded.origin
     here = origin.directory is not None and Path(origin.directory).exists()
-    source = open_model(model or (origin.directory if here and origin.directory else origin.model))
+    name = model or (origin.directory if here and origin.directory else origin.model)
+    source = open_model(name, models_dir=options.get("models_dir"))
     check_origin(origin, replace(origin, digest=source.digest(digests)))  # fails before the model is loaded
     with LLM(source.name, source=source, **engine_options(origin, options)) as llm:
         assert llm.client.config is not None

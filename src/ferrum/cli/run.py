@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -55,7 +56,7 @@ def run(
 
     show_log()
     sampling_params({"max_tokens": DEFAULT_MAX_TOKENS}, options)  # fails before the model is loaded
-    if model is not None and prompt is None and any(map(str.isspace, model)) and not os.path.exists(model):  # noqa: PTH110 - any text
+    if model is not None and prompt is None and _is_text(model, options.get("models_dir")):
         model, prompt = None, model
         typer.echo(f"[completed by the built-in model {BUILT_IN}]", err=True)
     name = BUILT_IN if model is None else model
@@ -72,6 +73,17 @@ def run(
         deltas = llm.stream(text, params)
         typer.echo(text if prompt is None else "", nl=False)
         echo_text(deltas)
+
+
+def _is_text(word: str, models_dir: str | None) -> bool:
+    """Whether a word is a prompt: it has white space, and is neither a path nor named as a GGUF file is."""
+    from ferrum.runtime.gguf_choice import is_gguf_name
+    from ferrum.runtime.model_folders import models_directory
+
+    if not any(map(str.isspace, word)) or is_gguf_name(word):
+        return False
+    folder = models_directory(models_dir)
+    return not any(os.path.exists(place / word) for place in (Path(), folder) if place is not None)  # noqa: PTH110 - any text
 
 
 def _standard_input() -> str:

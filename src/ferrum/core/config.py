@@ -23,7 +23,8 @@ _SWITCHES: Final = ("DISABLE_GRAPHS", "DISABLE_CUDA_RUNNER", "LOG_TOKENS", "PAGE
 """Names after the prefix."""
 
 _API_KEY: Final = "API_KEY"
-_KNOWN: Final = (*_SWITCHES, _API_KEY)
+_MODELS_DIR: Final = "MODELS_DIR"
+_KNOWN: Final = (*_SWITCHES, _API_KEY, _MODELS_DIR)
 
 DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
 QUANTIZATIONS: Final = (None, "q8_0", "q6_k", "q4_k_m", "q4_0", "int8", "int4")
@@ -114,6 +115,32 @@ def api_key_variable(environment: Mapping[str, str] = os.environ) -> str | None:
     return environment.get(ENVIRONMENT_PREFIX + _API_KEY)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheVariables:
+    """The folders of models that the environment names; None for a variable that is unset or empty.
+
+    Attributes:
+        models_dir: FERRUM_MODELS_DIR, the default of the option `models_dir`.
+        llama_cache, ollama_models: LLAMA_CACHE of llama.cpp and OLLAMA_MODELS of ollama.
+        xdg_cache_home: XDG_CACHE_HOME, the folder of caches of all programs.
+    """
+
+    models_dir: str | None
+    llama_cache: str | None
+    ollama_models: str | None
+    xdg_cache_home: str | None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> CacheVariables:
+        """Read the variables."""
+        return cls(
+            models_dir=environment.get(ENVIRONMENT_PREFIX + _MODELS_DIR) or None,
+            llama_cache=environment.get("LLAMA_CACHE") or None,
+            ollama_models=environment.get("OLLAMA_MODELS") or None,
+            xdg_cache_home=environment.get("XDG_CACHE_HOME") or None,
+        )
+
+
 def _switch(environment: Mapping[str, str], name: str, *, default: bool = False) -> bool:
     variable = ENVIRONMENT_PREFIX + name
     text = environment.get(variable, "1" if default else "0").lower()
@@ -154,6 +181,9 @@ class ModelConfig(JsonRecord):
     max_batch_size: int = option(32, "Maximum sequences in one step.", least=1, most=MAX_BATCH_SIZE)
     max_sequence_length: int | None = option(
         None, "Maximum tokens of a sequence (default: the model's context).", least=1
+    )
+    models_dir: str | None = option(
+        None, "Folder of GGUF files and model directories, whose names are model names (default: FERRUM_MODELS_DIR)."
     )
     kv_capacity: int | None = option(
         None, "Tokens that the KV pool holds (default: sized to the available memory).", least=1
@@ -213,7 +243,9 @@ class EngineConfig(JsonRecord):
         1, "Maximum size of all records, in GiB; the oldest are deleted first.", least=1, needs="record_dir"
     )
     tokenizer: str | None = option(
-        None, "Directory or hub id whose tokenizer and chat template are used (default: the model's own)."
+        None,
+        "Directory or hub id whose tokenizer, chat template, ends and recommended sampling are used "
+        "(default: the model's own).",
     )
     generation_config: str = option(
         "auto", "Sampling defaults: auto takes the checkpoint's, none takes none.", GENERATION_CONFIGS

@@ -126,7 +126,7 @@ def _prefixes(
 
         directory = path_of("prefix_cache_dir", config.prefix_cache_dir)
         files = PageFiles(directory, config.prefix_cache_gib << 30)
-        model = (source or open_model(model)).digest(directory)
+        model = (source or open_model(model, models_dir=config.model.models_dir)).digest(directory)
     scope = PrefixScope(
         model=model,
         weights=traits.weights,
@@ -174,11 +174,11 @@ def build(model: str, *, child: Child | None = None, source: ModelSource | None 
     config = engine_config(model, options)
     model = config.model.model
     # The engine loads this source: another look-up at the hub could resolve to another revision.
-    source = source or open_model(model)
+    source = source or open_model(model, models_dir=config.model.models_dir)
     if config.tokenizer is not None:
         from ferrum.runtime.other_tokenizer import with_tokenizer
 
-        source = with_tokenizer(source, config.tokenizer)
+        source = with_tokenizer(source, config.tokenizer, config.model.models_dir)
     tokenizer = source.tokenizer()
     draft = draft_source(config, tokenizer)
     speculative = config.speculative if draft is None else draft.name

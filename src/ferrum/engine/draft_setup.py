@@ -62,7 +62,7 @@ def draft_source(config: EngineConfig, tokenizer: Tokenizer | None) -> ModelSour
     if config.speculative in (None, NGRAM):
         return None
     assert config.speculative is not None
-    draft = _open(config.speculative)
+    draft = _open(config.speculative, config.model.models_dir)
     theirs = draft.tokenizer()
     if tokenizer is not None and theirs is not None and (token := _first_difference(tokenizer, theirs)) is not None:
         raise ConfigError(
@@ -72,12 +72,12 @@ def draft_source(config: EngineConfig, tokenizer: Tokenizer | None) -> ModelSour
     return draft
 
 
-def _open(name: str) -> ModelSource:
+def _open(name: str, models_dir: str | None) -> ModelSource:
     """Return a draft model. Raises ModelNotFound, or ConfigError for an invalid name."""
     from ferrum.runtime.open_model import open_model
 
     try:
-        return open_model(name)
+        return open_model(name, models_dir=models_dir)
     except (ModelNotFound, ConfigError) as error:
         raise error.about("speculative") from None
 

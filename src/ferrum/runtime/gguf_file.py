@@ -23,7 +23,7 @@ from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.quant.gguf_blocks import GGUF_TYPES, TYPE_NAMES
 from ferrum.runtime.tensor_file import forget_bytes, mapped, opened
 
-_SPLIT: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_SPLIT: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -174,9 +174,8 @@ def open_shards(path: Path) -> tuple[GgufFile, ...]:
     if found is None:
         return (GgufFile(path),)
     count = int(found["count"])
-    return tuple(
-        GgufFile(path.with_name(f"{found['stem']}-{number:05}-of-{count:05}.gguf")) for number in range(1, count + 1)
-    )
+    names = (f"{found['stem']}-{number:05}-of-{count:05}{found['suffix']}" for number in range(1, count + 1))
+    return tuple(GgufFile(path.with_name(name)) for name in names)
 
 
 class _Reader:

@@ -1,46 +1,39 @@
-"""GGUF files of the hub: which file of a repository a name means, and its download. The cache is the hub library's.
+"""GGUF files of the hub: names, and the download of the file that a name means. The cache is the hub library's.
 
-    ORG/REPO:TAG             the file with this tag in its name, such as Q4_K_M
-    ORG/REPO/FOLDER/F.gguf   this file
-    ORG/REPO                 if it has no safetensors weights: Q4_K_M, else Q8_0, else its only file
+    ORG/REPO:TAG, ORG/REPO/FOLDER/F.gguf, ORG/REPO    as `gguf_choice` has them
 
 Each may end in @REVISION.
 """
 
 from __future__ import annotations
 
+import glob
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
-from ferrum.core.errors import HubUnreachable, ModelNotFound
-
-SUFFIX: Final = ".gguf"
-"""Ending of GGUF files."""
-
-PREFERRED: Final = ("Q4_K_M", "Q8_0")
-"""The order of preference that llama.cpp's users know."""
+from ferrum.core.errors import HubUnreachable
+from ferrum.runtime.gguf_choice import Wanted, choose, gguf_below, is_whole, matches, models_below, names_in
+from ferrum.runtime.hub_cache import MAIN, snapshot_of
+from ferrum.runtime.hub_errors import hub_errors, transport_error
 
 REVISION: Final = r"(@(?P<revision>(?!.*\.\.)[\w.-][\w./-]*))?"
 """Pattern of the end of a name, which may be a revision."""
 
-_NAME: Final = re.compile(
-    r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(:(?P<tag>[\w.-]+)|/(?P<file>[\w./-]+\.gguf))" + REVISION, re.ASCII
+_WHOLE: Final = re.compile(r"(?P<repo>[\w.-]+(/[\w.-]+)?)" + REVISION, re.ASCII)
+_FILE: Final = re.compile(
+    r"(?P<repo>(?a:[\w-][\w.-]*/[\w-][\w.-]*))(:(?P<tag>(?a:[\w.-]+))|/(?P<file>[^\x00-\x1f\\]+\.(?i:gguf)))" + REVISION
 )
-_PART: Final = re.compile(r"-(\d{5})-of-\d{5}(?=\.gguf$)")
-_OTHER: Final = re.compile(r"(^|/)(mmproj|imatrix)|\.imatrix", re.IGNORECASE)
-"""Files that belong to a model and are none."""
 
 
 @dataclass(frozen=True, slots=True)
-class HubFile:
-    """A GGUF file of the hub.
+class HubName:
+    """A name on the hub.
 
     Attributes:
-        tag: in the file's name; None with `file`, or for the preferred one.
-        file: its path in the repository.
+        repo: the repository.
+        tag, file: of a GGUF file, see `Wanted`; without them the name means the repository's model.
         revision: branch, tag or commit of the repository.
     """
 
@@ -49,70 +42,62 @@ class HubFile:
     file: str | None = None
     revision: str | None = None
 
+    @property
+    def whole(self) -> bool:
+        """Whether the name means a repository rather than a file of it."""
+        return self.tag is None and self.file is None
 
-def hub_file(name: str) -> HubFile | None:
-    """Return the file that a name means, or None for names of other forms."""
-    found = _NAME.fullmatch(name)
-    if found is None or (found["file"] and ".." in found["file"].split("/")):
-        return None
-    return HubFile(found["repo"], found["tag"], found["file"], found["revision"])
+    @property
+    def text(self) -> str:
+        """The name as it is typed."""
+        file = f":{self.tag}" if self.tag is not None else f"/{self.file}" if self.file is not None else ""
+        return self.repo + file + ("" if self.revision is None else f"@{self.revision}")
 
+    @property
+    def in_place(self) -> Wanted:
+        """The GGUF file of the repository that the name means."""
+        return Wanted(self.repo, self.tag, self.file)
 
-def models_in(files: Iterable[str]) -> dict[str, list[str]]:
-    """Return the parts of each model among the files of a repository, by the model's path without part numbers."""
-    models: dict[str, list[str]] = {}
-    for file in sorted(files):
-        if file.endswith(SUFFIX) and not _OTHER.search(file):
-            models.setdefault(_PART.sub("", file), []).append(file)
-    return models
-
-
-def tag_of(model: str) -> str:
-    """Return the tag in a model's path: what follows the last dash or dot before the ending."""
-    return re.split(r"[-.]", model.removesuffix(SUFFIX).rpartition("/")[2])[-1]
+    def choose(self, files: list[str]) -> list[str]:
+        """Return the parts of the file among those of the repository. Errors as `gguf_choice.choose`."""
+        return choose(self.in_place, files)
 
 
-def choose(wanted: HubFile, files: Iterable[str]) -> list[str]:
-    """Return the parts of the wanted model, first part first.
-
-    Raises ModelNotFound, which names the models that there are.
-    """
-    models = models_in(files)
-    found = [parts for model, parts in models.items() if _means(wanted, model, parts)]
-    if wanted.tag is None and wanted.file is None:
-        by_tag = {tag_of(model).upper(): parts for model, parts in models.items()}
-        found = [by_tag[tag] for tag in PREFERRED if tag in by_tag][:1]
-        found = found or (list(models.values()) if len(models) == 1 else [])
-    if len(found) == 1:
-        return found[0]
-    there = ", ".join(f"{wanted.repo}:{tag_of(model)}" for model in models) or "none"
-    reason = f"{wanted.repo!r} has {len(found)} GGUF files for {wanted.file or wanted.tag or 'no tag'!r}"
-    raise ModelNotFound(f"{reason}; choose one: {there}", param="model")
+def hub_name(name: str) -> HubName | None:
+    """Return what a name means on the hub, or None for names of other forms."""
+    found = _FILE.fullmatch(name)
+    if found is not None and not {"", ".", ".."} & set((found["file"] or "x").split("/")):
+        return HubName(found["repo"], found["tag"], found["file"], found["revision"])
+    found = _WHOLE.fullmatch(name)
+    return None if found is None else HubName(found["repo"], revision=found["revision"])
 
 
-def _means(wanted: HubFile, model: str, parts: list[str]) -> bool:
-    if wanted.file is not None:
-        return wanted.file in (model, *parts)
-    endings = (f"{mark}{wanted.tag}{SUFFIX}".upper() for mark in "-.")
-    return wanted.tag is not None and model.upper().endswith(tuple(endings))
+def fetch(wanted: HubName, *, offline: bool) -> Path:
+    """Return the path of a GGUF model's first part, downloaded unless it is cached.
 
-
-def fetch(wanted: HubFile, *, offline: bool) -> Path:
-    """Return the path of the model's first part, downloaded unless it is cached.
+    If the hub cannot be reached, or refuses, the cached file is used.
 
     Raises: as `resolve_model`.
     """
     from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
 
-    from ferrum.runtime.hub import hub_errors
-
-    offline = offline or constants.HF_HUB_OFFLINE
+    if offline or constants.HF_HUB_OFFLINE:
+        return cached_file(wanted) or _refuse(wanted, "offline")
     with hub_errors(wanted.repo, wanted.revision) as named:
-        parts = choose(wanted, files_of(wanted, offline=offline))
-        if offline:
-            folder = _cached(wanted)
-        else:
-            folder = Path(snapshot_download(wanted.repo, revision=wanted.revision, allow_patterns=parts))
+        try:
+            parts = wanted.choose(files_of(wanted))
+        except RevisionNotFoundError:
+            raise
+        except (transport_error(), OSError) as error:
+            found = cached_file(wanted)
+            if found is None and not isinstance(error, HfHubHTTPError):
+                _refuse(wanted, str(error))
+            if found is None:
+                raise
+            return found
+        patterns = [glob.escape(part) for part in parts]
+        folder = Path(snapshot_download(wanted.repo, revision=wanted.revision, allow_patterns=patterns))
     missing = [part for part in parts if not (folder / part).is_file()]
     if missing:
         reason = f"{named!r} lacks {missing[0]} in the cache: run `ferrum pull` with a connection"
@@ -120,35 +105,33 @@ def fetch(wanted: HubFile, *, offline: bool) -> Path:
     return folder / parts[0]
 
 
-def files_of(wanted: HubFile, *, offline: bool) -> list[str]:
-    """Return the files of a repository on the hub; offline, the cached ones. Raises the library's errors."""
+def cached_file(wanted: HubName) -> Path | None:
+    """Return the first part of a complete file in the cache, or None.
+
+    Raises:
+        ModelNotFound: several cached files have the name.
+    """
+    folder = snapshot_of(wanted.repo, wanted.revision)
+    if folder is None:
+        return None
+    files = models_below(folder) if wanted.file is None else gguf_below(folder)
+    parts = wanted.choose(files) if matches(wanted.in_place, files) else []
+    return folder / parts[0] if parts and is_whole(parts) else None
+
+
+def files_of(wanted: HubName) -> list[str]:
+    """Return the files of a repository on the hub. Raises the library's errors."""
     from huggingface_hub import HfApi
 
-    if not offline:
-        return list(HfApi().list_repo_files(wanted.repo, revision=wanted.revision))
-    return files_in(_cached(wanted))
+    # Unlike `list_repo_files`, this fails at once if there is no connection.
+    info = HfApi().model_info(wanted.repo, revision=wanted.revision or MAIN)
+    return [file.rfilename for file in info.siblings or ()]
 
 
-def files_in(directory: Path) -> list[str]:
-    """Return the paths of the GGUF files in a directory and its folders."""
-    return [path.relative_to(directory).as_posix() for path in directory.rglob(f"*{SUFFIX}")]
-
-
-def _cached(wanted: HubFile) -> Path:
-    """Return the cached snapshot, of which some files may never have been fetched. Raises the library's error."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(wanted.repo, revision=wanted.revision, local_files_only=True))
-    except LocalEntryNotFoundError as error:
-        found = incomplete_snapshot(error)
-        if found is None:
-            raise
-        return found
-
-
-def incomplete_snapshot(error: Exception) -> Path | None:
-    """Return the directory that the hub library calls incomplete; older versions of the library do not say."""
-    found = getattr(error, "snapshot_path", None)
-    return None if found is None else Path(found)
+def _refuse(wanted: HubName, reason: str) -> NoReturn:
+    """Raise the error of a file that is not cached."""
+    folder = snapshot_of(wanted.repo, wanted.revision)
+    there = ", ".join(names_in(wanted.repo, models_below(folder))) if folder is not None else ""
+    has = f", which has {there}" if there else ""
+    problem = f"{wanted.text!r} is not in the local cache{has}, and the hub is unreachable ({reason})"
+    raise HubUnreachable(f"{problem}; run `ferrum pull {wanted.text}` with a connection", param="model")

@@ -75,6 +75,7 @@ def load_executor(
     max_batch_size: int = 32,
     max_sequence_length: int | None = None,
     kv_capacity: int | None = None,
+    models_dir: str | os.PathLike[str] | None = None,
     memory_pool_size: int | None = None,
     page_size: int = PAGE_SIZE,
     max_rows: int = MAX_ROWS,
@@ -87,7 +88,7 @@ def load_executor(
     Args:
         model: directory, GGUF file or hub id.
         device, dtype, quantize, kv_dtype, kernels, isa, threads, max_batch_size, max_sequence_length,
-            kv_capacity: see `ModelConfig`.
+            kv_capacity, models_dir: see `ModelConfig`.
         memory_pool_size: maximum bytes of the KV pool; None follows `kv_capacity`.
         page_size: tokens per page of the KV pool.
         max_rows: maximum tokens of one forward pass; a larger step takes several.
@@ -108,7 +109,8 @@ def load_executor(
     config = ModelConfig(
         model=as_text(model), device=device, dtype=dtype, quantize=quantize, kv_dtype=kv_dtype,
         kernels=kernels, isa=isa, threads=threads, max_batch_size=max_batch_size,
-        max_sequence_length=max_sequence_length, kv_capacity=kv_capacity, switches=switches,
+        max_sequence_length=max_sequence_length, kv_capacity=kv_capacity,
+        models_dir=as_text(models_dir), switches=switches,
     )  # fmt: skip
     return build_executor(
         config,
@@ -171,7 +173,8 @@ def plan_model(config: ModelConfig) -> ModelPlan:
     No tensor is read or fetched, and no memory is taken for matrices and pages. A pool without a given capacity is
     sized as if the weights were loaded, and has at least one page.
     """
-    return _assemble(config, _Bounds(), open_model(config.model, headers_only=True).checkpoint(), planning=True)[1]
+    source = open_model(config.model, headers_only=True, models_dir=config.models_dir)
+    return _assemble(config, _Bounds(), source.checkpoint(), planning=True)[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,7 @@ def _assemble(
     """Return a model with its kernels and its pool, and its plan. A planned model cannot run steps."""
     if config.device != "cpu":
         raise Unsupported(f"device={config.device}", "this release computes on the CPU")
-    checkpoint = checkpoint or open_model(config.model).checkpoint()
+    checkpoint = checkpoint or open_model(config.model, models_dir=config.models_dir).checkpoint()
     spec = model_spec(checkpoint, config.max_sequence_length, planning=planning)
     asks = inventory(spec)
     checkpoint = with_views(checkpoint, asks)

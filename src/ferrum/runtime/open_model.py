@@ -5,45 +5,62 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from ferrum.core.errors import CheckpointError, HubUnreachable
+from ferrum.core.errors import CheckpointError, HubUnreachable, ModelNotFound
 from ferrum.runtime.checkpoint import has_weights
-from ferrum.runtime.hub import locate, resolve_model, snapshot
-from ferrum.runtime.hub_gguf import SUFFIX, HubFile, fetch
+from ferrum.runtime.gguf_choice import names_in
+from ferrum.runtime.gguf_header import other_kind
+from ferrum.runtime.hub import fetched, locate, preferred_gguf, snapshot
+from ferrum.runtime.hub_gguf import HubName
 from ferrum.runtime.model_source import DirectoryModel, ModelSource
+from ferrum.runtime.readable_files import entries_of
 
 
-def open_model(name: str, *, headers_only: bool = False) -> ModelSource:
+def open_model(name: str, *, headers_only: bool = False, models_dir: str | None = None) -> ModelSource:
     """Return the source of a model; a hub model is downloaded first.
 
     Args:
-        name: see `resolve_model`.
+        name, models_dir: see `locate`.
         headers_only: of a hub model outside of the cache, fetch only the configuration and the tensors' shapes.
 
     Raises: as `resolve_model`, and as `Checkpoint` if headers are fetched.
     """
-    found = locate(name) if headers_only else resolve_model(name)
-    if isinstance(found, HubFile):
-        found = fetch(found, offline=False)
-    if not isinstance(found, Path):
-        return _hub_headers(*found)
-    if found.suffix == SUFFIX:
-        from ferrum.runtime.gguf_model import GgufModel  # other models need none of it
-
-        return GgufModel(found)
-    return DirectoryModel(found)
+    found = locate(name, models_dir=models_dir)
+    if headers_only and isinstance(found, HubName) and found.whole:
+        return _hub_headers(found)
+    return _source(fetched(found))
 
 
-def _hub_headers(repo: str, revision: str | None) -> ModelSource:
-    """Return the source of a hub model to plan: its cached directory, or its headers."""
+def _source(path: Path) -> ModelSource:
+    """Return the source of a directory or GGUF file. Raises ModelNotFound for a file that is no model."""
+    if path.is_dir():
+        return DirectoryModel(path)
+    from ferrum.runtime.gguf_model import GgufModel  # other models need none of it
+
+    kind = other_kind(path)
+    if kind is not None:
+        models = list(names_in(str(path.parent), [each.name for each in entries_of(path.parent)]))
+        step = f"; did you mean {' or '.join(models[:3])}?" if models else ": name the file of the model"
+        raise ModelNotFound(f"{path} is {kind}, not a model{step}", param="model")
+    return GgufModel(path)
+
+
+def _hub_headers(name: HubName) -> ModelSource:
+    """Return the source of a hub model to plan: its cached files, or its headers."""
     from ferrum.runtime.packed import is_packed
     from ferrum.runtime.quantized_checkpoint import is_read
     from ferrum.runtime.remote_headers import fetch_headers
 
     with suppress(HubUnreachable, CheckpointError):
-        cached = snapshot(repo, revision, offline=True)
-        if has_weights(cached):
-            return DirectoryModel(cached)
-    headers = fetch_headers(repo, revision)
+        cached = snapshot(name, offline=True)
+        if cached.is_file() or has_weights(cached):
+            return _source(cached)
+    try:
+        headers = fetch_headers(name.repo, name.revision)
+    except CheckpointError:
+        file = preferred_gguf(name, offline=False)
+        if file is None:
+            raise
+        return _source(file)
     # A quantised model can only be planned from the files themselves: its formats depend on scales and zero points.
     quantized = is_packed(headers) or is_read(headers.config)
-    return DirectoryModel(snapshot(repo, revision, offline=False)) if quantized else headers
+    return _source(snapshot(name, offline=False)) if quantized else headers

@@ -5,8 +5,6 @@ Downloads of whole models are in `hub.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from operator import index
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +22,10 @@ from ferrum.runtime.checkpoint import (
     shard_map,
     whole_names,
 )
-from ferrum.runtime.hub import NO_CONFIG, NO_WEIGHTS, hub_errors
+from ferrum.runtime.hub import NO_WEIGHTS
+from ferrum.runtime.hub_errors import hub_errors
+from ferrum.runtime.hub_gguf import HubName, files_of
+from ferrum.runtime.loadable import NO_CONFIG
 from ferrum.runtime.model_source import ModelSource
 from ferrum.runtime.tensor_file import TensorInfo
 from ferrum.text.text_config import text_config
@@ -73,18 +74,19 @@ def fetch_headers(repo: str, revision: str | None) -> RemoteHeaders:
         def fetch(file: str) -> Path:
             return Path(api.hf_hub_download(repo, file, revision=revision, local_dir=folder))
 
+        there = files_of(HubName(repo, revision=revision))
         try:
-            with _missing_as(NO_CONFIG):
-                config = read_config(fetch("config.json").parent)
-            if api.file_exists(repo, SINGLE, revision=revision):
-                files = [SINGLE]
-            else:
-                with _missing_as(NO_WEIGHTS):
-                    files = sorted(set(shard_map(fetch(INDEX)).values()))
+            if "config.json" not in there:
+                raise CheckpointError(NO_CONFIG)
+            config = read_config(fetch("config.json").parent)
+            if SINGLE not in there and INDEX not in there:
+                raise CheckpointError(NO_WEIGHTS)
+            files = [SINGLE] if SINGLE in there else sorted(set(shard_map(fetch(INDEX)).values()))
             tensors = {}
             for file in files:
-                with _missing_as(f"lacks {file}, which {INDEX} names"):
-                    tensors.update(_header(api, repo, revision, file))
+                if file not in there:
+                    raise CheckpointError(f"lacks {file}, which {INDEX} names")
+                tensors.update(_header(api, repo, revision, file))
         except CheckpointError as error:
             problem = str(error)
             raise CheckpointError(
@@ -105,16 +107,3 @@ def _header(api: HfApi, repo: str, revision: str | None, file: str) -> dict[str,
         }
     except (SafetensorsParsingError, AttributeError, TypeError) as error:
         raise CheckpointError(f"holds no valid safetensors file {file}: {error}") from error
-
-
-@contextmanager
-def _missing_as(problem: str) -> Iterator[None]:
-    """Raise CheckpointError for a file that the repository lacks."""
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-    try:
-        yield
-    except LocalEntryNotFoundError:
-        raise
-    except EntryNotFoundError as error:
-        raise CheckpointError(problem) from error

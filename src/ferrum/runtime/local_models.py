@@ -1,0 +1,162 @@
+"""The models on this machine that load without a network: their names, for `ferrum list` and for suggestions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from ferrum.core.errors import CheckpointError, ConfigError, HubUnreachable, ModelNotFound
+from ferrum.core.logging import warn_once
+from ferrum.runtime.checkpoint import read_config
+from ferrum.runtime.gguf_choice import is_gguf_name
+from ferrum.runtime.gguf_file import open_shards
+from ferrum.runtime.hub import BUILT_IN, built_in, existing, fetched, locate
+from ferrum.runtime.hub_cache import MAIN, hub_folder
+from ferrum.runtime.hub_errors import transport_error
+from ferrum.runtime.hub_gguf import HubName
+from ferrum.runtime.model_folders import FoundModel, hub_models, models_directory, models_in_folder, models_of_others
+from ferrum.runtime.readable_files import files_below, is_file, is_folder
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model that loads without a network.
+
+    Attributes:
+        name: what `resolve_model` takes.
+        path: its directory or file.
+        nbytes: bytes of its files.
+        family: the architecture in its configuration; empty if that cannot be read.
+    """
+
+    name: str
+    path: Path
+    nbytes: int
+    family: str
+
+
+def list_models(models_dir: str | None = None) -> list[LocalModel]:
+    """Return the models on this machine by the names that load them.
+
+    The order is that in which names are looked up: the built-in model, those of `models_dir`, the hub's cache, and the
+    caches of other programs. A name that an earlier model has, or that is a path here, is replaced by the model's path.
+
+    Raises:
+        ConfigError: the hub's cache or `models_dir` is no folder.
+    """
+    models = [describe(BUILT_IN, built_in())] if built_in().is_dir() else []
+    names = {BUILT_IN}
+    for found in _found(models_dir):
+        taken = found.name in names or _is_path(found.name)
+        name = str(found.paths[0].absolute()) if taken else found.name
+        if name not in names:
+            names.add(name)
+            models.append(_described(FoundModel(name, found.paths)))
+    return models
+
+
+def _found(models_dir: str | None) -> Iterator[FoundModel]:
+    folder = models_directory(models_dir)
+    if folder is not None:
+        yield from sorted(models_in_folder(folder), key=lambda model: model.name)
+    cache = hub_folder()
+    if is_file(cache):
+        raise ConfigError(f"is not a cache of the hub, but a file: {cache}", param="HF_HUB_CACHE")
+    yield from sorted(hub_models(cache), key=lambda model: model.name)
+    yield from models_of_others()
+
+
+def _is_path(name: str) -> bool:
+    """Whether a path here takes precedence over a name."""
+    try:
+        return existing(Path(name)) is not None
+    except ModelNotFound:  # several files
+        return True
+    except (OSError, ValueError):
+        return False
+
+
+def pull(name: str, *, revision: str | None = None) -> LocalModel:
+    """Download a model, so that it loads without a network; log a warning if the hub cannot be reached.
+
+    Errors as `resolve_model`.
+    """
+    found = locate(name, revision, elsewhere=False)
+    if isinstance(found, HubName) and (problem := _unreachable(found)) is not None:
+        try:
+            path = fetched(found, offline=True)
+        except HubUnreachable:
+            path = fetched(found)  # its error has the reason
+        warn_once(
+            f"the hub cannot be reached ({problem}): nothing was downloaded, and the copy in the cache may be old"
+        )
+    else:
+        path = fetched(found)
+    return describe(name, path)
+
+
+def _unreachable(name: HubName) -> str | None:
+    """Return why the hub gives no answer about a model; None if it does, also if it refuses."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    with suppress(HFValidationError):
+        try:
+            HfApi().repo_info(name.repo, revision=name.revision or MAIN)
+        except HfHubHTTPError as error:
+            return str(error) if error.response.status_code >= 500 else None
+        except (transport_error(), OSError) as error:
+            return str(error)
+    return None
+
+
+def describe(name: str, path: Path) -> LocalModel:
+    """Return the model in a directory or file."""
+    parts = (path,) if path.is_dir() else tuple(shard.path for shard in open_shards(path))
+    return _described(FoundModel(name, parts))
+
+
+def _described(model: FoundModel) -> LocalModel:
+    path = model.paths[0]
+    if not is_folder(path):
+        return LocalModel(model.name, path, _size(model.paths), "GGUF")
+    try:
+        architectures = read_config(path).get("architectures")
+    except CheckpointError:
+        architectures = None
+    family = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    return LocalModel(model.name, path, _size(files_below(path)), family)
+
+
+def _size(paths: Iterable[Path]) -> int:
+    total = 0
+    for path in paths:
+        with suppress(OSError):  # deleted since
+            total += path.stat().st_size
+    return total
+
+
+def suggestion(name: str, models_dir: str | None = None) -> str:
+    """Return the end of a message: similar names, or where to look."""
+    here: list[str] = []
+    with suppress(ConfigError):  # `list_models` reports an invalid cache
+        here = [model.name for model in list_models(models_dir)]
+    tagged = [each for each in here if each.startswith((f"{name}:", f"{name}/"))]
+    return _meant(tagged[:3] or get_close_matches(name, here, n=3))
+
+
+def suggested_path(path: Path) -> str:
+    """Return the end of a message: similar names in the folder of a path that does not exist, or where to look."""
+    names: list[str] = []
+    with suppress(OSError):
+        names = sorted(each.name for each in path.parent.iterdir() if is_folder(each) or is_gguf_name(each.name))
+    return _meant([str(path.with_name(name)) for name in get_close_matches(path.name, names, n=3)])
+
+
+def _meant(names: list[str]) -> str:
+    return f"; did you mean {' or '.join(names)}?" if names else "; `ferrum list` shows the local models"
