@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +13,15 @@ from typing import Any
 
 import pytest
 from gguf import GGUFValueType
+from huggingface_hub import constants
 
 from fake_hub import FakeRepo, hub_of
 from ferrum import LLM, AsyncEngine, SamplingParams
 from ferrum.cli.main import execute
-from ferrum.core.errors import ConfigError, ModelNotFound, Unsupported
+from ferrum.core.errors import CheckpointError, ConfigError, ModelNotFound, Unsupported
 from ferrum.runtime.gguf_model import GgufModel
-from ferrum.runtime.other_tokenizer import OtherTokenizer
+from ferrum.runtime.other_tokenizer import OtherTokenizer, with_tokenizer
+from ferrum.text.generation_config import GenerationConfig
 from gguf_twin import TOKENIZER, write_gguf
 from serve_kit import serving
 from tiny import Case, directory_of
@@ -133,10 +136,14 @@ def test_of_a_hub_model_only_tokenizer_files_are_fetched(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {path.name: path.read_bytes() for path in (folder / "original").iterdir()}
-    large = {"model.safetensors": b"weights", "config.json": b"{}", "README.md": b"words"}
-    with hub_of({"maker/model": FakeRepo({**files, **large})}, tmp_path, monkeypatch) as hub:
-        with LLM(folder / "model.gguf", tokenizer="maker/model", kv_capacity=256) as llm:
-            assert llm.client.tokenizer is not None and llm.client.tokenizer.encode("abcab") == IDS
+    defaults = {"config.json": b"{}", "generation_config.json": b'{"eos_token_id": [9, 3]}'}
+    large = {"model.safetensors": b"weights", "README.md": b"words"}
+    with hub_of({"maker/model": FakeRepo({**files, **defaults, **large})}, tmp_path, monkeypatch) as hub:
+        for _ in range(2):
+            with LLM(folder / "model.gguf", tokenizer="maker/model", kv_capacity=256) as llm:
+                assert llm.client.tokenizer is not None and llm.client.tokenizer.encode("abcab") == IDS
+                assert {9, 3} <= set(llm.client.input_processor.eos_token_ids)
+            monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # then from the cache
         assert not any(f"/{name}" in request for request in hub.seen("GET") for name in large)
 
 
@@ -145,14 +152,80 @@ def test_other_files_stay_the_models() -> None:
         def __init__(self, text: str) -> None:
             self.name, self.path, self.text = text, Path(text), text
 
-        def read_file(self, name: str) -> bytes:
-            return f"{self.text} {name}".encode()
+        def read_file(self, name: str) -> bytes | None:
+            return None if name == "generation_config.json" else json.dumps({self.text: name}).encode()
 
         def file_names(self, folder: str = "") -> list[str]:
             return ["tools.jinja"] if folder else ["config.json", "tokenizer.json", f"{self.text}.json"]
 
     both = OtherTokenizer(Files("model"), Files("other"))
-    assert both.file_names() == ["config.json", "model.json", "tokenizer.json"]
+    assert both.file_names() == ["config.json", "generation_config.json", "model.json", "tokenizer.json"]
     assert both.file_names("additional_chat_templates") == ["tools.jinja"]
-    assert both.read_file("tokenizer_config.json") == b"other tokenizer_config.json"
-    assert both.read_file("generation_config.json") == b"model generation_config.json"
+    assert both.read_file("tokenizer_config.json") == b'{"other": "tokenizer_config.json"}'
+    assert both.read_file("modules.json") == b'{"model": "modules.json"}'
+
+
+@pytest.fixture(scope="module")
+def first_token(folder: Path) -> int:
+    """Return the most likely token after "abcab", at which no text ends by itself."""
+    with LLM(folder / "known.gguf", kv_capacity=256) as llm:
+        return llm.generate("abcab", GREEDY, use_tqdm=False)[0].outputs[0].token_ids[0]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        ("generation_config.json", {"eos_token_id": ["TOKEN"], "temperature": 0.0}),
+        ("config.json", {"architectures": ["LlamaForCausalLM"], "eos_token_id": "TOKEN"}),
+        ("config.json", {"architectures": ["AnyForConditionalGeneration"], "text_config": {"eos_token_id": "TOKEN"}}),
+    ],
+)
+@pytest.mark.parametrize("door", ["library", "command", "server", "packed"])
+def test_the_ends_are_the_directorys_at_every_door(
+    folder: Path, tmp_path: Path, first_token: int, door: str, file: tuple[str, object], capfd: Any
+) -> None:
+    shutil.copytree(folder / "original", tmp_path / "other")
+    (tmp_path / "other" / file[0]).write_text(json.dumps(file[1]).replace('"TOKEN"', str(first_token)))
+    model, more = folder / "model.gguf", options(folder, tokenizer=str(tmp_path / "other"))
+    if door == "packed":
+        assert execute(["quantize", str(model), str(tmp_path / "packed"), "--tokenizer", more.pop("tokenizer")]) == 0
+        model = tmp_path / "packed"
+    if door == "command":
+        words = [str(model), "abcab", "--tokenizer", more["tokenizer"], "--kv-capacity", "256"]
+        assert execute(["run", *words, "--temperature", "0", "--max-tokens", "40"]) == 0
+        assert re.search(r"\b(no output|[01] tokens)", capfd.readouterr().err)
+    elif door == "server":
+        with serving(lambda: AsyncEngine(model, **more)) as served:
+            body = {"model": str(model), "prompt": "abcab", "temperature": 0, "max_tokens": 40}
+            (choice,) = served.post("/v1/completions", **body).json()["choices"]
+        assert choice["finish_reason"] == "stop" and choice["text"] == ""
+    else:
+        with LLM(model, **more) as llm:
+            (output,) = llm.generate("abcab", SamplingParams(temperature=0.0, max_tokens=40), use_tqdm=False)[0].outputs
+        assert output.finish_reason == "stop" and len(output.token_ids) <= 1
+
+
+def test_the_recommended_sampling_is_the_directorys_or_else_the_models(folder: Path, tmp_path: Path) -> None:
+    class Recommending(GgufModel):
+        def generation_config(self, *, recommended: bool = True) -> GenerationConfig:
+            return GenerationConfig(eos_token_ids=(9, 8), sampling={"top_k": 3} if recommended else {})
+
+    shutil.copytree(folder / "original", tmp_path / "other")
+    model = Recommending(folder / "known.gguf")
+    for content, ends, sampling in (
+        (None, (9, 8), {"top_k": 3}),
+        ({"temperature": 0.25}, (9, 8), {"temperature": 0.25}),
+        ({"temperature": 0.25, "eos_token_id": 7}, (7,), {"temperature": 0.25}),
+    ):
+        if content is not None:
+            (tmp_path / "other" / "generation_config.json").write_text(json.dumps(content))
+        both = with_tokenizer(model, str(tmp_path / "other"))
+        assert both.generation_config().eos_token_ids == ends and both.generation_config().sampling == sampling
+        assert not both.generation_config(recommended=False).sampling
+
+
+def test_damaged_defaults_of_the_directory_are_named(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "original", tmp_path / "other")
+    (tmp_path / "other" / "generation_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"other/generation_config\.json: is not valid JSON"):
+        LLM(folder / "model.gguf", **options(folder, tokenizer=str(tmp_path / "other")))
