@@ -191,8 +191,9 @@ def test_impossible_choices_of_experts_are_refused(changes, error, named):
 
 def test_kimi_k2_is_a_deepseek_v3():
     """Its files name DeepSeek's architecture, another type, and one group."""
-    kimi = decoder_spec({**CONFIG, **LATENT, "model_type": "kimi_k2", "n_group": 1, "topk_group": 1})
-    assert kimi == decoder_spec({**CONFIG, **LATENT, "model_type": "deepseek_v3"})
+    config = {**CONFIG, **LATENT, "n_group": 1, "topk_group": 1}
+    kimi = decoder_spec({**config, "model_type": "kimi_k2"})
+    assert kimi == decoder_spec({**config, "model_type": "deepseek_v3"})
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import torch
 from family_cases import FAMILY_CASES
 from ferrum import LLM, SamplingParams
 from ferrum.core.step import Rows, Span, StepBatch, Want
+from ferrum.models.class_defaults import ALIASES, with_defaults
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES, load_families
 from ferrum.runtime.checkpoint import read_config
@@ -174,13 +175,21 @@ def test_a_prefix_on_disk_goes_on_with_the_same_bits(name: str, tmp_path: Path) 
 class Reads(dict[str, Any]):
     """A configuration that notes which fields are read."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: dict[str, Any], read: set[str]) -> None:
         super().__init__(values)
-        self.read: set[str] = set()
+        self.read = read
 
     def get(self, key: str, default: Any = None) -> Any:
         self.read.add(key)
         return super().get(key, default)
+
+
+class Noted(FamilyConfig):
+    """A configuration whose changed copies note their reads in the same set."""
+
+    def with_values(self, **values: Any) -> FamilyConfig:
+        assert isinstance(self.values, Reads)
+        return Noted(Reads({**self.values, **values}, self.values.read), self.context)
 
 
 @pytest.mark.parametrize("config", sorted({case.config for case in MODELS.values()}))
@@ -190,14 +199,8 @@ def test_every_field_of_the_twin_is_read_or_has_no_effect(config: str) -> None:
     fields: set[str] = set()
     read: set[str] = set()
     for case in (case for case in (*CASES, *MODELS.values()) if case.config == config):
-        reads = Reads(read_config(directory_of(case)))
-        fields |= {key for key, value in reads.items() if value is not None}
-
-        class Noted(FamilyConfig):
-            def with_defaults(self, **defaults: Any) -> FamilyConfig:
-                self.values.update({key: value for key, value in defaults.items() if self.values.get(key) is None})
-                return self
-
-        FAMILIES.get(type(model_of(case)).__name__)(Noted(reads))
-        read |= reads.read
+        name, values = type(model_of(case)).__name__, read_config(directory_of(case))
+        fields |= {key for key, value in values.items() if value is not None}
+        read |= ALIASES.get(name, {}).keys()
+        FAMILIES.get(name)(Noted(Reads(with_defaults(name, "", values), read)))
     assert not fields - read - WITHOUT_EFFECT

@@ -209,7 +209,7 @@ CASES = [
     case("deepseek2", "DeepseekV3", ROUTED | LATENT | {"n_group": 4, "topk_group": 2},
          ROUTED_KEYS | OLD_LATENT_KEYS | {"expert_gating_func": 2, "expert_group_count": 4,
                                           "expert_group_used_count": 2}, OUTPUT),
-    case("deepseek2", "DeepseekV3", ROUTED | LATENT, ROUTED_KEYS | LATENT_KEYS,
+    case("deepseek2", "DeepseekV3", ROUTED | LATENT | {"n_group": 1, "topk_group": 1}, ROUTED_KEYS | LATENT_KEYS,
          OUTPUT | {"blk.1.exp_probs_b.bias"}),
 ]  # fmt: skip
 

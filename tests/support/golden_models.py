@@ -55,7 +55,23 @@ FAMILY_FIELDS: dict[str, dict[str, Any]] = {
 ARCHITECTURES = {
     case[1].removesuffix("Config").removesuffix("Text") + "ForCausalLM": case for case in FAMILY_CASES[::-1]
 }
-OTHER_FIELDS = {name: ARCHITECTURES[name][2] for name in sorted(ARCHITECTURES.keys() - FAMILY_FIELDS.keys())}
+_STATED: dict[str, dict[str, Any]] = {
+    "DeepseekV3ForCausalLM": {"routed_scaling_factor": 1.0},
+    "Ernie4_5ForCausalLM": {"rope_theta": 10000.0},
+    "Ernie4_5_MoeForCausalLM": {"rope_theta": 10000.0},
+    "Glm4MoeLiteForCausalLM": {"rms_norm_eps": 1e-6, "routed_scaling_factor": 1.0},
+    "MiniMaxM2ForCausalLM": {"rope_theta": 10000.0},
+    "Ministral3ForCausalLM": {"rms_norm_eps": 1e-6},
+    "MixtralForCausalLM": {"rms_norm_eps": 1e-6},
+    "Olmo3ForCausalLM": {"rope_theta": 10000.0},
+    "SmolLM3ForCausalLM": {"rope_theta": 10000.0},
+}
+"""Values of the table's models that differ from those of their classes and that `family_cases.py` does not set."""
+
+OTHER_FIELDS = {
+    name: {**ARCHITECTURES[name][2], **_STATED.get(name, {})}
+    for name in sorted(ARCHITECTURES.keys() - FAMILY_FIELDS.keys())
+}
 """The same for the other architectures: the first model of each in `family_cases.py`, in two formats."""
 
 DENSE = ("float32", "float16", "bfloat16")

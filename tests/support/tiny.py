@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from shared_models import folder
 
@@ -109,19 +109,24 @@ def find(name: str) -> Case:
 
 @cache
 def model_of(case: Case) -> PreTrainedModel:
-    """Return the `transformers` model, with a weight deviation above 0.1 and non-trivial biases and norms."""
-    config = getattr(transformers, case.config)(**{**BASE, **case.changes})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    generator = torch.Generator().manual_seed(sum(map(ord, case.name)))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            mean = 1.0 if "norm" in name or "scale" in name else 0.0
-            parameter.copy_(mean + 0.12 * torch.randn(parameter.shape, generator=generator))
-        for name, buffer in model.named_buffers():
-            if name.endswith(("layer_scalar", "e_score_correction_bias")):
-                mean = 0.8 if name.endswith("scalar") else 0.0
-                buffer.copy_(mean + 0.12 * torch.randn(buffer.shape, generator=generator))
+    """Return the `transformers` model, with random weights."""
+    model = random_model(getattr(transformers, case.config)(**{**BASE, **case.changes}), case.name)
     return model.to(getattr(torch, case.dtype))
+
+
+def random_model(config: PreTrainedConfig, name: str) -> PreTrainedModel:
+    """Return a model with a weight deviation above 0.1 and non-trivial biases and norms; the name is the seed."""
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(sum(map(ord, name)))
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            mean = 1.0 if "norm" in parameter_name or "scale" in parameter_name else 0.0
+            parameter.copy_(mean + 0.12 * torch.randn(parameter.shape, generator=generator))
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith(("layer_scalar", "e_score_correction_bias")):
+                mean = 0.8 if buffer_name.endswith("scalar") else 0.0
+                buffer.copy_(mean + 0.12 * torch.randn(buffer.shape, generator=generator))
+    return model
 
 
 @cache

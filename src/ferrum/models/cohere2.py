@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
-from ferrum.models.llama import SLIDING, attention_of, decoder_of, heads_of, mlp_of, norms_of, sliding_but_every
+from ferrum.models.llama import SLIDING, attention_of, by_pattern, decoder_of, heads_of, mlp_of, norms_of
 from ferrum.models.rope import rope_spec
 from ferrum.models.spec import BlockSpec, BranchSpec, DecoderSpec
 
@@ -12,14 +12,12 @@ from ferrum.models.spec import BlockSpec, BranchSpec, DecoderSpec
 @FAMILIES.register("Cohere2ForCausalLM")
 def cohere2(config: FamilyConfig) -> DecoderSpec:
     """Return parallel parts after one LayerNorm; only layers with a window have a rope."""
-    config = config.with_defaults(tie_word_embeddings=True, max_position_embeddings=8192)
     config.require("use_qk_norm", False, False)
     for name in ("use_parallel_block", "use_gated_activation", "rotary_pct"):
         config.require(name, 1, 1)
-    heads, bias = heads_of(config), config.flag("attention_bias", False)
-    period = config.integer("sliding_window_pattern", 4)
-    kinds = sliding_but_every(config, period)
-    window, rope = config.integer("sliding_window", 4096), rope_spec(config, heads.head_dim, interleaved=True)
+    heads, bias = heads_of(config), config.flag("attention_bias")
+    kinds = by_pattern(config)
+    window, rope = config.optional_integer("sliding_window"), rope_spec(config, heads.head_dim, interleaved=True)
 
     def layer(kind: str) -> BlockSpec:
         placed = {"rope": rope, "window": window} if kind == SLIDING else {"rope": None}
@@ -30,6 +28,6 @@ def cohere2(config: FamilyConfig) -> DecoderSpec:
         "cohere2",
         config,
         map(layer, kinds),
-        norms=norms_of(config, "layer_norm_eps", 1e-5, centred=True),
-        logit_scale=config.number("logit_scale", 0.0625),
+        norms=norms_of(config, "layer_norm_eps", centred=True),
+        logit_scale=config.number("logit_scale", zero=True),
     )

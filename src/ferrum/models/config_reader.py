@@ -27,10 +27,9 @@ class FamilyConfig:
         self.values = values
         self.context = context
 
-    def with_defaults(self, **values: Any) -> FamilyConfig:
-        """Return a copy with these values for fields that are absent or null."""
-        missing = {name: value for name, value in values.items() if self.values.get(name) is None}
-        return FamilyConfig({**self.values, **missing}, self.context)
+    def with_values(self, **values: Any) -> FamilyConfig:
+        """Return a copy with other values of these fields."""
+        return FamilyConfig({**self.values, **values}, self.context)
 
     def integer(self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_INTEGER) -> int:
         """Read an integer within bounds; null counts as absent."""
@@ -43,26 +42,28 @@ class FamilyConfig:
         return value
 
     def optional_integer(self, name: str) -> int | None:
-        """Read a positive integer; null and absence mean none."""
-        return None if self.values.get(name) is None else self.integer(name)
+        """Read a positive integer; null, 0 and absence mean none."""
+        return self.integer(name, 0, minimum=0) or None
 
     def num_layers(self) -> int:
         """Return the number of layers of the decoder."""
         return self.integer("num_hidden_layers", maximum=_MAX_LAYERS)
 
-    def number(self, name: str, default: float | None = None) -> float:
-        """Read a finite positive number; null counts as absent."""
+    def number(self, name: str, default: Any = None, *, zero: bool = False) -> float:
+        """Read a finite positive number, or 0 if it is allowed; null counts as absent."""
         value = self.values.get(name)
         value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
-            raise CheckpointError(f"config.json: {name} must be a positive number, got {value!r}")
+        valid = isinstance(value, int | float) and not isinstance(value, bool)
+        if not valid or not 0 <= value <= sys.float_info.max or (value == 0 and not zero):
+            kind = "a positive number or 0" if zero else "a positive number"
+            raise CheckpointError(f"config.json: {name} must be {kind}, got {value!r}")
         return float(value)
 
-    def optional_number(self, name: str, default: float | None = None) -> float | None:
-        """Read a positive number; null means none, absence the default."""
-        return None if self.values.get(name, default) is None else self.number(name, default)
+    def optional_number(self, name: str) -> float | None:
+        """Read a positive number; null, 0 and absence mean none."""
+        return self.number(name, 0.0, zero=True) or None
 
-    def flag(self, name: str, default: bool) -> bool:
+    def flag(self, name: str, default: bool = False) -> bool:
         """Read a boolean; null counts as absent."""
         value = self.values.get(name)
         value = default if value is None else value

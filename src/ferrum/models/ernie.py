@@ -15,23 +15,23 @@ from ferrum.models.spec import DecoderSpec, MlpSpec, pre_norm
 @FAMILIES.register("Ernie4_5ForCausalLM")
 def ernie(config: FamilyConfig) -> DecoderSpec:
     """Return Llama with a rope of adjacent pairs."""
-    bias = config.flag("use_bias", False)
-    return _ernie("ernie4.5", config.with_defaults(head_dim=128), [mlp_of(config, bias=bias)] * config.num_layers())
+    bias = config.flag("use_bias")
+    return _ernie("ernie4.5", config, [mlp_of(config, bias=bias)] * config.num_layers())
 
 
 @FAMILIES.register("Ernie4_5_MoeForCausalLM")
 def ernie_moe(config: FamilyConfig) -> DecoderSpec:
     """Return Ernie with experts, chosen by a softmax with a bias."""
-    count, bias = config.num_layers(), config.flag("use_bias", False)
-    first, last = config.integer("moe_layer_start_index", 1, minimum=0), config.values.get("moe_layer_end_index", -1)
-    last = last if isinstance(last, int) and last >= 0 else count - 1
-    interval, inner = config.integer("moe_layer_interval", 1), config.integer("moe_intermediate_size")
-    shared = config.integer("moe_num_shared_experts", 2, minimum=0)
+    count, bias = config.num_layers(), config.flag("use_bias")
+    first, last = config.integer("moe_layer_start_index", minimum=0), config.integer("moe_layer_end_index", minimum=-1)
+    last = count - 1 if last < 0 else last
+    interval, inner = config.integer("moe_layer_interval"), config.integer("moe_intermediate_size")
+    shared = config.integer("moe_num_shared_experts", minimum=0)
     routing = Routing(
-        config.integer("moe_num_experts", 64),
-        config.integer("moe_k", 6),
+        config.integer("moe_num_experts"),
+        config.integer("moe_k"),
         renormalise=True,
-        least=config.number("moe_norm_min", 1e-12),
+        least=config.number("moe_norm_min", zero=True),
     )
     experts = ExpertsSpec(
         routing,
@@ -46,8 +46,7 @@ def ernie_moe(config: FamilyConfig) -> DecoderSpec:
 
 
 def _ernie(family: str, config: FamilyConfig, mlps: list[PartSpec]) -> DecoderSpec:
-    config = config.with_defaults(tie_word_embeddings=True, max_position_embeddings=131072)
-    heads, bias = heads_of(config), config.flag("use_bias", False)
+    heads, bias = heads_of(config), config.flag("use_bias")
     rope = rope_spec(config, heads.head_dim, interleaved=True)
     attention = attention_of(heads, rope=rope, bias=bias, output_bias=bias)
-    return decoder_of(family, config, (pre_norm(attention, mlp) for mlp in mlps), norms=norms_of(config, default=1e-5))
+    return decoder_of(family, config, (pre_norm(attention, mlp) for mlp in mlps), norms=norms_of(config))

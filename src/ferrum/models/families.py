@@ -10,6 +10,7 @@ from typing import Any
 import ferrum.models
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.core.registry import Registry
+from ferrum.models.class_defaults import with_defaults
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.spec import DecoderSpec
 from ferrum.text.text_config import WRAPPER, text_config
@@ -17,7 +18,7 @@ from ferrum.text.text_config import WRAPPER, text_config
 FAMILIES: Registry[Callable[[FamilyConfig], DecoderSpec]] = Registry("architecture")
 
 MODEL_TYPES: dict[str, str] = {}
-"""Another `model_type` of architectures besides the one that their names say."""
+"""The architecture of each `model_type` that its name does not say."""
 
 LAYER_CONFIGS: set[str] = set()
 """Architectures that read `per_layer_config`."""
@@ -49,7 +50,8 @@ def decoder_spec(config: Mapping[str, Any], context: int | None = None) -> Decod
     family = FAMILIES.get(name)
     _refuse(config, name)
     _check_type(config.get("model_type"), name, family)
-    return family(FamilyConfig(config, context))
+    kind = _plain(config.get("model_type"))
+    return family(FamilyConfig(with_defaults(name, kind, config), context))
 
 
 def _with_head(name: str) -> str:
@@ -62,7 +64,7 @@ def _of_text(name: str, kind: Any) -> str:
     """Return the architecture of the text model in a whole one, by its `model_type`; of others, the name."""
     if name in FAMILIES or not name.endswith(WRAPPER):
         return name
-    found = next((each for each in FAMILIES.names() if _type_of(each) == _plain(kind)), None)
+    found = next((each for each in FAMILIES.names() if _plain(kind) in _types_of(each)), None)
     if found is None:
         known = ", ".join(FAMILIES.names())
         raise Unsupported(f"the architecture {name} with a text model of type {kind!r}", f"known text models: {known}")
@@ -86,14 +88,14 @@ def _refuse(config: Mapping[str, Any], name: str) -> None:
 def _check_type(kind: Any, name: str, family: Callable[[FamilyConfig], DecoderSpec]) -> None:
     """Refuse a `model_type` that contradicts the architecture. `transformers` chooses the model by `model_type`."""
     names = [each for each in FAMILIES.names() if FAMILIES.get(each) is family]
-    kinds = {*map(_type_of, names), *(_plain(MODEL_TYPES[each]) for each in names if each in MODEL_TYPES)}
-    if kind is not None and _plain(kind) not in kinds:
+    if kind is not None and not any(_plain(kind) in _types_of(each) for each in names):
         raise Unsupported(f"config.json: model_type={kind!r} with architecture {name}", "they name different models")
 
 
-def _type_of(architecture: str) -> str:
-    """The type of an architecture's configuration, without underscores."""
-    return _plain(architecture.removesuffix("ForCausalLM"))
+def _types_of(architecture: str) -> set[str]:
+    """Return the types of an architecture's configurations, as `_plain` returns them."""
+    others = {_plain(kind) for kind, name in MODEL_TYPES.items() if name == architecture}
+    return {_plain(architecture.removesuffix("ForCausalLM")), *others}
 
 
 def _plain(kind: Any) -> str:

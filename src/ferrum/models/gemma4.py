@@ -10,7 +10,7 @@ from ferrum.kernels.op_attributes import Routing
 from ferrum.models.attention_spec import AttentionSpec, QkNorm
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.experts_spec import ExpertsSpec, Fused
-from ferrum.models.families import FAMILIES, LAYER_CONFIGS
+from ferrum.models.families import FAMILIES, LAYER_CONFIGS, MODEL_TYPES
 from ferrum.models.gemma import embedding_scale
 from ferrum.models.layer_input_spec import LayerInputSpec
 from ferrum.models.llama import (
@@ -24,40 +24,39 @@ from ferrum.models.llama import (
     mlp_of,
     sliding_but_every,
 )
-from ferrum.models.rope import rope_spec
+from ferrum.models.rope import of_layers, rope_spec
 from ferrum.models.spec import BlockSpec, BranchSpec, DecoderSpec, NormedSpec, sandwich
 
-_ROPES: Final = {
-    SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
-    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
-}
+_OWN: Final = ("k_proj", "v_proj", "k_norm", "v_norm")
+"""Parts of attention that layers have in files although they read the keys and values of others."""
+
 LAYER_CONFIGS.add("Gemma4ForCausalLM")
+MODEL_TYPES["gemma4_unified"] = "Gemma4ForCausalLM"
 
 
 @FAMILIES.register("Gemma4ForCausalLM")
 def gemma4(config: FamilyConfig) -> DecoderSpec:
     """Return sandwich norms with other heads in full layers, and perhaps experts with a dense feed-forward."""
-    config = config.with_defaults(
-        tie_word_embeddings=True, max_position_embeddings=131072, rope_parameters=_ROPES, head_dim=256
-    )
-    config.require("use_bidirectional_attention", None)
+    config.require("rope_scaling", None)
+    if config.values.get("use_bidirectional_attention") != "vision":  # of the tokens of images
+        config.require("use_bidirectional_attention", None)
     count = config.num_layers()
-    kinds = sliding_but_every(config, 6)
-    width = config.integer("hidden_size_per_layer_input", 256, minimum=0)
+    kinds = [*sliding_but_every(config, 6)[:-1], FULL]  # the last one is full, whatever `layer_types` says
+    width = config.integer("hidden_size_per_layer_input", minimum=0)
     own, first_reader = _own_heads(config, kinds), count - config.integer("num_kv_shared_layers", 0, minimum=0)
 
     def layer(index: int) -> BlockSpec:
         reads = index >= first_reader
         attention = _attention(config, kinds[index], own[index], reads=reads)
-        wide = 2 if reads and config.flag("use_double_wide_mlp", False) else 1
-        activation = activation_of(config, "hidden_activation", "gelu_pytorch_tanh")
+        wide = 2 if reads and config.flag("use_double_wide_mlp") else 1
+        activation = activation_of(config, "hidden_activation")
         mlp = mlp_of(config, intermediate_size=wide * config.integer("intermediate_size"), activation=activation)
         inputs: tuple[BranchSpec, ...] = ()
         if width:
-            vocabulary = config.integer("vocab_size_per_layer_input", 262144)
+            vocabulary = config.integer("vocab_size_per_layer_input")
             part = LayerInputSpec(count, index, width, vocabulary, embedding_scale(config), activation)
             inputs = (BranchSpec((("", part),), None, "post_per_layer_input_norm"),)
-        if not config.flag("enable_moe_block", False):
+        if not config.flag("enable_moe_block"):
             return BlockSpec((*sandwich(attention, mlp).branches, *inputs), "layer_scalar")
         sides = (
             ("", NormedSpec("mlp", mlp, "pre_feedforward_layernorm", "post_feedforward_layernorm_1")),
@@ -73,6 +72,9 @@ def gemma4(config: FamilyConfig) -> DecoderSpec:
         map(layer, range(count)),
         embedding_scale=embedding_scale(config),
         softcap=config.optional_number("final_logit_softcapping"),
+        ignored_names=tuple(
+            f"model.layers.{i}.self_attn.{name}.*" for i in range(first_reader, count) for name in _OWN
+        ),
     )
 
 
@@ -81,8 +83,8 @@ def _own_heads(config: FamilyConfig, kinds: list[str]) -> list[Heads]:
     heads = heads_of(config)
     given = config.values.get("per_layer_config")
     if given is None:
-        full: dict[str, Any] = {"head_dim": config.integer("global_head_dim", 512)}
-        if config.flag("attention_k_eq_v", False) and config.values.get("num_global_key_value_heads") is not None:
+        full: dict[str, Any] = {"head_dim": config.integer("global_head_dim")}
+        if config.flag("attention_k_eq_v") and config.values.get("num_global_key_value_heads") is not None:
             full["num_key_value_heads"] = config.integer("num_global_key_value_heads")
         given = {str(i): full for i, kind in enumerate(kinds) if kind == FULL}
     if not isinstance(given, Mapping) or any(not str(key).isdecimal() for key in given):
@@ -96,15 +98,15 @@ def _own_heads(config: FamilyConfig, kinds: list[str]) -> list[Heads]:
 
 
 def _attention(config: FamilyConfig, kind: str, heads: Heads, *, reads: bool) -> AttentionSpec:
-    bias = config.flag("attention_bias", False)
+    bias = config.flag("attention_bias")
     return attention_of(
         heads,
-        rope=rope_spec(config, heads.head_dim, kind, partial=True),
-        window=config.integer("sliding_window", 512) if kind == SLIDING else None,
+        rope=rope_spec(of_layers(config, kind), heads.head_dim, partial=True),
+        window=config.optional_integer("sliding_window") if kind == SLIDING else None,
         qk_norm=QkNorm(),
         v_norm=True,
         scale=1.0,
-        keys_as_values=kind == FULL and config.flag("attention_k_eq_v", False),
+        keys_as_values=kind == FULL and config.flag("attention_k_eq_v"),
         reuses=reads,
         bias=bias,
         output_bias=bias,
@@ -115,7 +117,7 @@ def _experts(config: FamilyConfig) -> ExpertsSpec:
     return ExpertsSpec(
         Routing(config.integer("num_experts"), config.integer("top_k_experts"), renormalise=True),
         config.integer("moe_intermediate_size"),
-        activation_of(config, "hidden_activation", "gelu_pytorch_tanh"),
+        activation_of(config, "hidden_activation"),
         router="router.proj",
         expert_scale="router.per_expert_scale",
         fused=Fused(),

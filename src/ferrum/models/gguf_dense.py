@@ -197,7 +197,7 @@ DENSE: Final[Mapping[str, GgufArchitecture]] = {
         "Phi3ForCausalLM",
         "phi3",
         parts={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-        keys=WINDOW,
+        keys={**WINDOW, "rope.scaling.original_context_length": "original_max_position_embeddings"},
         partial="partial_rotary_factor",
     ),
     "olmo2": _OLMO2,

@@ -85,6 +85,7 @@ def _latent(values: Values, tensors: Collection[str], config: Values) -> dict[st
         "topk_group": config.get("topk_group") or 1,
         "norm_topk_prob": bool(config.get("norm_topk_prob", False)),
         "topk_method": _method(values, tensors, groups or 1),
+        "routed_scaling_factor": config.get("routed_scaling_factor", 1.0),
     }
 
 
@@ -209,6 +210,7 @@ EXPERTS: Final[Mapping[str, GgufArchitecture]] = {
         ignored=("expert_feed_forward_length",),
         period=2,
         gating=_SOFTMAX_OF_CHOSEN,
+        fixed={"rope_parameters": {"rope_type": "default"}},  # files name a scaling if there is one
         rope_fixed={"truncate": False},
         derive=_expert_width,
     ),

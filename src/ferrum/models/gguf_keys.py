@@ -101,6 +101,7 @@ def _config(
         "architectures": [entry.name],
         "model_type": entry.model_type,
         "vocab_size": vocab_size,
+        "rope_theta": 10000.0,
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         **entry.fixed,

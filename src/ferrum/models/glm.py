@@ -16,12 +16,11 @@ from ferrum.models.spec import BlockSpec, BranchSpec, DecoderSpec, MlpSpec, pre_
 @FAMILIES.register("Glm4ForCausalLM")
 def glm4(config: FamilyConfig) -> DecoderSpec:
     """Return sandwich norms, and a rope of adjacent pairs in half of each head."""
-    config = config.with_defaults(max_position_embeddings=131072, partial_rotary_factor=0.5)
-    heads = heads_of(config, 128)
+    heads = heads_of(config)
     attention = attention_of(
         heads,
         rope=rope_spec(config, heads.head_dim, partial=True, interleaved=True),
-        bias=config.flag("attention_bias", True),
+        bias=config.flag("attention_bias"),
     )
     mlp = mlp_of(config, fused="gate_up_proj")
     layer = BlockSpec(
@@ -30,29 +29,27 @@ def glm4(config: FamilyConfig) -> DecoderSpec:
             BranchSpec((("mlp", mlp),), "post_attention_layernorm", "post_mlp_layernorm"),
         )
     )
-    return decoder_of("glm4", config, [layer] * config.num_layers(), norms=norms_of(config, default=1.5625e-07))
+    return decoder_of("glm4", config, [layer] * config.num_layers(), norms=norms_of(config))
 
 
 @FAMILIES.register("Glm4MoeForCausalLM")
 def glm4_moe(config: FamilyConfig) -> DecoderSpec:
     """Return the experts of DeepSeek-V3, and a rope in half of each head (GLM-4.5 and 4.6)."""
-    config = config.with_defaults(max_position_embeddings=131072, partial_rotary_factor=0.5)
     heads, count = heads_of(config), config.num_layers()
     attention = attention_of(
         heads,
         rope=rope_spec(config, heads.head_dim, partial=True),
-        qk_norm=QkNorm() if config.flag("use_qk_norm", False) else None,
-        bias=config.flag("attention_bias", False),
+        qk_norm=QkNorm() if config.flag("use_qk_norm") else None,
+        bias=config.flag("attention_bias"),
     )
-    first = config.integer("first_k_dense_replace", 1, minimum=0)
+    first = config.integer("first_k_dense_replace", minimum=0)
     experts, dense = grouped_experts(config), mlp_of(config)
     mlps: list[PartSpec] = [dense if i < first else experts for i in range(count)]
     return decoder_of(
         "glm4-moe",
         config,
         (pre_norm(attention, mlp) for mlp in mlps),
-        norms=norms_of(config, default=1e-5),
-        ignored_names=extra_layers(config),
+        norms=norms_of(config),
     )
 
 
@@ -61,18 +58,17 @@ def grouped_experts(config: FamilyConfig) -> ExpertsSpec:
     config.require("scoring_func", "sigmoid", "sigmoid")
     config.require("topk_method", "noaux_tc", "noaux_tc")
     inner = config.integer("moe_intermediate_size")
-    shared = config.integer("n_shared_experts", 1, minimum=0)
-    groups = config.integer("n_group", 1)
+    shared = config.integer("n_shared_experts", 0, minimum=0)
     routing = Routing(
         config.integer("n_routed_experts"),
         config.integer("num_experts_per_tok"),
         "sigmoid",
-        groups=groups,
-        kept_groups=config.integer("topk_group", 1),
+        groups=config.integer("n_group"),
+        kept_groups=config.integer("topk_group"),
         group_best=2,
-        renormalise=config.flag("norm_topk_prob", True),
+        renormalise=config.flag("norm_topk_prob"),
         eps=1e-20,
-        factor=config.number("routed_scaling_factor", 1.0),
+        factor=config.number("routed_scaling_factor", zero=True),
     )
     return ExpertsSpec(
         routing,
@@ -81,10 +77,3 @@ def grouped_experts(config: FamilyConfig) -> ExpertsSpec:
         selection_bias="gate.e_score_correction_bias",
         shared=MlpSpec(inner * shared, activation_of(config)) if shared else None,
     )
-
-
-def extra_layers(config: FamilyConfig) -> tuple[str, ...]:
-    """Return the patterns of layers that predict further tokens, which are not part of the model."""
-    count = config.num_layers()
-    extra = config.integer("num_nextn_predict_layers", 0, minimum=0, maximum=100)
-    return tuple(f"model.layers.{count + i}.*" for i in range(extra))

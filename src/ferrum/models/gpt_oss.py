@@ -14,16 +14,15 @@ from ferrum.models.spec import DecoderSpec, pre_norm
 @FAMILIES.register("GptOssForCausalLM")
 def gpt_oss(config: FamilyConfig) -> DecoderSpec:
     """Return attention with sinks, a window in every other layer, and experts with biases and limits."""
-    config = config.with_defaults(max_position_embeddings=131072, head_dim=64)
     config.require("hidden_act", "silu", "silu")
-    heads, bias = heads_of(config), config.flag("attention_bias", True)
+    heads, bias = heads_of(config), config.flag("attention_bias")
     kinds = layer_types(config, ((SLIDING, FULL)[i % 2] for i in range(config.num_layers())))
-    window, rope = config.integer("sliding_window", 128), rope_spec(config, heads.head_dim)
+    window, rope = config.optional_integer("sliding_window"), rope_spec(config, heads.head_dim)
     quantised = config.section("quantization_config") is not None
     experts = ExpertsSpec(
-        Routing(config.integer("num_local_experts", 128), config.integer("num_experts_per_tok", 4), late=True),
+        Routing(config.integer("num_local_experts"), config.integer("num_experts_per_tok"), late=True),
         config.integer("intermediate_size"),
-        Activation("silu", config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0)),
+        Activation("silu", config.number("swiglu_alpha"), config.number("swiglu_limit")),
         router="router",
         router_bias=True,
         bias=True,
@@ -43,4 +42,4 @@ def gpt_oss(config: FamilyConfig) -> DecoderSpec:
         )
         for kind in kinds
     )
-    return decoder_of("gpt-oss", config, layers, norms=norms_of(config, default=1e-5))
+    return decoder_of("gpt-oss", config, layers, norms=norms_of(config))

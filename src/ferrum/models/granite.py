@@ -15,13 +15,13 @@ from ferrum.models.spec import DecoderSpec, pre_norm
 @FAMILIES.register("GraniteForCausalLM")
 def granite(config: FamilyConfig) -> DecoderSpec:
     """Return Llama with factors of embeddings, scores, parts and logits."""
-    return _granite("granite", config, mlp_of(config, bias=config.flag("mlp_bias", False)))
+    return _granite("granite", config, mlp_of(config, bias=config.flag("mlp_bias")))
 
 
 @FAMILIES.register("GraniteMoeForCausalLM")
 def granite_moe(config: FamilyConfig) -> DecoderSpec:
     """Return Granite with experts, weighted by a softmax over the chosen ones."""
-    routing = Routing(config.integer("num_local_experts", 8), config.integer("num_experts_per_tok", 2), late=True)
+    routing = Routing(config.integer("num_local_experts"), config.integer("num_experts_per_tok"), late=True)
     experts = ExpertsSpec(
         routing,
         config.integer("intermediate_size"),
@@ -36,11 +36,11 @@ def granite_moe(config: FamilyConfig) -> DecoderSpec:
 def _granite(
     family: str, config: FamilyConfig, mlp: PartSpec, renames: tuple[tuple[str, str], ...] = ()
 ) -> DecoderSpec:
-    heads, bias = heads_of(config), config.flag("attention_bias", False)
+    heads, bias = heads_of(config), config.flag("attention_bias")
     attention = attention_of(
         heads,
         rope=rope_spec(config, heads.head_dim),
-        scale=config.number("attention_multiplier", 1.0),
+        scale=config.number("attention_multiplier", zero=True),
         bias=bias,
         output_bias=bias,
     )
@@ -48,8 +48,8 @@ def _granite(
         family,
         config,
         [pre_norm(attention, mlp)] * config.num_layers(),
-        norms=norms_of(config, factor=config.number("residual_multiplier", 1.0)),
-        embedding_scale=config.number("embedding_multiplier", 1.0),
-        logit_scale=1 / config.number("logits_scaling", 1.0),
+        norms=norms_of(config, factor=config.number("residual_multiplier", zero=True)),
+        embedding_scale=config.number("embedding_multiplier", zero=True),
+        logit_scale=1 / config.number("logits_scaling"),
         renames=renames,
     )

@@ -15,13 +15,12 @@ from ferrum.models.families import FAMILIES
 from ferrum.models.rope import context_length, rope_spec
 from ferrum.models.spec import DecoderSpec, MlpSpec, pre_norm
 
-QWEN_CONTEXT: Final = 1 << 15
-"""Context of Qwen models whose configuration does not set one."""
-
-_DEFAULT_WINDOW: Final = 4096
 SLIDING: Final = "sliding_attention"
 FULL: Final = "full_attention"
 _LAYER_TYPES: Final = (SLIDING, FULL)
+
+_IGNORED: Final = ("*.rotary_emb.inv_freq", "mtp.*", "model.mtp*")
+"""Tensors that some checkpoints have and no model uses: frequencies, and heads that predict further tokens."""
 
 _ACTIVATIONS: Final = {
     "silu": Activation("silu"),
@@ -43,15 +42,15 @@ class Heads:
     head_dim: int
 
 
-def heads_of(config: FamilyConfig, head_dim: int | None = None) -> Heads:
-    """Return the heads of a configuration. Their default size is `head_dim`, or hidden size / heads."""
+def heads_of(config: FamilyConfig) -> Heads:
+    """Return the heads of a configuration. Without a size they have hidden size / heads."""
     heads = config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise CheckpointError(
             f"config.json: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})"
         )
-    return Heads(heads, kv_heads, config.integer("head_dim", head_dim or config.integer("hidden_size") // heads))
+    return Heads(heads, kv_heads, config.integer("head_dim", config.integer("hidden_size") // heads))
 
 
 def attention_of(heads: Heads, **fields: Any) -> AttentionSpec:
@@ -59,10 +58,9 @@ def attention_of(heads: Heads, **fields: Any) -> AttentionSpec:
     return AttentionSpec(heads.num_heads, heads.num_kv_heads, heads.head_dim, **fields)
 
 
-def activation_of(config: FamilyConfig, name: str = "hidden_act", default: str = "silu") -> Activation:
+def activation_of(config: FamilyConfig, name: str = "hidden_act") -> Activation:
     """Return the activation that a field names."""
     found = config.values.get(name)
-    found = default if found is None else found
     if found not in _ACTIVATIONS:
         raise Unsupported(f"config.json: {name}={found!r}", f"known: {', '.join(sorted(_ACTIVATIONS))}")
     return _ACTIVATIONS[found]
@@ -75,9 +73,9 @@ def mlp_of(config: FamilyConfig, **fields: Any) -> MlpSpec:
     return MlpSpec(size, activation, **fields)
 
 
-def norms_of(config: FamilyConfig, name: str = "rms_norm_eps", default: float = 1e-6, **fields: Any) -> NormSpec:
+def norms_of(config: FamilyConfig, name: str = "rms_norm_eps", **fields: Any) -> NormSpec:
     """Return the norms of a configuration, whose epsilon that field holds; `fields` are others of `NormSpec`."""
-    return NormSpec(config.number(name, default), **fields)
+    return NormSpec(config.number(name, zero=True), **fields)
 
 
 def decoder_of(family: str, config: FamilyConfig, layers: Iterable[LayerSpec], **fields: Any) -> DecoderSpec:
@@ -90,8 +88,9 @@ def decoder_of(family: str, config: FamilyConfig, layers: Iterable[LayerSpec], *
         fields: others of `DecoderSpec`, or other values.
     """
     tied = fields.pop("tied_head", None)
-    tied = config.flag("tie_word_embeddings", False) if tied is None else tied
-    ignored = ("*.rotary_emb.inv_freq", *(("lm_head.weight",) if tied else ()), *fields.pop("ignored_names", ()))
+    tied = config.flag("tie_word_embeddings") if tied is None else tied
+    ignored = (*_IGNORED, *_extra_layers(config), *(("lm_head.weight",) if tied else ()))
+    ignored = (*ignored, *fields.pop("ignored_names", ()))
     common = {
         "vocab_size": config.integer("vocab_size"),
         "hidden_size": config.integer("hidden_size"),
@@ -101,12 +100,17 @@ def decoder_of(family: str, config: FamilyConfig, layers: Iterable[LayerSpec], *
     return DecoderSpec(family, **{**common, **fields}, tied_head=tied, layers=tuple(layers), ignored_names=ignored)
 
 
+def _extra_layers(config: FamilyConfig) -> tuple[str, ...]:
+    """Return the patterns of layers after the last one, which predict further tokens and are not part of the model."""
+    count, extra = config.num_layers(), config.integer("num_nextn_predict_layers", 0, minimum=0, maximum=100)
+    return tuple(f"model.layers.{count + i}.*" for i in range(extra))
+
+
 def llama_like(
     family: str,
     config: FamilyConfig,
     *,
     windows: tuple[int | None, ...] | None = None,
-    head_dim: int | None = None,
     mlps: Iterable[PartSpec] | None = None,
     **attention: Any,
 ) -> DecoderSpec:
@@ -116,22 +120,15 @@ def llama_like(
         family: name of the architecture.
         config: of the checkpoint.
         windows: sliding window per layer; None for full attention in all layers.
-        head_dim: default of the family (default: hidden size / heads).
         mlps: feed-forward of each layer; None: that of the configuration.
         attention: fields of `AttentionSpec` that differ from Llama.
     """
-    heads, count = heads_of(config, head_dim), config.num_layers()
+    heads, count = heads_of(config), config.num_layers()
     rope = rope_spec(config, heads.head_dim)
     each = [mlp_of(config)] * count if mlps is None else list(mlps)
     windows = windows or (None,) * count
     parts = [attention_of(heads, rope=rope, window=window, **attention) for window in windows]
     return decoder_of(family, config, map(pre_norm, parts, each))
-
-
-def sliding_window(config: FamilyConfig) -> int | None:
-    """Return the window of sliding layers. Null turns it off; the default is 4096."""
-    off = config.values.get("sliding_window", _DEFAULT_WINDOW) is None
-    return None if off else config.integer("sliding_window", _DEFAULT_WINDOW)
 
 
 def layer_types(config: FamilyConfig, default: Iterable[str], known: tuple[str, ...] = _LAYER_TYPES) -> list[str]:
@@ -149,6 +146,23 @@ def sliding_but_every(config: FamilyConfig, period: int) -> list[str]:
     return layer_types(config, (SLIDING if (i + 1) % period else FULL for i in range(config.num_layers())))
 
 
+def by_pattern(config: FamilyConfig) -> list[str]:
+    """Return the kind of each layer, of `layer_types` if present, else by `sliding_window_pattern`.
+
+    That is the distance of full layers, or a letter for each layer of a period: L slides, G is full, as is the last.
+    """
+    pattern, count = config.values.get("sliding_window_pattern"), config.num_layers()
+    if config.values.get("layer_types") is not None:
+        return layer_types(config, ())
+    if not isinstance(pattern, str):
+        return sliding_but_every(config, config.integer("sliding_window_pattern"))
+    if not pattern or set(pattern) - {"L", "G"}:
+        raise CheckpointError(
+            f"config.json: sliding_window_pattern must be a number or letters L and G, got {pattern!r}"
+        )
+    return [SLIDING if pattern[i % len(pattern)] == "L" and i < count - 1 else FULL for i in range(count)]
+
+
 def layer_windows(config: FamilyConfig, window: int | None, first: int) -> tuple[int | None, ...]:
     """Return the window of each layer: by `layer_types` if present, else for all layers from `first` on."""
     default = (_LAYER_TYPES[i < first] for i in range(config.num_layers()))
@@ -157,13 +171,17 @@ def layer_windows(config: FamilyConfig, window: int | None, first: int) -> tuple
 
 def mixed_windows(config: FamilyConfig) -> tuple[int | None, ...]:
     """Return the windows of a Qwen model: with `use_sliding_window`, for all layers from `max_window_layers` on."""
-    window = sliding_window(config) if config.flag("use_sliding_window", False) else None
-    return layer_windows(config, window, config.integer("max_window_layers", 28, minimum=0))
+    return layer_windows(config, used_window(config), config.integer("max_window_layers", minimum=0))
+
+
+def used_window(config: FamilyConfig) -> int | None:
+    """Return the window of a model with `use_sliding_window`."""
+    return config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
 
 
 @FAMILIES.register("LlamaForCausalLM")
 def llama(config: FamilyConfig) -> DecoderSpec:
     """Return the spec of Llama 2 and 3.x (Touvron et al. 2023; Grattafiori et al. 2024)."""
-    bias = config.flag("attention_bias", False)
-    mlp = mlp_of(config, bias=config.flag("mlp_bias", False))
+    bias = config.flag("attention_bias")
+    mlp = mlp_of(config, bias=config.flag("mlp_bias"))
     return llama_like("llama", config, bias=bias, output_bias=bias, mlps=[mlp] * config.num_layers())

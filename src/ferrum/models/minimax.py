@@ -28,7 +28,6 @@ _ONLY: Final[dict[str, Any]] = {
 @FAMILIES.register("MiniMaxM2ForCausalLM")
 def minimax_m2(config: FamilyConfig) -> DecoderSpec:
     """Return sigmoid routing with a selection bias, norms of all heads at once, and partial rotation."""
-    config = config.with_defaults(max_position_embeddings=196608, head_dim=128)
     for name, only in _ONLY.items():
         config.require(name, only, only)
     if any(kind != 1 for kind in config.values.get("attn_type_list") or ()):
@@ -36,14 +35,15 @@ def minimax_m2(config: FamilyConfig) -> DecoderSpec:
             "config.json: attn_type_list with other kinds than 1", "only softmax attention is implemented"
         )
     heads = heads_of(config)
-    if "rotary_dim" in config.values:  # as released files spell it
-        config = config.with_defaults(partial_rotary_factor=config.integer("rotary_dim") / heads.head_dim)
+    rotated = config.optional_integer("rotary_dim")  # as released files spell it
+    if rotated is not None and "partial_rotary_factor" not in config.values:
+        config = config.with_values(partial_rotary_factor=rotated / heads.head_dim)
     rope = rope_spec(config, heads.head_dim, partial=True)
     attention = attention_of(heads, rope=rope, qk_norm=QkNorm(whole=True))
     experts = ExpertsSpec(
         Routing(
-            config.integer("num_local_experts", 256),
-            config.integer("num_experts_per_tok", 8),
+            config.integer("num_local_experts"),
+            config.integer("num_experts_per_tok"),
             "sigmoid",
             renormalise=True,
         ),

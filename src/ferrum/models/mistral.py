@@ -10,7 +10,8 @@ from ferrum.models.attention_spec import Temperature
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.experts_spec import ExpertsSpec
 from ferrum.models.families import FAMILIES
-from ferrum.models.llama import activation_of, layer_windows, llama_like, sliding_window
+from ferrum.models.llama import activation_of, layer_windows, llama_like
+from ferrum.models.rope import rope_section
 from ferrum.models.spec import DecoderSpec
 
 MIXTRAL_NAMES: Final = (
@@ -26,15 +27,13 @@ MIXTRAL_NAMES: Final = (
 @FAMILIES.register("MinistralForCausalLM")
 def mistral(config: FamilyConfig) -> DecoderSpec:
     """Return Llama with a sliding window in all layers, or in those of `layer_types` (Ministral)."""
-    config = config.with_defaults(max_position_embeddings=1 << 17)
-    return llama_like("mistral", config, windows=layer_windows(config, sliding_window(config), 0))
+    return llama_like("mistral", config, windows=layer_windows(config, config.optional_integer("sliding_window"), 0))
 
 
 @FAMILIES.register("Ministral3ForCausalLM")
 def ministral3(config: FamilyConfig) -> DecoderSpec:
     """Return Llama whose queries have a factor that grows with their position."""
-    config = config.with_defaults(max_position_embeddings=1 << 18, head_dim=128)
-    rope = config.section("rope_parameters") or FamilyConfig({})
+    rope, _ = rope_section(config)
     beta, temperature = rope.optional_number("llama_4_scaling_beta"), None
     if beta is not None:
         temperature = Temperature(beta, rope.integer("original_max_position_embeddings"))
@@ -45,10 +44,7 @@ def ministral3(config: FamilyConfig) -> DecoderSpec:
 @FAMILIES.register("MixtralForCausalLM")
 def mixtral(config: FamilyConfig) -> DecoderSpec:
     """Return Mistral with experts whose two weights are renormalised."""
-    config = config.with_defaults(max_position_embeddings=1 << 17, rope_theta=1e6)
-    routing = Routing(
-        config.integer("num_local_experts", 8), config.integer("num_experts_per_tok", 2), renormalise=True
-    )
+    routing = Routing(config.integer("num_local_experts"), config.integer("num_experts_per_tok"), renormalise=True)
     experts = ExpertsSpec(routing, config.integer("intermediate_size"), activation_of(config))
     windows = (config.optional_integer("sliding_window"),) * config.num_layers()
     mlps = [experts] * config.num_layers()

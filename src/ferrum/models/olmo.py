@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from ferrum.models.attention_spec import QkNorm
+from collections.abc import Mapping
+
+from ferrum.models.attention_spec import QkNorm, RopeSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
 from ferrum.models.llama import FULL, SLIDING, attention_of, decoder_of, heads_of, mlp_of, norms_of, sliding_but_every
-from ferrum.models.rope import rope_spec
+from ferrum.models.rope import of_layers, rope_spec
 from ferrum.models.spec import BlockSpec, DecoderSpec, post_norm
 
 
 @FAMILIES.register("Olmo2ForCausalLM")
 def olmo2(config: FamilyConfig) -> DecoderSpec:
     """Return Llama with norms after the parts only, and of all heads of q and k at once."""
-    return _olmo("olmo2", config, [FULL] * config.num_layers())
+    rope = rope_spec(config, heads_of(config).head_dim)
+    return _olmo("olmo2", config, [FULL] * config.num_layers(), {FULL: rope})
 
 
 @FAMILIES.register("Olmo3ForCausalLM")
 def olmo3(config: FamilyConfig) -> DecoderSpec:
     """Return OLMo 2 with a window in three of four layers; only the others have a scaled rope."""
-    kinds = sliding_but_every(config, 4)
-    return _olmo("olmo3", config, kinds, config.integer("sliding_window", 4096))
+    kinds, dim = sliding_but_every(config, 4), heads_of(config).head_dim
+    ropes = {kind: rope_spec(of_layers(config, kind), dim) for kind in (SLIDING, FULL)}
+    return _olmo("olmo3", config, kinds, ropes, config.optional_integer("sliding_window"))
 
 
-def _olmo(family: str, config: FamilyConfig, kinds: list[str], window: int | None = None) -> DecoderSpec:
-    heads, bias = heads_of(config), config.flag("attention_bias", False)
-    plain = FamilyConfig({name: value for name, value in config.values.items() if name != "rope_scaling"})
-    ropes = {
-        SLIDING: rope_spec(plain, heads.head_dim, SLIDING),
-        FULL: rope_spec(config, heads.head_dim, FULL),
-    }
+def _olmo(
+    family: str, config: FamilyConfig, kinds: list[str], ropes: Mapping[str, RopeSpec], window: int | None = None
+) -> DecoderSpec:
+    heads, bias = heads_of(config), config.flag("attention_bias")
 
     def layer(kind: str) -> BlockSpec:
         own = window if kind == SLIDING else None
@@ -37,4 +38,4 @@ def _olmo(family: str, config: FamilyConfig, kinds: list[str], window: int | Non
         attention = attention_of(heads, rope=ropes[kind], window=own, qk_norm=norm, bias=bias, output_bias=bias)
         return post_norm(attention, mlp_of(config))
 
-    return decoder_of(family, config, map(layer, kinds), norms=norms_of(config, default=1e-5))
+    return decoder_of(family, config, map(layer, kinds), norms=norms_of(config))

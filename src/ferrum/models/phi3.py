@@ -5,14 +5,16 @@ from __future__ import annotations
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
 from ferrum.models.llama import attention_of, decoder_of, heads_of, mlp_of, norms_of
-from ferrum.models.rope import rope_spec
+from ferrum.models.rope import rope_section, rope_spec
 from ferrum.models.spec import DecoderSpec, pre_norm
 
 
 @FAMILIES.register("Phi3ForCausalLM")
 def phi3(config: FamilyConfig) -> DecoderSpec:
     """Return Llama with fused projections, partial rotation and longrope."""
-    config = config.with_defaults(max_position_embeddings=4096)
+    section, kind = rope_section(config)
+    if kind == "yarn":  # as the first files spell it
+        config = config.with_values(rope_scaling={**section.values, "rope_type": "longrope"})
     heads = heads_of(config)
     attention = attention_of(
         heads,
@@ -21,4 +23,4 @@ def phi3(config: FamilyConfig) -> DecoderSpec:
         fused="qkv_proj",
     )
     layer = pre_norm(attention, mlp_of(config, fused="gate_up_proj"))
-    return decoder_of("phi3", config, [layer] * config.num_layers(), norms=norms_of(config, default=1e-5))
+    return decoder_of("phi3", config, [layer] * config.num_layers(), norms=norms_of(config))

@@ -2,46 +2,56 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ferrum.kernels.op_attributes import Routing
 from ferrum.models.builder import PartSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.experts_spec import ExpertsSpec
 from ferrum.models.families import FAMILIES
-from ferrum.models.llama import QWEN_CONTEXT, activation_of, llama_like, mixed_windows, mlp_of
+from ferrum.models.llama import (
+    FULL,
+    SLIDING,
+    activation_of,
+    layer_types,
+    llama_like,
+    mixed_windows,
+    mlp_of,
+    used_window,
+)
 from ferrum.models.spec import DecoderSpec, MlpSpec
 
 
 @FAMILIES.register("Qwen2ForCausalLM")
 def qwen2(config: FamilyConfig) -> DecoderSpec:
     """Return Llama with biases on q, k and v."""
-    config = config.with_defaults(max_position_embeddings=QWEN_CONTEXT)
     return llama_like("qwen2", config, windows=mixed_windows(config), bias=True)
 
 
 @FAMILIES.register("Qwen2MoeForCausalLM")
 def qwen2_moe(config: FamilyConfig) -> DecoderSpec:
     """Return Qwen2 with experts, and a shared feed-forward that has a gate."""
-    config = config.with_defaults(max_position_embeddings=QWEN_CONTEXT)
-    shared = MlpSpec(config.integer("shared_expert_intermediate_size", 5632), activation_of(config))
-    experts = ExpertsSpec(
-        softmax_routing(config, config.integer("num_experts", 60), config.integer("num_experts_per_tok", 4)),
-        config.integer("moe_intermediate_size", 1408),
-        activation_of(config),
-        shared=shared,
-        shared_name="shared_expert",
+    window, last = used_window(config), config.integer("max_window_layers", minimum=0)
+    default = (SLIDING if i % 2 == 0 and i < last and window else FULL for i in range(config.num_layers()))
+    windows = tuple(window if kind == SLIDING else None for kind in layer_types(config, default))
+    mlps = sparse_layers(
+        config,
         shared_gate="shared_expert_gate",
+        shared_name="shared_expert",
+        shared=MlpSpec(config.integer("shared_expert_intermediate_size"), activation_of(config)),
     )
-    bias = config.flag("qkv_bias", True)
-    mlps = sparse_layers(config, experts, mlp_of(config))
-    return llama_like("qwen2-moe", config, windows=mixed_windows(config), bias=bias, mlps=mlps)
+    return llama_like("qwen2-moe", config, windows=windows, bias=config.flag("qkv_bias"), mlps=mlps)
 
 
-def softmax_routing(config: FamilyConfig, count: int, top_k: int) -> Routing:
-    """Return routing by a softmax over all experts, renormalised with `norm_topk_prob`."""
-    return Routing(count, top_k, renormalise=config.flag("norm_topk_prob", False))
+def sparse_layers(config: FamilyConfig, **fields: Any) -> list[PartSpec]:
+    """Return the feed-forward of each layer, by `decoder_sparse_step` and `mlp_only_layers`.
 
-
-def sparse_layers(config: FamilyConfig, experts: PartSpec, dense: PartSpec) -> list[PartSpec]:
-    """Return the feed-forward of each layer, by `decoder_sparse_step` and `mlp_only_layers`."""
-    step, only = config.integer("decoder_sparse_step", 1), config.values.get("mlp_only_layers") or ()
+    A softmax over all experts chooses, renormalised with `norm_topk_prob`; `fields` are others of `ExpertsSpec`.
+    """
+    dense, count = mlp_of(config), config.integer("num_experts", minimum=0)
+    if not count:
+        return [dense] * config.num_layers()
+    routing = Routing(count, config.integer("num_experts_per_tok"), renormalise=config.flag("norm_topk_prob"))
+    experts = ExpertsSpec(routing, config.integer("moe_intermediate_size"), activation_of(config), **fields)
+    step, only = config.integer("decoder_sparse_step"), config.values.get("mlp_only_layers") or ()
     return [dense if i in only or (i + 1) % step else experts for i in range(config.num_layers())]

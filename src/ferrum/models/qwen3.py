@@ -6,39 +6,26 @@ from typing import Any
 
 from ferrum.models.attention_spec import QkNorm
 from ferrum.models.config_reader import FamilyConfig
-from ferrum.models.experts_spec import ExpertsSpec
 from ferrum.models.families import FAMILIES
-from ferrum.models.llama import QWEN_CONTEXT, activation_of, llama_like, mixed_windows, mlp_of
-from ferrum.models.qwen2 import softmax_routing, sparse_layers
+from ferrum.models.llama import llama_like, mixed_windows, used_window
+from ferrum.models.qwen2 import sparse_layers
 from ferrum.models.spec import DecoderSpec
 
 
 @FAMILIES.register("Qwen3ForCausalLM")
 def qwen3(config: FamilyConfig) -> DecoderSpec:
-    """Return Llama with a norm on each head of q and k, and a default head size of 128."""
-    return _qwen3("qwen3", config)
+    """Return Llama with a norm on each head of q and k."""
+    return _qwen3("qwen3", config, mixed_windows(config))
 
 
 @FAMILIES.register("Qwen3MoeForCausalLM")
 def qwen3_moe(config: FamilyConfig) -> DecoderSpec:
-    """Return Qwen3 with experts."""
-    count = config.integer("num_experts", config.integer("num_local_experts", 128))
-    experts = ExpertsSpec(
-        softmax_routing(config, count, config.integer("num_experts_per_tok", 8)),
-        config.integer("moe_intermediate_size", 768),
-        activation_of(config),
-    )
-    return _qwen3("qwen3-moe", config, mlps=sparse_layers(config, experts, mlp_of(config)))
+    """Return Qwen3 with experts; a window is that of all layers."""
+    windows = (used_window(config),) * config.num_layers()
+    return _qwen3("qwen3-moe", config, windows, mlps=sparse_layers(config))
 
 
-def _qwen3(family: str, config: FamilyConfig, **fields: Any) -> DecoderSpec:
-    config = config.with_defaults(max_position_embeddings=QWEN_CONTEXT)
-    bias, windows = config.flag("attention_bias", False), mixed_windows(config)
-    common: dict[str, Any] = {
-        "windows": windows,
-        "head_dim": 128,
-        "qk_norm": QkNorm(),
-        "bias": bias,
-        "output_bias": bias,
-    }
+def _qwen3(family: str, config: FamilyConfig, windows: tuple[int | None, ...], **fields: Any) -> DecoderSpec:
+    bias = config.flag("attention_bias")
+    common: dict[str, Any] = {"windows": windows, "qk_norm": QkNorm(), "bias": bias, "output_bias": bias}
     return llama_like(family, config, **common, **fields)

@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.kernels.reference.double_math import logarithm, power
 from ferrum.models.attention_spec import RopeSpec
 from ferrum.models.config_reader import MAX_INTEGER, FamilyConfig
 
-_CONTEXT = ("max_position_embeddings", 2048)
-_DEFAULT_THETA = 10000.0
+_CONTEXT = "max_position_embeddings"
+_FULL = "full_attention"
+_KINDS = ("sliding_attention", _FULL)
+
+_OTHER_NAMES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
+"""Rope types by names of other libraries. The three positions of `mrope` are equal in text."""
 
 _WHOLE_HEADS = ("proportional",)
 """Rope types of all pairs of a head, whatever share of them is rotated."""
@@ -26,25 +29,22 @@ _LARGEST = 1e29
 """Limit of a frequency or scaling: its product with any position must fit in float32."""
 
 
-def rope_spec(
-    config: FamilyConfig, head_dim: int, layer: str | None = None, *, partial: bool = False, interleaved: bool = False
-) -> RopeSpec:
+def rope_spec(config: FamilyConfig, head_dim: int, *, partial: bool = False, interleaved: bool = False) -> RopeSpec:
     """Return the rope of a checkpoint, from `rope_parameters` or from `rope_theta` and `rope_scaling`.
 
     Args:
         config: of the checkpoint.
         head_dim: numbers of a head.
-        layer: the kind of layer, in families with a rope for each; None in others.
         partial: the family can rotate a part of each head.
         interleaved: the family's pairs are adjacent.
     """
-    section, kind = _section(config, layer)
+    section, kind = rope_section(config)
     if any(isinstance(value, Mapping) for value in section.values.values()):
         raise Unsupported("a rope per kind of layer", "this family implements one rope for all layers")
-    theta = section.number("rope_theta", config.number("rope_theta", _DEFAULT_THETA))
-    variant = _VARIANTS.get(kind) if isinstance(kind, str) else None
+    theta = section.number("rope_theta", config.values.get("rope_theta"))
+    variant = _VARIANTS.get(kind)
     if variant is None:
-        raise Unsupported(f"rope type {kind!r}", f"known: {', '.join(sorted(_VARIANTS))}")
+        raise Unsupported(f"rope type {kind!r}", f"known: {', '.join(sorted({*_VARIANTS, *_OTHER_NAMES}))}")
     for each in (section, config):
         if not partial:
             each.require("partial_rotary_factor", 1, 1)
@@ -68,8 +68,9 @@ def context_length(config: FamilyConfig) -> int:
     Dynamic scaling extends to the configured context. Linear scaling may name the extended context separately (the 16k
     of Vicuna).
     """
-    base = config.integer(*_CONTEXT)
-    section, kind = _section(config, "full_attention")
+    base = config.integer(_CONTEXT)
+    whole = rope_section(config)[0].values.get(_FULL)
+    section, kind = rope_section(config.with_values(rope_scaling=whole) if isinstance(whole, Mapping) else config)
     if kind == "linear":
         return max(base, config.integer("max_sequence_length", base))
     if kind == "yarn" and any("original_max_position_embeddings" in each.values for each in (section, config)):
@@ -77,17 +78,37 @@ def context_length(config: FamilyConfig) -> int:
     return max(base, config.context) if kind == "dynamic" and config.context else base
 
 
-def _section(config: FamilyConfig, layer: str | None = None) -> tuple[FamilyConfig, Any]:
-    """Return the rope section of a configuration or of its layers of a kind, and the rope type."""
+def rope_section(config: FamilyConfig) -> tuple[FamilyConfig, str]:
+    """Return the rope section of a configuration, and the rope type."""
     section = config.section("rope_scaling") or config.section("rope_parameters") or FamilyConfig({}, config.context)
-    if layer is not None and isinstance(section.values.get(layer), Mapping):
-        section = FamilyConfig(section.values[layer], config.context)
-    return section, section.values.get("rope_type", section.values.get("type", "default"))
+    kind = str(section.values.get("rope_type") or section.values.get("type") or "default")
+    return section, _OTHER_NAMES.get(kind, kind)
+
+
+def of_layers(config: FamilyConfig, kind: str, theta: str = "rope_theta") -> FamilyConfig:
+    """Return a configuration with the rope of one kind of layer, in families with a rope for each.
+
+    It is that kind's in `rope_parameters`. In older files `rope_scaling` is the scaling of full layers alone.
+
+    Args:
+        config: of the checkpoint.
+        kind: of the layers.
+        theta: the field of the base, unless `rope_parameters` has it.
+    """
+    given = config.values.get("rope_parameters") or {}
+    if given and not any(isinstance(given, Mapping) and each in given for each in _KINDS):
+        raise Unsupported(
+            f"config.json: rope_parameters without {' and '.join(_KINDS)}", "this family has a rope per kind of layer"
+        )
+    scaling = config.section("rope_scaling") if kind == _FULL else None
+    own = {**(given.get(kind) or {}), **({} if scaling is None else scaling.values)}
+    own.setdefault("rope_theta", config.values.get(theta))
+    return config.with_values(rope_parameters=own, rope_scaling=None)
 
 
 def _trained(config: FamilyConfig, section: FamilyConfig) -> int:
     """Return the context before scaling. As in `transformers`, the top-level field wins over the section's."""
-    inside = section.integer("original_max_position_embeddings", config.integer(*_CONTEXT))
+    inside = section.integer("original_max_position_embeddings", config.integer(_CONTEXT))
     return config.integer("original_max_position_embeddings", inside)
 
 
@@ -126,7 +147,7 @@ def _dynamic(rope: _Rope) -> RopeSpec:
     if rope.section.values.get("alpha") and rope.rotated > 2:
         grown = power(rope.section.number("alpha"), rope.rotated / (rope.rotated - 2))
         return RopeSpec(tuple(rope.plain(rope.theta * grown)))
-    factor, trained = rope.section.number("factor"), rope.config.integer(*_CONTEXT)
+    factor, trained = rope.section.number("factor"), rope.config.integer(_CONTEXT)
     if rope.rotated == 2:
         raise CheckpointError("config.json: dynamic rope needs a head_dim above 2, got 2")
     length = max(rope.config.context or trained, trained)
@@ -156,12 +177,13 @@ def _llama3(rope: _Rope) -> RopeSpec:
 def _yarn(rope: _Rope) -> RopeSpec:
     """Ramp between interpolating and keeping a dimension: YaRN (Peng et al. 2023), sections 3.2 to 3.4."""
     trained = rope.trained()
-    factor = rope.section.number("factor", rope.config.integer(*_CONTEXT) / trained)
+    factor = rope.section.number("factor", rope.config.integer(_CONTEXT) / trained)
 
     def dimension(turns: float) -> float:
         return rope.rotated * logarithm(trained / (turns * 2 * math.pi)) / (2 * logarithm(rope.theta))
 
-    low, high = dimension(rope.section.number("beta_fast", 32.0)), dimension(rope.section.number("beta_slow", 1.0))
+    fast, slow = (rope.section.optional_number(name) for name in ("beta_fast", "beta_slow"))
+    low, high = dimension(fast or 32.0), dimension(slow or 1.0)
     # As in `transformers`: null means false, absence means true.
     if rope.section.flag("truncate", "truncate" not in rope.section.values):
         low, high = math.floor(low), math.ceil(high)
@@ -196,7 +218,7 @@ def _longrope(rope: _Rope) -> RopeSpec:
     `transformers` chooses by the length of the text, which changes earlier tokens. Here a context beyond that of the
     training takes the long list for every text, a shorter one the short list.
     """
-    trained, most = rope.trained(), rope.config.integer(*_CONTEXT)
+    trained, most = rope.trained(), rope.config.integer(_CONTEXT)
     name = "long_factor" if (rope.config.context or most) > trained else "short_factor"
     factor = rope.section.number("factor", most / trained)
     scaling = 1.0 if factor <= 1 else math.sqrt(1 + logarithm(factor) / logarithm(trained))

@@ -10,13 +10,11 @@ from ferrum.models.spec import DecoderSpec
 
 @FAMILIES.register("SeedOssForCausalLM")
 def seed_oss(config: FamilyConfig) -> DecoderSpec:
-    """Return Llama with biases on q, k and v, and a default head size of 128."""
-    config = config.with_defaults(max_position_embeddings=524288)
+    """Return Llama with biases on q, k and v, and perhaps elsewhere."""
     return llama_like(
         "seed-oss",
         config,
-        head_dim=128,
-        mlps=[mlp_of(config, bias=config.flag("mlp_bias", False))] * config.num_layers(),
-        bias=config.flag("attention_bias", True),
-        output_bias=config.flag("attention_out_bias", False),
+        mlps=[mlp_of(config, bias=config.flag("mlp_bias"))] * config.num_layers(),
+        bias=config.flag("attention_bias"),
+        output_bias=config.flag("attention_out_bias"),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
-from ferrum.models.llama import activation_of, attention_of, decoder_of, heads_of, mlp_of, norms_of
+from ferrum.models.llama import attention_of, decoder_of, heads_of, mlp_of, norms_of
 from ferrum.models.rope import rope_spec
 from ferrum.models.spec import DecoderSpec, pre_norm
 
@@ -12,10 +12,9 @@ from ferrum.models.spec import DecoderSpec, pre_norm
 @FAMILIES.register("Starcoder2ForCausalLM")
 def starcoder2(config: FamilyConfig) -> DecoderSpec:
     """Return LayerNorms, biases everywhere and a feed-forward without a gate."""
-    config = config.with_defaults(tie_word_embeddings=True, max_position_embeddings=4096, num_key_value_heads=2)
     config.require("norm_type", "layer_norm", "layer_norm")
     config.require("mlp_type", "default", "default")
-    heads, bias = heads_of(config), config.flag("use_bias", True)
+    heads, bias = heads_of(config), config.flag("use_bias")
     attention = attention_of(
         heads,
         rope=rope_spec(config, heads.head_dim),
@@ -23,11 +22,11 @@ def starcoder2(config: FamilyConfig) -> DecoderSpec:
         bias=bias,
         output_bias=bias,
     )
-    mlp = mlp_of(config, activation=activation_of(config, default="gelu_pytorch_tanh"), gated=False, bias=bias)
+    mlp = mlp_of(config, gated=False, bias=bias)
     return decoder_of(
         "starcoder2",
         config,
         [pre_norm(attention, mlp)] * config.num_layers(),
-        norms=norms_of(config, "norm_epsilon", 1e-5, centred=True, bias=True),
+        norms=norms_of(config, "norm_epsilon", centred=True, bias=True),
         renames=((r"\.mlp\.up_proj\.", ".mlp.c_fc."), (r"\.mlp\.down_proj\.", ".mlp.c_proj.")),
     )

@@ -270,7 +270,9 @@ def _rotation(kernels: Kernels, inputs: Inputs) -> list[Answer]:
     found: list[Answer] = []
     q_norm, k_norm = (kernels.vector(1 + inputs.numbers(40, at=at)) for at in (21, 83))
     for parameters in _ROPES:
-        rope = rope_spec(FamilyConfig({"max_position_embeddings": 256, "rope_scaling": parameters}, 200), 40)
+        rope = rope_spec(
+            FamilyConfig({"max_position_embeddings": 256, "rope_theta": 10000.0, "rope_scaling": parameters}, 200), 40
+        )
         found.append(np.array([*rope.frequencies, rope.scaling], np.float64))
     steep = tuple(map(float, np.ldexp(1.0, np.arange(20)) * 1.1))
     table = kernels.rope_table(steep, 1.25, _TOKENS)

@@ -1,0 +1,335 @@
+"""Values of fields that a `config.json` does not have, by architecture.
+
+They are those of the configuration classes of `transformers`, which leave out of a file what equals them.
+`tests/numeric/test_class_defaults.py` compares every row with its class. False and None are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+Values = dict[str, Any]
+
+_COMMON: Final[Values] = {
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+}
+
+_SIZES: Final = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+)
+
+_NULL: Final = frozenset(
+    (
+        *("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers"),
+        *("num_attention_heads", "num_key_value_heads", "head_dim", "q_lora_rank", "n_shared_experts"),
+        *("sliding_window", "attention_chunk_size", "attn_logit_softcapping", "final_logit_softcapping"),
+        *("use_bias", "norm_topk_prob", "rope_interleave"),
+    )
+)
+"""Fields whose null does not mean the class's value: it means none, no or a derived number, or it is refused."""
+
+
+def _row(*sizes: int | None, **others: Any) -> Values:
+    return {**_COMMON, **dict(zip(_SIZES, sizes, strict=True)), **others}
+
+
+_QWEN: Final[Values] = {"sliding_window": 4096, "max_window_layers": 28}
+_GEMMA: Final[Values] = {
+    "tie_word_embeddings": True,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+_LATENT: Final[Values] = {"qk_rope_head_dim": 64, "kv_lora_rank": 512, "rope_interleave": True}
+_GROUPED: Final[Values] = {"n_shared_experts": 1, "norm_topk_prob": True}
+_GRANITE: Final[Values] = {
+    "embedding_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+}
+_MINISTRAL3_ROPE: Final[Values] = {
+    "rope_type": "yarn",
+    "rope_theta": 1000000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+_GPT_OSS_ROPE: Final[Values] = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+_GEMMA4_ROPE: Final[Values] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+}
+
+CLASS_DEFAULTS: Final[Mapping[str, Values]] = {
+    "LlamaForCausalLM": _row(32000, 4096, 11008, 32, 32, None, 2048),
+    "MistralForCausalLM": _row(32000, 4096, 14336, 32, 32, 8, 131072, sliding_window=4096),
+    "MinistralForCausalLM": _row(32000, 4096, 14336, 32, 32, 8, 131072, sliding_window=4096),
+    "Ministral3ForCausalLM": _row(
+        131072, 4096, 14336, 34, 32, 8, 262144, head_dim=128, rms_norm_eps=1e-5, rope_parameters=_MINISTRAL3_ROPE
+    ),
+    "MixtralForCausalLM": _row(
+        *(32000, 4096, 14336, 32, 32, 8, 131072),
+        rms_norm_eps=1e-5,
+        rope_theta=1000000.0,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+    ),
+    "Qwen2ForCausalLM": _row(151936, 4096, 22016, 32, 32, 32, 32768, **_QWEN),
+    "Qwen2MoeForCausalLM": _row(
+        *(151936, 2048, 5632, 24, 16, 16, 32768),
+        **_QWEN,
+        qkv_bias=True,
+        num_experts=60,
+        num_experts_per_tok=4,
+        moe_intermediate_size=1408,
+        shared_expert_intermediate_size=5632,
+        decoder_sparse_step=1,
+    ),
+    "Qwen3ForCausalLM": _row(151936, 4096, 22016, 32, 32, 32, 32768, **_QWEN, head_dim=128),
+    "Qwen3MoeForCausalLM": _row(
+        *(151936, 2048, 6144, 24, 32, 4, 32768),
+        sliding_window=4096,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        decoder_sparse_step=1,
+    ),
+    "Gemma2ForCausalLM": _row(
+        256000, 2304, 9216, 26, 8, 4, 8192, **_GEMMA, attn_logit_softcapping=50.0, final_logit_softcapping=30.0
+    ),
+    "Gemma3ForCausalLM": _row(
+        *(262208, 2304, 9216, 26, 8, 4, 131072),
+        **_GEMMA,
+        sliding_window_pattern=6,
+        rope_theta=1000000.0,
+        rope_local_base_freq=10000.0,
+    ),
+    "Gemma4ForCausalLM": _row(
+        *(262144, 2304, 9216, 30, 8, 4, 131072),
+        tie_word_embeddings=True,
+        head_dim=256,
+        hidden_activation="gelu_pytorch_tanh",
+        sliding_window=512,
+        global_head_dim=512,
+        hidden_size_per_layer_input=256,
+        vocab_size_per_layer_input=262144,
+        rope_parameters=_GEMMA4_ROPE,
+    ),
+    "Phi3ForCausalLM": _row(
+        32064, 3072, 8192, 32, 32, None, 4096, rms_norm_eps=1e-5, original_max_position_embeddings=4096
+    ),
+    "Olmo2ForCausalLM": _row(50304, 4096, 11008, 32, 32, None, 2048, rms_norm_eps=1e-5),
+    "Olmo3ForCausalLM": _row(
+        50304, 4096, 11008, 32, 32, None, 2048, rms_norm_eps=1e-5, rope_theta=500000.0, sliding_window=4096
+    ),
+    "SmolLM3ForCausalLM": _row(
+        *(128256, 2048, 11008, 36, 16, 4, 32768),
+        tie_word_embeddings=True,
+        rope_theta=2000000.0,
+        no_rope_layer_interval=4,
+    ),
+    "Exaone4ForCausalLM": _row(
+        102400, 4096, 16384, 32, 32, 32, 2048, rms_norm_eps=1e-5, sliding_window=4096, sliding_window_pattern=4
+    ),
+    "SeedOssForCausalLM": _row(155136, 4096, 27648, 64, 80, 8, 524288, head_dim=128, attention_bias=True),
+    "GraniteForCausalLM": _row(32000, 4096, 11008, 32, 32, None, 2048, **_GRANITE),
+    "GraniteMoeForCausalLM": _row(
+        32000, 4096, 11008, 32, 32, None, 2048, **_GRANITE, num_local_experts=8, num_experts_per_tok=2
+    ),
+    "Cohere2ForCausalLM": _row(
+        *(256000, 8192, 22528, 40, 64, None, 8192),
+        tie_word_embeddings=True,
+        layer_norm_eps=1e-5,
+        logit_scale=0.0625,
+        sliding_window=4096,
+        sliding_window_pattern=4,
+    ),
+    "Starcoder2ForCausalLM": _row(
+        *(49152, 3072, 12288, 30, 24, 2, 4096),
+        tie_word_embeddings=True,
+        hidden_act="gelu_pytorch_tanh",
+        norm_epsilon=1e-5,
+        use_bias=True,
+    ),
+    "HunYuanDenseV1ForCausalLM": _row(290943, 4096, 11008, 32, 32, None, 2048, rms_norm_eps=1e-5),
+    "Ernie4_5ForCausalLM": _row(
+        *(103424, 1024, 3072, 18, 16, 2, 131072),
+        head_dim=128,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-5,
+        rope_theta=500000.0,
+    ),
+    "Ernie4_5_MoeForCausalLM": _row(
+        *(103424, 2560, 12288, 28, 20, 4, 131072),
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-5,
+        rope_theta=500000.0,
+        moe_intermediate_size=1536,
+        moe_k=6,
+        moe_num_experts=64,
+        moe_num_shared_experts=2,
+        moe_layer_start_index=1,
+        moe_layer_end_index=-1,
+        moe_layer_interval=1,
+        moe_norm_min=1e-12,
+    ),
+    "Glm4ForCausalLM": _row(
+        *(151552, 4096, 13696, 40, 32, 2, 131072),
+        head_dim=128,
+        attention_bias=True,
+        rms_norm_eps=1.5625e-07,
+        partial_rotary_factor=0.5,
+    ),
+    "Glm4MoeForCausalLM": _row(
+        *(151552, 4096, 10944, 46, 96, 8, 131072),
+        **_GROUPED,
+        rms_norm_eps=1e-5,
+        partial_rotary_factor=0.5,
+        n_routed_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=1408,
+        routed_scaling_factor=1.0,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        num_nextn_predict_layers=1,
+    ),
+    "Glm4MoeLiteForCausalLM": _row(
+        *(154880, 2048, 10240, 47, 20, None, 202752),
+        **_LATENT,
+        **_GROUPED,
+        rms_norm_eps=1e-5,
+        qk_nope_head_dim=192,
+        v_head_dim=256,
+        q_lora_rank=768,
+        n_routed_experts=64,
+        num_experts_per_tok=4,
+        moe_intermediate_size=1536,
+        routed_scaling_factor=1.8,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        num_nextn_predict_layers=1,
+    ),
+    "DeepseekV2ForCausalLM": _row(
+        *(102400, 4096, 11008, 32, 32, None, 2048),
+        **_LATENT,
+        qk_nope_head_dim=128,
+        v_head_dim=128,
+        q_lora_rank=1536,
+        n_routed_experts=64,
+        n_shared_experts=2,
+        moe_intermediate_size=1407,
+        routed_scaling_factor=1.0,
+        topk_method="greedy",
+        first_k_dense_replace=0,
+    ),
+    "DeepseekV3ForCausalLM": _row(
+        *(129280, 7168, 18432, 61, 128, None, 4096),
+        **_LATENT,
+        **_GROUPED,
+        qk_nope_head_dim=128,
+        v_head_dim=128,
+        q_lora_rank=1536,
+        n_routed_experts=256,
+        num_experts_per_tok=8,
+        moe_intermediate_size=2048,
+        routed_scaling_factor=2.5,
+        n_group=8,
+        topk_group=4,
+        first_k_dense_replace=3,
+        num_nextn_predict_layers=1,
+    ),
+    "GptOssForCausalLM": _row(
+        *(201088, 2880, 2880, 36, 64, 8, 131072),
+        head_dim=64,
+        attention_bias=True,
+        rms_norm_eps=1e-5,
+        rope_theta=150000.0,
+        rope_parameters=_GPT_OSS_ROPE,
+        sliding_window=128,
+        num_local_experts=128,
+        num_experts_per_tok=4,
+        swiglu_alpha=1.702,
+        swiglu_limit=7.0,
+    ),
+    "Llama4ForCausalLM": _row(
+        *(202048, 5120, 8192, 48, 40, 8, 131072),
+        head_dim=128,
+        rms_norm_eps=1e-5,
+        rope_theta=500000.0,
+        intermediate_size_mlp=16384,
+        num_local_experts=16,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=1,
+        use_qk_norm=True,
+        no_rope_layer_interval=4,
+        attention_chunk_size=8192,
+        attn_temperature_tuning=True,
+        floor_scale=8192,
+        attn_scale=0.1,
+    ),
+    "MiniMaxM2ForCausalLM": _row(
+        *(200064, 3072, 1536, 62, 48, 8, 196608),
+        head_dim=128,
+        rope_theta=5000000.0,
+        num_local_experts=256,
+        num_experts_per_tok=8,
+    ),
+}
+
+TYPE_DEFAULTS: Final[Mapping[str, Values]] = {
+    "gemma4unified": {
+        "max_position_embeddings": 262144,
+        "sliding_window": 1024,
+        "hidden_size_per_layer_input": 0,
+    },
+}
+"""What another class of an architecture has instead, by their `model_type` without underscores."""
+
+ALIASES: Final[Mapping[str, Mapping[str, str]]] = {
+    "DeepseekV2ForCausalLM": {"num_experts": "n_routed_experts"},
+    "DeepseekV3ForCausalLM": {"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
+    "Ernie4_5_MoeForCausalLM": {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
+    "Glm4MoeForCausalLM": {"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
+    "Glm4MoeLiteForCausalLM": {"num_local_experts": "n_routed_experts", "head_dim": "qk_rope_head_dim"},
+    "Gemma3ForCausalLM": {"_sliding_window_pattern": "sliding_window_pattern"},
+    "GptOssForCausalLM": {"num_experts": "num_local_experts"},
+    "MiniMaxM2ForCausalLM": {"num_experts": "num_local_experts"},
+    "MixtralForCausalLM": {"num_experts": "num_local_experts"},
+    "Qwen3MoeForCausalLM": {"num_local_experts": "num_experts"},
+}
+"""Other names of fields, and those that families read."""
+
+
+def with_defaults(architecture: str, kind: str, values: Mapping[str, Any]) -> Values:
+    """Return a configuration with the class's values of absent fields.
+
+    Args:
+        architecture: of the text model; an architecture without a row has what most have.
+        kind: the `model_type`, without underscores and the ending of a text model's.
+        values: the text model's `config.json`. Null counts as absent, except where the class lets it mean something.
+    """
+    given = {name: value for name, value in values.items() if value is not None or name in _NULL}
+    for alias, name in ALIASES.get(architecture, {}).items():
+        if alias in given:
+            given.setdefault(name, given[alias])
+    return {**CLASS_DEFAULTS.get(architecture, _COMMON), **TYPE_DEFAULTS.get(kind, {}), **given}
