@@ -5,27 +5,23 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from copy import deepcopy
 from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from test_family_models import LENGTH, TOLERANCE, WITHOUT_EFFECT, logits_of
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from family_cases import FAMILY_CASES
+from family_twin import CHANGES, TWINS, WITHOUT_EFFECT, compare_logits, twin_config
 from ferrum.core.errors import FerrumError
 from ferrum.models.class_defaults import ALIASES, CLASS_DEFAULTS
 from ferrum.models.decoder import inventory
 from ferrum.models.families import FAMILIES, decoder_spec, load_families
 from ferrum.models.spec import DecoderSpec
-from ferrum.runtime.load import load_executor
 from native_twin import require_native
-from tiny import BASE, CASES, Case, random_model
+from tiny import BASE
 
 Values = dict[str, Any]
 
@@ -38,10 +34,6 @@ NOT_BUILT = {
     ("DeepseekV2ForCausalLM", "moe_intermediate_size"),
 }
 """Models that `transformers` does not make without a field, or whose experts are of a width that no kernel has."""
-
-FIRST = {case.config: case for case in reversed((*CASES, *(Case(*case) for case in FAMILY_CASES)))}
-TWINS = {AutoModelForCausalLM._model_mapping[getattr(transformers, name)].__name__: name for name in FIRST}
-"""Configuration classes by architecture."""
 
 OF_ROPE = {"rope_theta", "rope_local_base_freq", "partial_rotary_factor", "rope_parameters"}
 """Fields that the classes put into `rope_parameters` as they read them."""
@@ -63,13 +55,8 @@ SIZES = {
 """Fields that a small model sets."""
 
 
-def twin_config(architecture: str, values: Values) -> PreTrainedConfig:
-    config: PreTrainedConfig = getattr(transformers, TWINS[architecture])(**deepcopy(values))
-    return config
-
-
 def tiny_values(architecture: str) -> Values:
-    return {**BASE, **FIRST[TWINS[architecture]].changes}
+    return {**BASE, **CHANGES[TWINS[architecture]]}
 
 
 def spec_of(architecture: str, values: Values) -> DecoderSpec | str:
@@ -145,18 +132,6 @@ def compare_sizes(architecture: str, values: Values, config: PreTrainedConfig) -
     spec = spec_of(architecture, values)
     assert isinstance(spec, DecoderSpec)
     assert sum(map(prod, inventory(spec).shapes.values())) == count
-
-
-def compare_logits(architecture: str, values: Values, config: PreTrainedConfig, directory: Path) -> None:
-    model = random_model(config, architecture)
-    model.save_pretrained(directory)
-    (directory / "config.json").write_text(json.dumps({**values, "architectures": [architecture]}))
-    tokens = np.random.default_rng(0).integers(0, min(config.vocab_size, BASE["vocab_size"]), LENGTH).tolist()
-    with torch.no_grad():
-        theirs = model.float()(torch.tensor([tokens])).logits[0].numpy()
-    with load_executor(directory) as executor:
-        ours = logits_of(executor, tokens)
-    assert np.abs(ours - theirs).max() <= TOLERANCE * np.abs(theirs).max()
 
 
 @pytest.mark.parametrize("architecture", [*TWINS][::3])

@@ -5,7 +5,6 @@ Two models of each architecture (`family_cases.py`); the first is also packed, a
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from family_cases import FAMILY_CASES
+from family_twin import LENGTH, MODELS, TOLERANCE, WITHOUT_EFFECT, alone, logits_of
 from ferrum import LLM, SamplingParams
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.models.class_defaults import ALIASES, with_defaults
@@ -27,41 +26,10 @@ from ferrum.runtime.packing import pack_directory
 from native_twin import require_native
 from tiny import CASES, Case, directory_of, model_of, reference_logits, tokens_of
 
-TOLERANCE = 1e-4
-LENGTH = 100
 GREEDY = 48
 
-MODELS = {case[0]: Case(*case) for case in FAMILY_CASES}
 FIRST = {case.config: case.name for case in reversed(MODELS.values())}.values()
 """The first model of each architecture."""
-
-WITHOUT_EFFECT = frozenset(
-    (
-        *("architectures", "model_type", "dtype", "transformers_version", "is_encoder_decoder", "pretraining_tp"),
-        *("bos_token_id", "eos_token_id", "eod_token_id", "pad_token_id", "id2label", "label2id", "problem_type"),
-        *("attention_dropout", "embd_pdrop", "resid_pdrop", "residual_dropout", "embedding_dropout"),
-        *("initializer_range", "router_aux_loss_coef", "router_jitter_noise", "chunk_size_feed_forward"),
-        *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "use_cache"),
-    )
-)
-"""Fields of the twins' configurations that change no logit here, or that follow from others."""
-
-
-def logits_of(executor: LocalExecutor, tokens: list[int], cache_id: str = "whole") -> np.ndarray:
-    span = Span(cache_id, 0, tuple(tokens), Want.LOGITS, Rows.ALL)
-    (result,) = executor.submit(StepBatch((span,))).result().results
-    assert not isinstance(result, Exception), result
-    executor.release_cache(cache_id)
-    logits: np.ndarray = result.logits
-    return logits
-
-
-@cache
-def alone(name: str, kernels: str, threads: int = 1) -> np.ndarray:
-    """Return the logits of a token list in one span."""
-    options = {"threads": threads} if kernels == "native" else {}
-    with load_executor(directory_of(MODELS[name]), kernels=kernels, **options) as executor:
-        return logits_of(executor, tokens_of(MODELS[name], LENGTH))
 
 
 def test_every_architecture_has_models_that_differ() -> None:

@@ -1,7 +1,8 @@
 """Values of fields that a `config.json` does not have, by architecture.
 
 They are those of the configuration classes of `transformers`, which leave out of a file what equals them.
-`tests/numeric/test_class_defaults.py` compares every row with its class. False and None are left out.
+`tests/numeric/test_class_defaults.py` compares every row with its class. False is left out, and None where no other
+family refuses the field.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ CLASS_DEFAULTS: Final[Mapping[str, Values]] = {
     "Gemma3ForCausalLM": _row(
         *(262208, 2304, 9216, 26, 8, 4, 131072),
         **_GEMMA,
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
         sliding_window_pattern=6,
         rope_theta=1000000.0,
         rope_local_base_freq=10000.0,
@@ -127,6 +130,7 @@ CLASS_DEFAULTS: Final[Mapping[str, Values]] = {
         tie_word_embeddings=True,
         head_dim=256,
         hidden_activation="gelu_pytorch_tanh",
+        final_logit_softcapping=None,
         sliding_window=512,
         global_head_dim=512,
         hidden_size_per_layer_input=256,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import ferrum.models
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.core.registry import Registry
-from ferrum.models.class_defaults import with_defaults
+from ferrum.models.class_defaults import CLASS_DEFAULTS, with_defaults
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.spec import DecoderSpec
 from ferrum.text.text_config import WRAPPER, text_config
@@ -22,6 +22,13 @@ MODEL_TYPES: dict[str, str] = {}
 
 LAYER_CONFIGS: set[str] = set()
 """Architectures that read `per_layer_config`."""
+
+
+_FACTORS: Final = (
+    *("clip_qkv", "scale_emb", "scale_depth", "logit_scale", "logits_scaling", "attn_logit_softcapping"),
+    *("final_logit_softcapping", "embedding_multiplier", "residual_multiplier", "attention_multiplier"),
+)
+"""Fields that change results and add no tensor. In files of a family that does not read them they must be 0 or 1."""
 
 
 def load_families() -> None:
@@ -72,7 +79,7 @@ def _of_text(name: str, kind: Any) -> str:
 
 
 def _refuse(config: Mapping[str, Any], name: str) -> None:
-    """Raise Unsupported for fields that `transformers` reads in every family and that no family here implements.
+    """Raise Unsupported for fields that change results and that the family does not implement.
 
     Some embedding models have a decoder's architecture with `is_causal` false (gte-Qwen2). There null means false.
     """
@@ -80,6 +87,9 @@ def _refuse(config: Mapping[str, Any], name: str) -> None:
         raise Unsupported(f"config.json: is_causal={config['is_causal']!r}", "only causal attention is implemented")
     if config.get("per_layer_config") and name not in LAYER_CONFIGS:
         raise Unsupported("config.json: per_layer_config", "all layers must have the same configuration")
+    for field in _FACTORS:
+        if config.get(field) not in (None, 0, 1) and name in CLASS_DEFAULTS and field not in CLASS_DEFAULTS[name]:
+            raise Unsupported(f"config.json: {field}={config[field]!r}", f"{name} does not have it in `transformers`")
     if config.get("transformers_weights") is not None:
         file = config["transformers_weights"]
         raise Unsupported(f"config.json: transformers_weights={file!r}", "only the default file names are read")
