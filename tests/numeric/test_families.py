@@ -152,6 +152,7 @@ def test_linear_scaling_extends_the_context_by_its_factor():
 def test_a_model_without_a_head_has_the_whole_models_architecture():
     config = {**CONFIG, "architectures": ["Qwen3Model"], "model_type": "qwen3"}
     assert decoder_spec(config) == decoder_spec({**config, "architectures": ["Qwen3ForCausalLM"]})
+    assert decoder_spec({**CONFIG, "architectures": ["LLaMAForCausalLM"]}) == decoder_spec(CONFIG)
     with pytest.raises(Unsupported, match="BertModel"):
         decoder_spec({**CONFIG, "architectures": ["BertModel"]})
 

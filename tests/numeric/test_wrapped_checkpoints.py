@@ -79,6 +79,8 @@ def test_the_text_model_computes_as_in_the_whole(saved: tuple[Path, np.ndarray],
     logits = last_logits(directory)
     np.testing.assert_allclose(logits, wanted[-1], atol=1e-4 * np.abs(wanted).max())
     np.testing.assert_array_equal(last_logits(renamed(directory, tmp_path / "new", *NEW)), logits)
+    few = {**TEXT, "model_type": None}  # the other fields, and the type, have the classes' values
+    np.testing.assert_array_equal(last_logits(renamed(directory, tmp_path / "few", text_config=few)), logits)
 
 
 def test_plans_packing_and_token_ids_use_the_text_model(saved: tuple[Path, np.ndarray], tmp_path: Path) -> None:

@@ -62,9 +62,12 @@ def decoder_spec(config: Mapping[str, Any], context: int | None = None) -> Decod
 
 
 def _with_head(name: str) -> str:
-    """Return the architecture with a head. `transformers` saves embedding models without one (`Qwen3Model`)."""
-    whole = name.removesuffix("Model") + "ForCausalLM"
-    return whole if name.endswith("Model") and whole in FAMILIES.names() else name
+    """Return the architecture with a head, as it is spelled now.
+
+    `transformers` saves embedding models without a head (`Qwen3Model`). Llama's first files say `LLaMAForCausalLM`.
+    """
+    whole = f"{name.removesuffix('Model')}ForCausalLM" if name.endswith("Model") else name
+    return next((each for each in FAMILIES.names() if each.lower() == whole.lower()), name)
 
 
 def _of_text(name: str, kind: Any) -> str:

@@ -37,7 +37,8 @@ MODEL_TYPES["gemma4_unified"] = "Gemma4ForCausalLM"
 @FAMILIES.register("Gemma4ForCausalLM")
 def gemma4(config: FamilyConfig) -> DecoderSpec:
     """Return sandwich norms with other heads in full layers, and perhaps experts with a dense feed-forward."""
-    config.require("rope_scaling", None)
+    if config.section("rope_scaling") is not None:
+        raise Unsupported("config.json: rope_scaling", "this family has a rope per kind of layer in rope_parameters")
     if config.values.get("use_bidirectional_attention") != "vision":  # of the tokens of images
         config.require("use_bidirectional_attention", None)
     count = config.num_layers()

@@ -35,9 +35,8 @@ def minimax_m2(config: FamilyConfig) -> DecoderSpec:
             "config.json: attn_type_list with other kinds than 1", "only softmax attention is implemented"
         )
     heads = heads_of(config)
-    rotated = config.optional_integer("rotary_dim")  # as released files spell it
-    if rotated is not None and "partial_rotary_factor" not in config.values:
-        config = config.with_values(partial_rotary_factor=rotated / heads.head_dim)
+    if "rotary_dim" in config.values and "partial_rotary_factor" not in config.values:  # as released files spell it
+        config = config.with_values(partial_rotary_factor=config.integer("rotary_dim") / heads.head_dim)
     rope = rope_spec(config, heads.head_dim, partial=True)
     attention = attention_of(heads, rope=rope, qk_norm=QkNorm(whole=True))
     experts = ExpertsSpec(
