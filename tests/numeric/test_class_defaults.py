@@ -39,7 +39,7 @@ OF_ROPE = {"rope_theta", "rope_local_base_freq", "partial_rotary_factor", "rope_
 """Fields that the classes put into `rope_parameters` as they read them."""
 
 OF_FILES = {
-    *("sliding_window_pattern", "global_head_dim", "first_k_dense_replace", "num_nextn_predict_layers"),
+    *("sliding_window_pattern", "global_head_dim", "first_k_dense_replace", "num_mtp_layers"),
     "rope_interleave",
 }
 """Fields of released files that some classes replace by others as they read them, or lack."""

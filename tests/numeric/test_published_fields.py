@@ -227,8 +227,9 @@ def test_heads_for_further_tokens_are_left_out(architecture: str) -> None:
     assert all(ignores(spec_of(architecture), name) for name in names)
     for pattern in getattr(transformers, architecture)._keys_to_ignore_on_load_unexpected or ():
         for count in re.findall(r"layers\\\.(\d+)", pattern):
-            spec = spec_of(architecture, num_hidden_layers=int(count), mlp_layer_types=None)
-            assert ignores(spec, f"model.layers.{count}.eh_proj.weight")
+            for extra in (None, 0):
+                fields = {"num_hidden_layers": int(count), "mlp_layer_types": None, "num_nextn_predict_layers": extra}
+                assert ignores(spec_of(architecture, **fields), f"model.layers.{count}.eh_proj.weight")
     assert not ignores(spec_of(architecture), "model.layers.0.mlp.up_proj.weight")
 
 

@@ -214,7 +214,6 @@ CLASS_DEFAULTS: Final[Mapping[str, Values]] = {
         n_group=1,
         topk_group=1,
         first_k_dense_replace=1,
-        num_nextn_predict_layers=1,
     ),
     "Glm4MoeLiteForCausalLM": _row(
         *(154880, 2048, 10240, 47, 20, None, 202752),
@@ -231,7 +230,6 @@ CLASS_DEFAULTS: Final[Mapping[str, Values]] = {
         n_group=1,
         topk_group=1,
         first_k_dense_replace=1,
-        num_nextn_predict_layers=1,
     ),
     "DeepseekV2ForCausalLM": _row(
         *(102400, 4096, 11008, 32, 32, None, 2048),
@@ -260,7 +258,6 @@ CLASS_DEFAULTS: Final[Mapping[str, Values]] = {
         n_group=8,
         topk_group=4,
         first_k_dense_replace=3,
-        num_nextn_predict_layers=1,
     ),
     "GptOssForCausalLM": _row(
         *(201088, 2880, 2880, 36, 64, 8, 131072),

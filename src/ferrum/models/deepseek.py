@@ -74,6 +74,7 @@ def _deepseek(family: str, config: FamilyConfig, experts: PartSpec, dense: list[
         config,
         (pre_norm(attention, mlp if plain else experts) for plain in dense),
         norms=norms_of(config),
+        extra_layers=1,
     )
 
 

@@ -50,6 +50,7 @@ def glm4_moe(config: FamilyConfig) -> DecoderSpec:
         config,
         (pre_norm(attention, mlp) for mlp in mlps),
         norms=norms_of(config),
+        extra_layers=1,
     )
 
 

@@ -85,11 +85,11 @@ def decoder_of(family: str, config: FamilyConfig, layers: Iterable[LayerSpec], *
         family: name of the architecture.
         config: of the checkpoint.
         layers: of the decoder.
-        fields: others of `DecoderSpec`, or other values.
+        fields: others of `DecoderSpec`, or other values; `extra_layers` that files may have whatever they say.
     """
     tied = fields.pop("tied_head", None)
     tied = config.flag("tie_word_embeddings") if tied is None else tied
-    ignored = (*_IGNORED, *_extra_layers(config), *(("lm_head.weight",) if tied else ()))
+    ignored = (*_IGNORED, *_extra_layers(config, fields.pop("extra_layers", 0)), *(("lm_head.weight",) if tied else ()))
     ignored = (*ignored, *fields.pop("ignored_names", ()))
     common = {
         "vocab_size": config.integer("vocab_size"),
@@ -100,10 +100,10 @@ def decoder_of(family: str, config: FamilyConfig, layers: Iterable[LayerSpec], *
     return DecoderSpec(family, **{**common, **fields}, tied_head=tied, layers=tuple(layers), ignored_names=ignored)
 
 
-def _extra_layers(config: FamilyConfig) -> tuple[str, ...]:
+def _extra_layers(config: FamilyConfig, least: int) -> tuple[str, ...]:
     """Return the patterns of layers after the last one, which predict further tokens and are not part of the model."""
     count, extra = config.num_layers(), config.integer("num_nextn_predict_layers", 0, minimum=0, maximum=100)
-    return tuple(f"model.layers.{count + i}.*" for i in range(extra))
+    return tuple(f"model.layers.{count + i}.*" for i in range(max(extra, least)))
 
 
 def llama_like(
