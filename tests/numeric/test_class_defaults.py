@@ -105,6 +105,15 @@ def test_every_architecture_has_a_row() -> None:
     assert set(FAMILIES.names()) == CLASS_DEFAULTS.keys() == TWINS.keys()
 
 
+def test_another_class_of_an_architecture_has_its_own_values() -> None:
+    """Gemma 4 12B is a Gemma 4 without embeddings per layer."""
+    config = {"architectures": ["Gemma4UnifiedForCausalLM"], "num_hidden_layers": 2}
+    saved = transformers.Gemma4UnifiedTextConfig(num_hidden_layers=2).to_dict() | {"dtype": None}
+    spec = decoder_spec({**saved, "architectures": ["Gemma4ForCausalLM"]})
+    assert decoder_spec(config) == spec == decoder_spec({**config, "model_type": "gemma4_unified_text"})
+    assert (spec.max_sequence_length, len(spec.layers[0].branches)) == (262144, 2)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("architecture", TWINS)
 def test_other_names_of_fields_are_the_classes(architecture: str) -> None:
     config = twin_config(architecture, {})

@@ -217,3 +217,9 @@ def test_kimi_k2_is_a_deepseek_v3():
 def test_fields_that_would_change_results_are_refused_by_name(architecture, changes, named):
     with pytest.raises(Unsupported, match=named):
         decoder_spec({**CONFIG, **changes, "architectures": [architecture]})
+
+
+@pytest.mark.parametrize("name", ["llama", "LlamaForSequenceClassification", "LlamaModelForCausalLM"])
+def test_a_type_is_no_architecture(name):
+    with pytest.raises(Unsupported, match=f"the architecture '{name}'"):
+        decoder_spec({**CONFIG, "architectures": [name]})

@@ -24,6 +24,8 @@ LAYER_CONFIGS: set[str] = set()
 """Architectures that read `per_layer_config`."""
 
 
+_ENDING: Final = "ForCausalLM"
+
 _FACTORS: Final = (
     *("clip_qkv", "scale_emb", "scale_depth", "logit_scale", "logits_scaling", "attn_logit_softcapping"),
     *("final_logit_softcapping", "embedding_multiplier", "residual_multiplier", "attention_multiplier"),
@@ -53,32 +55,29 @@ def decoder_spec(config: Mapping[str, Any], context: int | None = None) -> Decod
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise CheckpointError(f"config.json: architectures must name one architecture, got {names!r}")
-    name = _of_text(_with_head(names[0]), config.get("model_type"))
+    name, kind = _known(names[0], config.get("model_type"))
     family = FAMILIES.get(name)
     _refuse(config, name)
     _check_type(config.get("model_type"), name, family)
-    kind = _plain(config.get("model_type"))
     return family(FamilyConfig(with_defaults(name, kind, config), context))
 
 
-def _with_head(name: str) -> str:
-    """Return the architecture with a head, as it is spelled now.
+def _known(name: str, kind: Any) -> tuple[str, str]:
+    """Return an architecture as it is registered, and its type as `_plain` returns it.
 
-    `transformers` saves embedding models without a head (`Qwen3Model`). Llama's first files say `LLaMAForCausalLM`.
+    `transformers` saves embedding models without a head (`Qwen3Model`). That of a text model in a whole one is known by
+    its `model_type`. Other names of an architecture have its type before their ending.
     """
-    whole = f"{name.removesuffix('Model')}ForCausalLM" if name.endswith("Model") else name
-    return next((each for each in FAMILIES.names() if each.lower() == whole.lower()), name)
-
-
-def _of_text(name: str, kind: Any) -> str:
-    """Return the architecture of the text model in a whole one, by its `model_type`; of others, the name."""
-    if name in FAMILIES or not name.endswith(WRAPPER):
-        return name
-    found = next((each for each in FAMILIES.names() if _plain(kind) in _types_of(each)), None)
-    if found is None:
+    whole = f"{name.removesuffix('Model')}{_ENDING}" if name.endswith("Model") else name
+    if whole in FAMILIES:
+        return whole, _plain(kind)
+    stem = whole.removesuffix(_ENDING) if whole.endswith(_ENDING) else None
+    plain = _plain(kind if name.endswith(WRAPPER) else stem)
+    found = next((each for each in FAMILIES.names() if plain in _types_of(each)), None)
+    if found is None and name.endswith(WRAPPER):
         known = ", ".join(FAMILIES.names())
         raise Unsupported(f"the architecture {name} with a text model of type {kind!r}", f"known text models: {known}")
-    return found
+    return found or name, plain
 
 
 def _refuse(config: Mapping[str, Any], name: str) -> None:
@@ -108,7 +107,7 @@ def _check_type(kind: Any, name: str, family: Callable[[FamilyConfig], DecoderSp
 def _types_of(architecture: str) -> set[str]:
     """Return the types of an architecture's configurations, as `_plain` returns them."""
     others = {_plain(kind) for kind, name in MODEL_TYPES.items() if name == architecture}
-    return {_plain(architecture.removesuffix("ForCausalLM")), *others}
+    return {_plain(architecture.removesuffix(_ENDING)), *others}
 
 
 def _plain(kind: Any) -> str:
