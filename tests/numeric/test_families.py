@@ -223,3 +223,17 @@ def test_fields_that_would_change_results_are_refused_by_name(architecture, chan
 def test_a_type_is_no_architecture(name):
     with pytest.raises(Unsupported, match=f"the architecture '{name}'"):
         decoder_spec({**CONFIG, "architectures": [name]})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "named"),
+    [
+        ("MiniMaxM2ForCausalLM", {"hidden_act": []}, "hidden_act"),
+        ("MiniMaxM2ForCausalLM", {"attn_type_list": 1}, "attn_type_list"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": "x"}, "mlp_only_layers"),
+        ("Gemma4ForCausalLM", {"rope_parameters": {"full_attention": 3}}, "full_attention"),
+    ],
+)
+def test_values_of_another_type_are_refused_by_name(architecture, changes, named):
+    with pytest.raises(FerrumError, match=named):
+        decoder_spec({**CONFIG, **changes, "architectures": [architecture]})

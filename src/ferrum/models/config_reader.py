@@ -45,6 +45,13 @@ class FamilyConfig:
         """Read a positive integer; null, 0 and absence mean none."""
         return self.integer(name, 0, minimum=0) or None
 
+    def integers(self, name: str) -> list[int] | None:
+        """Read a list of integers; null counts as absent."""
+        value = self.values.get(name)
+        if value is not None and (not isinstance(value, list) or any(not isinstance(each, int) for each in value)):
+            raise CheckpointError(f"config.json: {name} must be a list of integers, got {value!r}")
+        return value
+
     def num_layers(self) -> int:
         """Return the number of layers of the decoder."""
         return self.integer("num_hidden_layers", maximum=_MAX_LAYERS)

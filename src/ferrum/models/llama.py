@@ -61,7 +61,7 @@ def attention_of(heads: Heads, **fields: Any) -> AttentionSpec:
 def activation_of(config: FamilyConfig, name: str = "hidden_act") -> Activation:
     """Return the activation that a field names."""
     found = config.values.get(name)
-    if found not in _ACTIVATIONS:
+    if not isinstance(found, str) or found not in _ACTIVATIONS:
         raise Unsupported(f"config.json: {name}={found!r}", f"known: {', '.join(sorted(_ACTIVATIONS))}")
     return _ACTIVATIONS[found]
 

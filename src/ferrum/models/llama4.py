@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from ferrum.core.errors import CheckpointError
 from ferrum.kernels.op_attributes import Routing
 from ferrum.models.attention_spec import AttentionSpec, QkNorm, Temperature
 from ferrum.models.config_reader import FamilyConfig
@@ -38,12 +37,10 @@ def llama4(config: FamilyConfig) -> DecoderSpec:
 
 def _sparse_layers(config: FamilyConfig) -> set[int]:
     """Return the layers that have experts."""
-    given, count = config.values.get("moe_layers"), config.num_layers()
+    given, count = config.integers("moe_layers"), config.num_layers()
     step = config.integer("interleave_moe_layer_step", minimum=0)
     if given is None:
         return set(range(step - 1, count, step)) if step else set()
-    if not isinstance(given, list) or any(not isinstance(each, int) for each in given):
-        raise CheckpointError(f"config.json: moe_layers must be numbers of layers, got {given!r}")
     return set(given)
 
 

@@ -30,7 +30,7 @@ def minimax_m2(config: FamilyConfig) -> DecoderSpec:
     """Return sigmoid routing with a selection bias, norms of all heads at once, and partial rotation."""
     for name, only in _ONLY.items():
         config.require(name, only, only)
-    if any(kind != 1 for kind in config.values.get("attn_type_list") or ()):
+    if any(kind != 1 for kind in config.integers("attn_type_list") or ()):
         raise Unsupported(
             "config.json: attn_type_list with other kinds than 1", "only softmax attention is implemented"
         )

@@ -53,5 +53,5 @@ def sparse_layers(config: FamilyConfig, **fields: Any) -> list[PartSpec]:
         return [dense] * config.num_layers()
     routing = Routing(count, config.integer("num_experts_per_tok"), renormalise=config.flag("norm_topk_prob"))
     experts = ExpertsSpec(routing, config.integer("moe_intermediate_size"), activation_of(config), **fields)
-    step, only = config.integer("decoder_sparse_step"), config.values.get("mlp_only_layers") or ()
+    step, only = config.integer("decoder_sparse_step"), config.integers("mlp_only_layers") or ()
     return [dense if i in only or (i + 1) % step else experts for i in range(config.num_layers())]

@@ -100,8 +100,9 @@ def of_layers(config: FamilyConfig, kind: str, theta: str = "rope_theta") -> Fam
         raise Unsupported(
             f"config.json: rope_parameters without {' and '.join(_KINDS)}", "this family has a rope per kind of layer"
         )
+    empty = FamilyConfig({})
     scaling = config.section("rope_scaling") if kind == _FULL else None
-    own = {**(given.get(kind) or {}), **({} if scaling is None else scaling.values)}
+    own = {**(FamilyConfig(given).section(kind) or empty).values, **(scaling or empty).values}
     own.setdefault("rope_theta", config.values.get(theta))
     return config.with_values(rope_parameters=own, rope_scaling=None)
 
