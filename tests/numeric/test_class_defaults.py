@@ -128,6 +128,35 @@ def test_absent_fields_mean_what_the_class_has(architecture: str) -> None:
         assert spec_of(architecture, values) == read_whole(architecture, config), name
 
 
+WINDOW = {"use_sliding_window": True, "sliding_window": 20, "num_hidden_layers": 5, "layer_types": None}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("Qwen2ForCausalLM", {**WINDOW, "max_window_layers": 2}),
+        ("Qwen3ForCausalLM", {**WINDOW, "max_window_layers": 2}),
+        ("Qwen2MoeForCausalLM", {**WINDOW, "max_window_layers": 3}),
+        ("Qwen3MoeForCausalLM", WINDOW),
+        ("SmolLM3ForCausalLM", {**WINDOW, "no_rope_layers": [1, 1, 0, 1, 0]}),
+        ("SmolLM3ForCausalLM", {**WINDOW, "no_rope_layers": None, "no_rope_layer_interval": 2}),
+        ("Cohere2ForCausalLM", {**WINDOW, "sliding_window_pattern": 2}),
+        ("Gemma3ForCausalLM", {**WINDOW, "sliding_window_pattern": 2}),
+        ("Gemma4ForCausalLM", WINDOW),
+        ("Exaone4ForCausalLM", {**WINDOW, "sliding_window_pattern": 3}),
+        ("Olmo3ForCausalLM", WINDOW),
+        ("Llama4ForCausalLM", {**WINDOW, "no_rope_layers": [], "interleave_moe_layer_step": 2, "moe_layers": None}),
+        ("DeepseekV3ForCausalLM", {"num_hidden_layers": 5, "first_k_dense_replace": 2}),
+        ("Ernie4_5_MoeForCausalLM", {"num_hidden_layers": 5, "moe_layer_interval": 2, "moe_layer_end_index": -1}),
+        ("Phi3ForCausalLM", {"partial_rotary_factor": 0.5}),
+        ("MiniMaxM2ForCausalLM", {"rotary_dim": 8}),
+    ],
+)
+def test_kinds_of_layers_are_those_that_the_class_writes(architecture: str, changes: Values) -> None:
+    values = {**tiny_values(architecture), **changes}
+    assert spec_of(architecture, values) == read_whole(architecture, twin_config(architecture, values))
+
+
 def numbers_of(model: torch.nn.Module) -> int:
     """Return the numbers of a model in its files, each once."""
     parameters = sum(each.numel() for each in model.parameters())

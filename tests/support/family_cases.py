@@ -197,6 +197,7 @@ FAMILY_CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "qwen3-moe-mixed",
         "Qwen3MoeConfig",
         {**SPARSE, "head_dim": 32, "num_experts": 5, "num_experts_per_tok": 3}
+        | {"use_sliding_window": True, "sliding_window": 20}
         | {"moe_intermediate_size": 64, "num_hidden_layers": 3, "decoder_sparse_step": 2, "tie_word_embeddings": True},
     ),
     ("mixtral", "MixtralConfig", {**WIDE, "num_local_experts": 4, "num_experts_per_tok": 2}),
