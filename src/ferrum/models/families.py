@@ -50,16 +50,27 @@ def decoder_spec(config: Mapping[str, Any], context: int | None = None) -> Decod
         CheckpointError: a field is missing or invalid.
         Unsupported: the architecture or a feature is not implemented.
     """
-    load_families()
     config = text_config(config)
-    names = config.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise CheckpointError(f"config.json: architectures must name one architecture, got {names!r}")
-    name, kind = _known(names[0], config.get("model_type"))
+    name, kind = _architecture(config)
     family = FAMILIES.get(name)
     _refuse(config, name)
     _check_type(config.get("model_type"), name, family)
     return family(FamilyConfig(with_defaults(name, kind, config), context))
+
+
+def head_is_tied(config: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` ties the head to the embedding, or else its class. Errors as `decoder_spec`."""
+    config = text_config(config)
+    return with_defaults(*_architecture(config), config).get("tie_word_embeddings") is True
+
+
+def _architecture(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the architecture and the type of a text model's `config.json`, as `_known` does."""
+    load_families()
+    names = config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise CheckpointError(f"config.json: architectures must name one architecture, got {names!r}")
+    return _known(names[0], config.get("model_type"))
 
 
 def _known(name: str, kind: Any) -> tuple[str, str]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError
+from ferrum.models.families import head_is_tied
 from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.quant.block_weight import BlockWeight
 from ferrum.runtime.quantization_config import with_quantization
@@ -140,7 +141,7 @@ def whole_names(names: Collection[str], config: Mapping[str, Any]) -> dict[str, 
     own = _text_names(names) if is_wrapped(config) else {name: name for name in names}
     prefix = _PREFIX if _lack_prefix(own) else ""
     whole = {name if name == HEAD else prefix + name: held for name, held in own.items()}
-    if config.get("tie_word_embeddings") is True and HEAD in whole and EMBEDDING not in whole:
+    if HEAD in whole and EMBEDDING not in whole and head_is_tied(config):
         whole[EMBEDDING] = whole.pop(HEAD)
     return whole
 
