@@ -18,11 +18,13 @@ _COMMON: Final[Values] = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
 }
+"""Values that most classes have, and those of an architecture without a row."""
 
 _SIZES: Final = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
 )
+"""The first values of a row."""
 
 _NULL: Final = frozenset(
     (
@@ -296,6 +298,7 @@ CLASS_DEFAULTS: Final[Mapping[str, Values]] = {
         num_experts_per_tok=8,
     ),
 }
+"""All values of an architecture's class that change results."""
 
 TYPE_DEFAULTS: Final[Mapping[str, Values]] = {
     "gemma4unified": {
