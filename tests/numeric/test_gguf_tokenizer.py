@@ -10,7 +10,8 @@ from tokenizers import Tokenizer as Backend
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.runtime.gguf_file import GgufFile
-from ferrum.text.gguf_tokenizer import SPLITS, TokenType, as_json, end_tokens, tokenizer_config, tokenizer_json
+from ferrum.text.gguf_rules import RULES
+from ferrum.text.gguf_tokenizer import as_json, special_ids, tokenizer_config, tokenizer_json
 from ferrum.text.model_files import ModelFiles
 from ferrum.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -65,15 +66,36 @@ def test_an_unknown_split_rule_is_refused_by_name() -> None:
     metadata = GgufFile(VOCABULARIES / "ggml-vocab-gpt-2.gguf").metadata
     with pytest.raises(Unsupported) as caught:
         tokenizer_json({**metadata, "tokenizer.ggml.pre": "new-rule"})
-    assert "new-rule" in str(caught.value) and all(name in str(caught.value) for name in SPLITS)
+    assert "new-rule" in str(caught.value) and all(name in str(caught.value) for name in RULES)
 
 
 def test_begin_and_end_tokens_come_from_the_metadata() -> None:
     tokenizer = tokenizer_of("llama-spm")
     assert tokenizer.bos_token_id == 1 and tokenizer.eos_token_ids == (2,)
     assert tokenizer.encode("a")[0] == 1, "the file asks for a begin token"
-    ids = {"eos": 2, "eot": 7, "eom": 2}
-    assert end_tokens({f"tokenizer.ggml.{key}_token_id": value for key, value in ids.items()}) == [2, 7]
+    ids = {"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": 1, "tokenizer.ggml.eom_token_id": 0}
+    metadata = {**BYTES, "tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.bos_token_id": 1, **ids}
+    assert special_ids(metadata) == {"bos_token_id": 1, "eos_token_id": [0, 1]}
+
+
+def test_gemma_4_merges_pieces_by_the_merges_of_its_file() -> None:
+    """The kind `gemma4` is BPE over pieces with U+2581 for a space, byte tokens and merges; it always begins a text."""
+    letters = [*"abc\u2581\n", "ab", "\u2581ab", "\n\n", "<bos>", "<0xC3>", "<0xA9>", "c  c"]
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": letters,
+        "tokenizer.ggml.token_type": [1] * 8 + [3, 6, 6, 4],
+        "tokenizer.ggml.merges": ["a b", "\u2581 ab", "\n \n"],
+        "tokenizer.ggml.bos_token_id": 8,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    tokenizer = load_tokenizer(MetadataFiles(metadata))
+    assert tokenizer is not None
+    ids = tokenizer.encode("ab ab\n\n\u00e9c  cb")
+    assert list(map(tokenizer.piece, ids)) == [
+        *("<bos>", "ab", "\u2581ab", "\n\n", "<0xC3>", "<0xA9>", "c  c", "b"),
+    ]
+    assert tokenizer.decode(ids) == "ab ab\n\n\u00e9c  cb"
 
 
 TEXT = "HelloWorld's 12345 \u4f60\u597d! x=3.14;\n\n  def"
@@ -83,6 +105,16 @@ WORDS = {
     "deepseek-v3": "HelloWorld|'s| |123|45| |\u4f60\u597d|!| x|=|3|.|14|;\n\n| | def",
     "deepseek-llm": "HelloWorld|'|s| |12345| |\u4f60\u597d|!| x|=|3|.|14|;|\n|\n| | def",
     "glm4": "HelloWorld|'s| |123|45| \u4f60\u597d|!| x|=|3|.|14|;\n\n| | def",
+    "lfm2": "HelloWorld|'s| |123|45| \u4f60\u597d|!| x|=|3|.|14|;\n\n| | def",
+    "kimi-k2": "Hello|World's| |123|45| |\u4f60\u597d|!| x|=|3|.|14|;\n\n| | def",
+    "deepseek-coder": "HelloWorld|'|s| |1|2|3|4|5| |\u4f60\u597d|!| x|=|3|.|1|4|;|\n|\n| | def",
+    "seed-coder": "HelloWorld|'s| |1|2|3|4|5| \u4f60\u597d|!| x|=|3|.|1|4|;|\n\n| | def",
+    "exaone4": "HelloWorld|'s| 12345| \u4f60\u597d|!| x|=|3|.|14|;|\n\n | def",
+    "qwen35": "HelloWorld|'s| |1|2|3|4|5| \u4f60\u597d|!| x|=|3|.|1|4|;\n\n| | def",
+    "hunyuan": "HelloWorld|'s| |1|2|3|4|5| \u4f60\u597d|!| x|=|3|.|1|4|;\n\n| | def",
+    "tiny_aya": "Hello|World's| |12|345| \u4f60\u597d|!| x|=|3|.|14|;\n\n| | def",
+    "superbpe": "HelloWorld's |12|345| \u4f60\u597d! x=|3|.|14|;\n\n  def",
+    "default": "HelloWorld|'|s| |123|45| \u4f60\u597d|!| x|=|3|.|14|;|\n\n | def",
 }
 
 
@@ -99,7 +131,7 @@ def test_user_defined_tokens_may_hold_spaces_and_are_matched_first(prefix: bool)
     """Gemma's files have runs of spaces as user-defined tokens; llama.cpp matches the longest first."""
     metadata = dict(GgufFile(VOCABULARIES / "ggml-vocab-llama-spm.gguf").metadata)
     runs = [" " * count for count in range(2, 6)]
-    for key, values in {"tokens": runs, "scores": [-1000.0] * 4, "token_type": [TokenType.USER_DEFINED] * 4}.items():
+    for key, values in {"tokens": runs, "scores": [-1000.0] * 4, "token_type": [4] * 4}.items():
         metadata[f"tokenizer.ggml.{key}"] = [*metadata[f"tokenizer.ggml.{key}"], *values]
     metadata["tokenizer.ggml.add_space_prefix"] = prefix
     tokenizer = load_tokenizer(MetadataFiles(metadata))

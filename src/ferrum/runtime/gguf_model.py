@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -29,9 +29,6 @@ from ferrum.runtime.gguf_file import GgufFile, GgufTensor, open_shards
 from ferrum.runtime.model_source import ModelSource
 from ferrum.runtime.tensor_file import FORMAT_OF, TensorInfo
 from ferrum.runtime.viewed_tensors import ViewedTensors
-
-_FILES: Final = ("tokenizer.json", "tokenizer_config.json")
-"""Small files that the metadata stands for."""
 
 _EMBEDDING: Final = "token_embd.weight"
 _GATE_UP: Final = ".experts.gate_up_proj.weight"
@@ -72,7 +69,7 @@ class GgufTensors(TensorStore):
             raise CheckpointError(f"{path}: has no tensor {_EMBEDDING}; is it a whole model?")
         factors = {name: _numbers(shard, name) for shard, name in places if name in ROPE_FACTORS}
         config = hf_config(self.metadata, names, embedding.shape[0], factors)
-        self.config = {**config, **_ids(self.metadata)}
+        self.config = {**config, **_special_ids(self.metadata)}
         self._places: dict[str, tuple[GgufFile, str]] = {}
         for shard, name in places:
             layer = layer_of(name)
@@ -178,11 +175,10 @@ def _split_experts(tensors: GgufTensors) -> TensorStore:
     return ViewedTensors(tensors, views, shapes) if views else tensors
 
 
-def _ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    from ferrum.text.gguf_tokenizer import end_tokens
+def _special_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    from ferrum.text.gguf_tokenizer import special_ids
 
-    ends, begin = end_tokens(metadata), metadata.get("tokenizer.ggml.bos_token_id")
-    return {"bos_token_id": begin, "eos_token_id": ends or None}
+    return special_ids(metadata)
 
 
 class GgufModel(ModelSource):
@@ -210,19 +206,30 @@ class GgufModel(ModelSource):
 
     def read_file(self, name: str) -> bytes | None:
         """Return what the metadata says in the place of a small file."""
-        from ferrum.text import gguf_tokenizer as text
+        from ferrum.text import gguf_sampling, gguf_tokenizer
 
-        if name not in (*_FILES, "config.json"):
-            return None
-        metadata = _metadata(self.path, self.path.stat().st_mtime_ns)
-        if name == "tokenizer.json":
-            found = text.tokenizer_json(metadata)
-            return None if found is None else text.as_json(found)
-        return text.as_json(text.tokenizer_config(metadata) if name == "tokenizer_config.json" else _ids(metadata))
+        makers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | None]] = {
+            "config.json": gguf_tokenizer.special_ids,
+            "tokenizer.json": gguf_tokenizer.tokenizer_json,
+            "tokenizer_config.json": gguf_tokenizer.tokenizer_config,
+            "generation_config.json": gguf_sampling.generation_config,
+        }
+        found = makers[name](self._metadata()) if name in makers else None
+        return None if found is None else gguf_tokenizer.as_json(found)
 
     def file_names(self, folder: str = "") -> list[str]:
-        kind = _metadata(self.path, self.path.stat().st_mtime_ns).get("tokenizer.ggml.model")
-        return [] if folder else list(_FILES[1:] if kind in (None, "no_vocab") else _FILES)
+        from ferrum.text import gguf_sampling, gguf_tokenizer
+
+        metadata = self._metadata()
+        present = {
+            "tokenizer.json": gguf_tokenizer.has_tokenizer(metadata),
+            "tokenizer_config.json": True,
+            "generation_config.json": bool(gguf_sampling.generation_config(metadata)),
+        }
+        return [] if folder else [name for name, held in present.items() if held]
+
+    def _metadata(self) -> Mapping[str, Any]:
+        return _metadata(self.path, self.path.stat().st_mtime_ns)
 
     def where(self, name: str) -> str:
         return f"{self.name} ({name})" if name else self.name

@@ -1,7 +1,8 @@
 """Tokenizers in GGUF metadata, as the files of the Hugging Face layout: `tokenizer.json` and `tokenizer_config.json`.
 
-Two kinds: `gpt2` (byte-level BPE with merges, and a rule that splits text first, named by `tokenizer.ggml.pre`) and
-`llama` (SentencePiece BPE with scores and byte tokens). An unknown rule is refused, since a wrong one changes ids.
+Three kinds: `gpt2` (byte-level BPE with merges, and a rule that splits text first, named by `tokenizer.ggml.pre`),
+`llama` (SentencePiece BPE with scores and byte tokens) and `gemma4` (the same with merges). An unknown rule is refused,
+since a wrong one changes ids.
 """
 
 from __future__ import annotations
@@ -9,90 +10,39 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from enum import IntEnum
 from typing import Any, Final
 
-import numpy as np
-
 from ferrum.core.errors import CheckpointError, Unsupported
+from ferrum.core.logging import warn_once
+from ferrum.text.gguf_rules import DEFAULT, RULES
+from ferrum.text.gguf_vocabulary import MARK, TokenType, Vocabulary, flag, read_vocabulary, strings
 
 _SPACE: Final = "\u2581"
 _HINT: Final = "name the original model's directory or hub id with --tokenizer DIR"
 
 
-class TokenType(IntEnum):
-    """The type of a token in `tokenizer.ggml.token_type`."""
+_NO_TOKENIZER: Final = (None, "no_vocab", "none")
+"""Kinds of tokenizers of files that have none."""
 
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
+_SPLIT: Final = frozenset({"gpt2"})
+"""Kinds of tokenizers with a split rule."""
 
+_BEGINS: Final = frozenset({"llama"})
+"""Kinds of tokenizers that begin texts with the begin token unless the file says otherwise."""
+
+_ALWAYS_BEGINS: Final = frozenset({"gemma4"})
+"""Kinds that begin texts whatever the file says: some files of Gemma 4 say otherwise by mistake."""
+
+_MAY_LACK_MERGES: Final = frozenset({"kimi-k2"})
+"""Split rules of vocabularies whose files may lack merges."""
 
 _ADDED: Final = frozenset({TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN})
 """Types of tokens that are matched before the vocabulary."""
 
-_GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CASELESS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS: Final = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3: Final = rf"{_CASELESS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
-_QWEN2: Final = rf"{_CASELESS}|{_WORDS}|\p{{N}}|{_REST}"
-_DEEPSEEK_LLM: Final = (
-    r"[\r\n]",
-    r"\s?[A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
-    r"\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
-    r"\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
-    r"\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d"
-    r"\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4"
-    r"\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
-    r"\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d"
-    r"\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a"
-    r"\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2"
-    r"\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943]+",
-    r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-    r"\s+$",
-    r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
-    r"\p{N}+",
-)
 
-_BEFORE: Final = r"[^\r\n\p{L}\p{N}]?"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_MARKS: Final = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_TEKKEN: Final = rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}|{_MARKS}"
-_GPT4O: Final = (
-    rf"{_BEFORE}{_UPPER}*{_LOWER}+{_CASELESS}?|{_BEFORE}{_UPPER}+{_LOWER}*{_CASELESS}?|\p{{N}}{{1,3}}|{_MARKS}"
-)
-_DEEPSEEK3: Final = (
-    r"\p{N}{1,3}",
-    r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
-
-SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "roberta-bpe"), (_GPT2,)),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), (r"\p{N}", _GPT2)),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"), (_LLAMA3,)),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_LLAMA3,)),
-    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), (_GPT4O,)),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
-    "tekken": (_TEKKEN,),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), (_QWEN2,)),
-    "deepseek-llm": _DEEPSEEK_LLM,
-}
-"""Patterns of each split rule, applied one after the other; every match is one word."""
-
-_IGNORE_MERGES: Final = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "tekken"})
-"""Rules of vocabularies in which a word that is a token is never split."""
-
-_BEGINNING: Final = frozenset({"llama"})
-"""Kinds of tokenizers that put a begin token first unless the file says otherwise."""
-
-_COMPOSED: Final = frozenset({"qwen2", "deepseek-r1-qwen"})
-"""Rules of vocabularies whose text is put into Unicode's normal form C first."""
+def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
+    """Whether a file has a tokenizer."""
+    return metadata.get("tokenizer.ggml.model") not in _NO_TOKENIZER
 
 
 def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -103,19 +53,18 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
         Unsupported: a kind of tokenizer or a split rule that is not known.
     """
     kind = metadata.get("tokenizer.ggml.model")
-    if kind is None or kind == "no_vocab":
+    if not has_tokenizer(metadata):
         return None
-    tokens = _strings(metadata, "tokens")
-    types = metadata.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
-    if not isinstance(types, list) or len(types) != len(tokens):
-        raise CheckpointError("tokenizer.ggml.token_type must have a type for each token")
-    builders = {"gpt2": _byte_level, "llama": _sentence_piece}
+    builders = {"gpt2": _byte_level, "llama": _sentence_piece, "gemma4": _merged_pieces}
     if str(kind) not in builders:
-        raise Unsupported(f"tokenizer.ggml.model={kind!r}", f"{' and '.join(builders)} are read; {_HINT}")
-    parts = builders[str(kind)](metadata, tokens)
+        raise Unsupported(f"tokenizer.ggml.model={kind!r}", f"{', '.join(builders)} are read; {_HINT}")
+    vocabulary = read_vocabulary(metadata)
+    parts = builders[str(kind)](metadata, vocabulary)
+    if vocabulary.marked:
+        parts["decoder"] = {"type": "Sequence", "decoders": [_replace(MARK, ""), parts["decoder"]]}
     added = [
         _added(token, index, special=kind != TokenType.USER_DEFINED)
-        for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
         if kind in _ADDED
     ]
     return {
@@ -130,16 +79,15 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a `tokenizer_config.json`: special tokens, flags and chat templates."""
-    tokens = metadata.get("tokenizer.ggml.tokens") or []
     config: dict[str, Any] = {}
-    names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    for name, key in names.items():
-        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if isinstance(index, int) and 0 <= index < len(tokens):
-            config[name] = tokens[index]
-    begins = str(metadata.get("tokenizer.ggml.model")) in _BEGINNING
-    config["add_bos_token"] = bool(metadata.get("tokenizer.ggml.add_bos_token", begins))
-    config["add_eos_token"] = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
+    if has_tokenizer(metadata):
+        vocabulary = read_vocabulary(metadata)
+        names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+        named = {name: vocabulary.named.get(key) for name, key in names.items()}
+        config |= {name: vocabulary.tokens[index] for name, index in named.items() if index is not None}
+    begins = flag(metadata, "add_bos_token", _begins(metadata))
+    config["add_bos_token"] = begins or metadata.get("tokenizer.ggml.model") in _ALWAYS_BEGINS
+    config["add_eos_token"] = flag(metadata, "add_eos_token", False)
     templates = {
         key.removeprefix("tokenizer.chat_template").removeprefix(".") or "default": value
         for key, value in metadata.items()
@@ -150,31 +98,43 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
-    """Return the ids of tokens that end a text: end of sequence, of turn and of message."""
-    found = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
-    return list(dict.fromkeys(each for each in found if isinstance(each, int)))
+def special_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ids of the begin token and of the tokens that end an answer, as a `config.json` names them."""
+    if not has_tokenizer(metadata):
+        return {}
+    vocabulary = read_vocabulary(metadata)
+    return {"bos_token_id": vocabulary.named.get("bos"), "eos_token_id": vocabulary.ends or None}
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
-    rule = str(metadata.get("tokenizer.ggml.pre"))
-    if rule not in SPLITS:
-        known = ", ".join(sorted(SPLITS))
-        raise Unsupported(f"tokenizer.ggml.pre={rule!r}", f"known rules: {known}; {_HINT}")
+def _begins(metadata: Mapping[str, Any]) -> bool:
+    """Whether texts begin with the begin token in a file that does not say so."""
+    rule = RULES.get(str(metadata.get("tokenizer.ggml.pre", DEFAULT)))
+    kind = metadata.get("tokenizer.ggml.model")
+    return kind in _BEGINS or (kind in _SPLIT and rule is not None and rule.begins)
+
+
+def _byte_level(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the parts of a byte-level BPE with merges. A file without a rule has the default one, as in llama.cpp."""
+    name = metadata.get("tokenizer.ggml.pre", DEFAULT)
+    if name not in RULES:
+        raise Unsupported(f"tokenizer.ggml.pre={name!r}", f"known rules: {', '.join(sorted(RULES))}; {_HINT}")
+    if name == DEFAULT:
+        warn_once(f"the GGUF file has no split rule (tokenizer.ggml.pre): its ids may be worse; {_HINT}")
+    rule = RULES[name]
     splits = [
         {"type": "Split", "pattern": {"Regex": _plain(pattern)}, "behavior": "Isolated", "invert": False}
-        for pattern in SPLITS[rule]
+        for pattern in rule.patterns
     ]
     bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
-        "normalizer": {"type": "NFC"} if rule in _COMPOSED else None,
+        "normalizer": {"type": "NFC"} if rule.composed else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, bytes_only]},
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {
             "type": "BPE",
-            "vocab": {token: index for index, token in enumerate(tokens)},
-            "merges": [_pair(line) for line in _strings(metadata, "merges")],
-            "ignore_merges": rule in _IGNORE_MERGES,
+            "vocab": {token: index for index, token in enumerate(vocabulary.tokens)},
+            "merges": _file_merges(metadata),
+            "ignore_merges": rule.whole,
         },
     }
 
@@ -184,29 +144,53 @@ def _plain(pattern: str) -> str:
     return re.sub(r"\\u([0-9a-f]{4})|\\U([0-9a-f]{8})", lambda found: chr(int(found[1] or found[2], 16)), pattern)
 
 
-def _sentence_piece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
-    scores = metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
+def _sentence_piece(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the parts of a SentencePiece BPE, whose merges follow from the scores of its tokens."""
+    tokens = vocabulary.tokens
+    scores = metadata.get("tokenizer.ggml.scores", [0.0] * len(tokens))
+    if not isinstance(scores, list) or len(scores) < len(tokens) or not set(map(type, scores)) <= {int, float}:
         raise CheckpointError("tokenizer.ggml.scores must have a number for each token")
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-    back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
-    prefixed = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    merges = list(_merges(tokens, scores[: len(tokens)]))
+    return _pieces(vocabulary, merges, prefixed=flag(metadata, "add_space_prefix", True))
+
+
+def _merged_pieces(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the parts of Gemma 4's BPE: the pieces of a SentencePiece vocabulary, with the merges of the file."""
+    return _pieces(vocabulary, _file_merges(metadata), prefixed=False)
+
+
+def _pieces(vocabulary: Vocabulary, merges: list[tuple[str, str]], *, prefixed: bool) -> dict[str, Any]:
+    """Return the parts of a BPE over pieces that spell a space as U+2581, with byte tokens."""
     prepend = [{"type": "Prepend", "prepend": _SPACE}] if prefixed else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []
-    index = metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    unknown = vocabulary.named.get("unknown")
     return {
-        "normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]},
+        "normalizer": {"type": "Sequence", "normalizers": [*prepend, _replace(" ", _SPACE)]},
         "pre_tokenizer": None,
-        "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [_replace(_SPACE, " "), {"type": "ByteFallback"}, {"type": "Fuse"}, *strip],
+        },
         "model": {
             "type": "BPE",
-            "unk_token": tokens[index] if isinstance(index, int) and 0 <= index < len(tokens) else None,
+            "unk_token": None if unknown is None else vocabulary.tokens[unknown],
             "fuse_unk": True,
             "byte_fallback": True,
-            "vocab": {token: index for index, token in enumerate(tokens)},
-            "merges": list(_merges(tokens, scores)),
+            "vocab": {token: index for index, token in enumerate(vocabulary.tokens)},
+            "merges": merges,
         },
     }
+
+
+def _replace(old: str, new: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": old}, "content": new}
+
+
+def _file_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the merges of the file. Kimi-K2's may have none."""
+    if metadata.get("tokenizer.ggml.pre") in _MAY_LACK_MERGES and "tokenizer.ggml.merges" not in metadata:
+        return []
+    return [_pair(line) for line in strings(metadata, "merges")]
 
 
 def _pair(line: str) -> tuple[str, str]:
@@ -221,10 +205,10 @@ def _merges(tokens: Sequence[str], scores: Sequence[float]) -> Iterator[tuple[st
     """Yield the pairs that merge to a token, by falling score of the token: the order in which training merged them.
 
     Tokens of equal scores merge in the order of their ids. A token that holds a space is no merge: spaces of a text
-    are replaced first, and user-defined tokens of spaces are matched before.
+    are replaced first, and user-defined tokens of spaces are matched before. Nor is one that another repeats.
     """
-    ranks = {token: index for index, token in enumerate(tokens) if " " not in token}
-    for index in np.argsort(-np.asarray(scores, np.float64), kind="stable").tolist():
+    ranks = {token: index for index, token in enumerate(tokens) if " " not in token and token[:1] != MARK}
+    for index in sorted(range(len(tokens)), key=lambda index: -scores[index]):
         token = tokens[index]
         held = [
             (left, right)
@@ -239,13 +223,6 @@ def _merges(tokens: Sequence[str], scores: Sequence[float]) -> Iterator[tuple[st
 def _added(token: str, index: int, *, special: bool) -> dict[str, Any]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": index, "content": token, "special": special, **flags}
-
-
-def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
-    values = metadata.get(f"tokenizer.ggml.{key}")
-    if not isinstance(values, list) or not set(map(type, values)) <= {str}:
-        raise CheckpointError(f"tokenizer.ggml.{key} must be a list of strings")
-    return values
 
 
 def as_json(value: object) -> bytes:
