@@ -110,7 +110,9 @@ GEMMA4_MOE_KEYS |= {"embedding_length_per_layer_input": 0}
 LONG, SHORT = [float(2 + i) for i in range(12)], [float(1 + i) for i in range(12)]
 LONGROPE = {"rope_type": "longrope", "long_factor": LONG, "short_factor": SHORT, "attention_factor": 1.25}
 
-BIASES = {f"blk.0.attn_{part}.bias" for part in ("q", "k", "v")}
+BIASES = {f"blk.{i}.attn_{part}.bias" for i in range(LAYERS) for part in ("q", "k", "v")}
+ATTENTION_BIASES = BIASES | {f"blk.{i}.attn_output.bias" for i in range(LAYERS)}
+MLP_BIASES = {f"blk.{i}.ffn_{part}.bias" for i in range(LAYERS) for part in ("up", "down")}
 OUTPUT = {"output.weight"}
 
 # A row: GGUF's name, the checkpoint's architecture and fields, the metadata, tensors that decide, factors of the rope.
@@ -174,7 +176,7 @@ CASES = [
          {"attention.layer_norm_epsilon": 1e-4, "attention.sliding_window": 20, "logit_scale": 0.25,
           "rope.dimension_count": 32, "rope.scaling.type": "none"}),
     case("starcoder2", "Starcoder2", {"norm_epsilon": 1e-4, "sliding_window": 4096},
-         {"attention.layer_norm_epsilon": 1e-4}, BIASES),
+         {"attention.layer_norm_epsilon": 1e-4}, ATTENTION_BIASES | MLP_BIASES),
     case("ernie4_5", "Ernie4_5", {"tie_word_embeddings": True}),
     case("hunyuan-dense", "HunYuanDenseV1", {"tie_word_embeddings": True},
          {"rope.scaling.type": "none", "rope.scaling.factor": 1.0, "rope.scaling.original_context_length": 256}),
@@ -201,7 +203,8 @@ CASES = [
           "interleave_moe_layer_step": 2, "rope.dimension_count": 32}, OUTPUT),
     case("gpt-oss", "GptOss", {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 20,
                                "rope_scaling": YARN | {"truncate": False}, "attention_bias": True},
-         EXPERTS | YARN_KEYS | {"attention.sliding_window": 20, "expert_feed_forward_length": 96}, OUTPUT | BIASES),
+         EXPERTS | YARN_KEYS | {"attention.sliding_window": 20, "expert_feed_forward_length": 96},
+         OUTPUT | ATTENTION_BIASES),
     case("minimax-m2", "MiniMaxM2", {"num_local_experts": 8, "num_experts_per_tok": 2, "rotary_dim": 16},
          EXPERTS | {"expert_feed_forward_length": 96, "rope.dimension_count": 16, "expert_gating_func": 2}, OUTPUT),
     case("deepseek2", "DeepseekV2", ROUTED | LATENT | {"q_lora_rank": None, "norm_topk_prob": False},
@@ -325,14 +328,16 @@ PARAMETERS = {
     "glm4": ("glm4", {"rope.dimension_count": 8}),
     "starcoder2": ("starcoder2", {"attention.layer_norm_epsilon": 1e-5}),
     "hunyuan": ("hunyuan-dense", {}),
-    "llama4": ("llama4", EXPERTS | {"expert_feed_forward_length": 96}),
+    "llama4": ("llama4", EXPERTS | {"expert_feed_forward_length": 96, "interleave_moe_layer_step": 2}),
     "qwen2-moe": ("qwen2moe", EXPERTS | {"expert_feed_forward_length": 32}),
     "mixtral": ("llama", EXPERTS),
-    "gpt-oss": ("gpt-oss", EXPERTS | {"attention.sliding_window": 20}),
+    "gpt-oss": ("gpt-oss", EXPERTS | {"attention.sliding_window": 20, "expert_feed_forward_length": 96}),
     "granite-moe": ("granitemoe", EXPERTS | GRANITE_KEYS),
     "glm4-moe": ("glm4moe", ROUTED_KEYS | {"rope.dimension_count": 8}),
-    "ernie-moe": ("ernie4_5-moe", EXPERTS | {"expert_feed_forward_length": 32}),
-    "minimax-m2": ("minimax-m2", EXPERTS | {"rope.dimension_count": 16}),
+    "ernie-moe": ("ernie4_5-moe", EXPERTS | {"expert_feed_forward_length": 32, "interleave_moe_layer_step": 1,
+                                             "leading_dense_block_count": 1,
+                                             "expert_shared_feed_forward_length": 32}),
+    "minimax-m2": ("minimax-m2", EXPERTS | {"rope.dimension_count": 16, "expert_feed_forward_length": 96}),
     "deepseek-v2": ("deepseek2", ROUTED_KEYS | LATENT_KEYS | {"attention.q_lora_rank": None}),
     "deepseek-v3": ("deepseek2", ROUTED_KEYS | LATENT_KEYS),
 }  # fmt: skip

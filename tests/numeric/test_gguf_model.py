@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGUFValueType
+from safetensors.numpy import load_file, save_file
 
+from family_cases import FAMILY_CASES
 from ferrum import LLM, SamplingParams
 from ferrum.cli.main import execute
 from ferrum.core.config import ModelConfig
@@ -22,6 +26,7 @@ from tiny import Case, directory_of, find
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
 LLAMA = Case("llama-gguf", "LlamaConfig", {**WIDE, "head_dim": 32})
+(BIASED,) = [Case(*each) for each in FAMILY_CASES if each[0] == "llama-mlp-bias"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 100, 7]
 
@@ -37,6 +42,38 @@ def test_float_files_have_the_bits_of_their_checkpoint(tmp_path: Path, name: str
     directory = directory_of(find(name))
     write_gguf(directory, tmp_path / "model.gguf")
     np.testing.assert_array_equal(logits(tmp_path / "model.gguf", kernels=kernels), logits(directory, kernels=kernels))
+
+
+@pytest.mark.parametrize(
+    "absent",
+    [
+        r"(?!)",
+        r"\.o_proj\.bias",
+        r"\.[qkv]_proj\.bias",
+        r"\.(gate|up|down)_proj\.bias",
+        r"layers\.0\..*\.bias",
+        r"_proj\.bias",
+    ],
+)
+def test_a_bias_that_a_file_lacks_is_zero(tmp_path: Path, absent: str) -> None:
+    """llama.cpp applies each kind of biases of a layer by itself; a checkpoint has all of them or none."""
+    directory, zeroed, lacking = directory_of(BIASED), tmp_path / "zeroed", tmp_path / "lacking"
+    tensors = load_file(directory / "model.safetensors")
+    left_out = {name for name in tensors if re.search(absent, name)}
+    for target in (zeroed, lacking):
+        shutil.copytree(directory, target)
+    save_file({n: v * 0 if n in left_out else v for n, v in tensors.items()}, zeroed / "model.safetensors")
+    save_file({n: v for n, v in tensors.items() if n not in left_out}, lacking / "model.safetensors")
+    write_gguf(lacking, tmp_path / "model.gguf")
+    found = logits(tmp_path / "model.gguf")
+    np.testing.assert_array_equal(found, logits(zeroed))
+    assert not left_out or np.abs(found - logits(directory)).max() > 1e-4
+
+
+def test_a_packed_file_keeps_its_biases(tmp_path: Path) -> None:
+    write_gguf(directory_of(BIASED), tmp_path / "model.gguf")
+    pack_directory(GgufModel(tmp_path / "model.gguf"), tmp_path / "packed", "q8_0")
+    np.testing.assert_array_equal(logits(tmp_path / "packed"), logits(tmp_path / "model.gguf", quantize="q8_0"))
 
 
 def test_q8_0_has_the_bits_of_the_same_numbers_quantised_on_load(tmp_path: Path) -> None:

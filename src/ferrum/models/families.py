@@ -12,6 +12,7 @@ from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.core.registry import Registry
 from ferrum.models.class_defaults import CLASS_DEFAULTS, with_defaults
 from ferrum.models.config_reader import FamilyConfig
+from ferrum.models.layer_biases import LAYER_BIASES, with_biases
 from ferrum.models.spec import DecoderSpec
 from ferrum.text.text_config import WRAPPER, text_config
 
@@ -55,7 +56,8 @@ def decoder_spec(config: Mapping[str, Any], context: int | None = None) -> Decod
     family = FAMILIES.get(name)
     _refuse(config, name)
     _check_type(config.get("model_type"), name, family)
-    return family(FamilyConfig(with_defaults(name, kind, config), context))
+    spec = family(FamilyConfig(with_defaults(name, kind, config), context))
+    return with_biases(spec, config[LAYER_BIASES]) if LAYER_BIASES in config else spec
 
 
 def head_is_tied(config: Mapping[str, Any]) -> bool:

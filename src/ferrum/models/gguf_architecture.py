@@ -29,6 +29,33 @@ KEYS: Final = {
 }
 """Metadata keys of all architectures, without the architecture before them, and their fields of `config.json`."""
 
+REQUIRED: Final = ("context_length", "embedding_length", "block_count", "attention.head_count")
+"""Metadata keys that no file lacks."""
+
+EPSILON: Final = "attention.layer_norm_epsilon"
+RMS_EPSILON: Final = "attention.layer_norm_rms_epsilon"
+"""Keys of the epsilon of norms; a file has the one of its architecture."""
+
+ABSENT: Final = {"rope.freq_base": 10000.0}
+"""Values of keys that a file of any architecture may lack."""
+
+NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"), (0,)),
+    **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale"), (0, 1)),
+    **dict.fromkeys(("expert_group_count", "expert_group_used_count"), (0, 1)),
+    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale"), (0,)),
+    **dict.fromkeys(("attention.temperature_scale", "attention.temperature_length"), (0,)),
+    **dict.fromkeys(("attention.shared_kv_layers", "embedding_length_per_layer_input"), (0,)),
+    **dict.fromkeys(("leading_dense_block_count", "moe_every_n_layers", "n_deepstack_layers"), (0,)),
+    **dict.fromkeys(("rope.scaling.alpha", "rope.scaling.yarn_log_multiplier"), (0,)),
+    **dict.fromkeys(("use_parallel_residual", "swin_norm"), (False,)),
+    "attention.causal": (True,),
+}
+"""Values with which a key has no effect, in architectures that do not read it."""
+
+WITHOUT_EFFECT: Final = ("rope.scaling.finetuned", "vocab_size", "tensor_data_layout", "pooling_type")
+"""Keys that change no logits in any architecture that does not name them."""
+
 WINDOW: Final = {"attention.sliding_window": "sliding_window"}
 """The key of an architecture whose windows are read."""
 
@@ -77,6 +104,9 @@ class GgufArchitecture:
         partial: field of the rotated numbers of a head as a share of it, or as a count; None: all are rotated.
         gating: the expert gating function, by number, if a file names one.
         log_multiplier: factor of YaRN's mscale in a file; None: files have none.
+        required: metadata keys without which llama.cpp reads no file either, in addition to those of all architectures.
+        absent: values of metadata keys that a file lacks, as llama.cpp assumes them.
+        only: keys that are read with these values only.
         rope: field that holds the scaling of the rope.
         rope_fixed: fields of YaRN's scaling that files lack.
         heads: whether heads have one width, which keys and values share.
@@ -97,6 +127,9 @@ class GgufArchitecture:
     partial: str | None = None
     gating: int | None = None
     log_multiplier: float | None = None
+    required: tuple[str, ...] = ()
+    absent: Mapping[str, Any] = field(default_factory=dict)
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     rope: str = "rope_scaling"
     rope_fixed: Mapping[str, Any] = field(default_factory=dict)
     heads: bool = True

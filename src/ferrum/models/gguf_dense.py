@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from ferrum.core.errors import Unsupported
+from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.models.gguf_architecture import WINDOW, GgufArchitecture, Values
 
 _POST_NORMS: Final = {
@@ -24,6 +24,9 @@ _GRANITE: Final = {
     "logit_scale": "logits_scaling",
 }
 """Factors of Granite."""
+
+GRANITE_ROPE: Final = {"rope.scaling.finetuned": (True,)}
+"""The key with which files of Granite turn the rope off."""
 
 
 _STILL: Final = 1e29
@@ -57,6 +60,14 @@ def _gemma4(values: Values, tensors: Collection[str], config: Values) -> dict[st
     heads = per_layer(values, "attention.head_count_kv", count)
     widths = per_layer(values, "feed_forward_length", count)
     shared = count - config.get("num_kv_shared_layers", 0)
+    for key in ("expert_used_count", "expert_feed_forward_length") if values.get("expert_count") else ():
+        if not values.get(key):
+            raise CheckpointError(f"GGUF metadata has no gemma4.{key}")
+    for suffix in ("", "_swa"):
+        width, value = (values.get(f"attention.{part}_length{suffix}") for part in ("key", "value"))
+        if value not in (None, width):
+            reason = f"keys have {width!r} numbers, and values must have the same"
+            raise Unsupported(f"GGUF metadata gemma4.attention.value_length{suffix}={value!r}", reason)
     own = {each for each, whole in zip(heads, full, strict=True) if not whole}
     whole_heads = {each for each, whole in zip(heads, full, strict=True) if whole}
     wide = [width != widths[0] for width in widths]
@@ -68,7 +79,7 @@ def _gemma4(values: Values, tensors: Collection[str], config: Values) -> dict[st
     rest = factors[turned:]
     if any(factor != 1 for factor in factors[:turned]) or any(factor < _STILL for factor in rest):
         raise Unsupported("GGUF tensor rope_freqs.weight", "only a rope of the first pairs is read for this model")
-    theta = config.get("rope_theta", 1000000.0)
+    theta = config["rope_theta"]
     values_of_full = [f"blk.{i}.attn_v.weight" in tensors for i in range(min(shared, count)) if full[i]]
     return {
         "head_dim": values["attention.key_length_swa"],
@@ -94,10 +105,10 @@ def _gemma4(values: Values, tensors: Collection[str], config: Values) -> dict[st
 def per_layer(values: Values, key: str, count: int) -> list[int]:
     """Return a key's number of each layer; files have one for all or a list."""
     found = values.get(key)
-    numbers = found if isinstance(found, list) else [found] * count
+    numbers = found[:count] if isinstance(found, list) else [found] * count
     integers = [each for each in numbers if isinstance(each, int)]
     if len(integers) != count or len(numbers) != count:
-        raise Unsupported(f"GGUF metadata {key}={found!r}", f"{count} numbers are expected")
+        raise Unsupported(f"GGUF metadata {key}={found!r}", f"block_count needs {count} numbers")
     return integers
 
 
@@ -107,6 +118,7 @@ _GEMMA2: Final = GgufArchitecture(
     parts=_POST_NORMS,
     keys={**WINDOW, **_SOFTCAPS},
     fixed={"norm_offset": 0.0},  # the converter has added 1 to the weights of norms
+    absent={"attention.sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     period=2,
     derive=_query_scale(46),
 )
@@ -156,6 +168,11 @@ _GEMMA4: Final = GgufArchitecture(
         *("attention.key_length_swa", "attention.value_length_swa", "rope.freq_base_swa"),
         *("rope.dimension_count", "rope.dimension_count_swa"),
     ),
+    required=(
+        *("attention.sliding_window", "attention.sliding_window_pattern", "embedding_length_per_layer_input"),
+        *("attention.key_length_swa", "attention.value_length_swa"),
+    ),
+    absent={"final_logit_softcapping": 30.0},
     period=6,
     heads=False,
     derive=_gemma4,
@@ -187,6 +204,16 @@ _MISTRAL3: Final = GgufArchitecture(
     variants=((lambda values, _: bool(values.get("attention.temperature_scale")), _MINISTRAL3),),
 )
 
+_EXAONE4: Final[dict[str, Any]] = {
+    "parts": _OLMO3.parts,
+    "keys": WINDOW,
+    "fixed": {"sliding_window": None},
+    "period": 4,
+}
+_EXAONE4_WIDE: Final = GgufArchitecture(
+    "Exaone4ForCausalLM", "exaone4", absent={"attention.sliding_window": 4096}, **_EXAONE4
+)
+
 DENSE: Final[Mapping[str, GgufArchitecture]] = {
     "qwen2": GgufArchitecture("Qwen2ForCausalLM", "qwen2"),
     "qwen3": GgufArchitecture("Qwen3ForCausalLM", "qwen3"),
@@ -204,7 +231,10 @@ DENSE: Final[Mapping[str, GgufArchitecture]] = {
     "mistral3": _MISTRAL3,
     "smollm3": GgufArchitecture("SmolLM3ForCausalLM", "smollm3", permuted=True),
     "exaone4": GgufArchitecture(
-        "Exaone4ForCausalLM", "exaone4", parts=_OLMO3.parts, keys=WINDOW, fixed={"sliding_window": None}, period=4
+        "Exaone4ForCausalLM",
+        "exaone4",
+        variants=((lambda values, _: values.get("block_count") == 64, _EXAONE4_WIDE),),
+        **_EXAONE4,
     ),
     "seed_oss": GgufArchitecture(
         "SeedOssForCausalLM",
@@ -212,7 +242,9 @@ DENSE: Final[Mapping[str, GgufArchitecture]] = {
         parts={"post_attention_norm": "post_attention_layernorm"},
         derive=_biases(attention_out_bias="blk.0.attn_output.bias"),
     ),
-    "granite": GgufArchitecture("GraniteForCausalLM", "granite", permuted=True, keys=_GRANITE),
+    "granite": GgufArchitecture(
+        "GraniteForCausalLM", "granite", permuted=True, keys=_GRANITE, required=tuple(_GRANITE), only=GRANITE_ROPE
+    ),
     "glm4": GgufArchitecture(
         "Glm4ForCausalLM",
         "glm4",
@@ -227,6 +259,7 @@ DENSE: Final[Mapping[str, GgufArchitecture]] = {
         "Cohere2ForCausalLM",
         "cohere2",
         keys={**WINDOW, "attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"},
+        required=("attention.sliding_window", "logit_scale"),
         period=4,
     ),
     "starcoder2": GgufArchitecture(

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from ferrum.core.errors import Unsupported
+from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.models.gguf_architecture import WINDOW, GgufArchitecture, Values
-from ferrum.models.gguf_dense import GRANITE_KEYS
+from ferrum.models.gguf_dense import GRANITE_KEYS, GRANITE_ROPE
 
 _SOFTMAX, _SIGMOID, _SOFTMAX_OF_CHOSEN = 1, 2, 3
 """Expert gating functions by their numbers in files."""
+
+_COUNTED: Final = ("expert_count", "expert_used_count")
+_INNER: Final = "expert_feed_forward_length"
+_BOTH: Final = (*_COUNTED, _INNER, "feed_forward_length")
+"""Keys that files with experts have; the last one is of layers without experts."""
 
 _LOCAL: Final = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 _PLAIN: Final = {
@@ -37,10 +42,23 @@ def _shared(name: str) -> dict[str, str]:
     return {f"ffn_{part}_shexp": f"mlp.{name}.{part}_proj" for part in ("gate", "up", "down")}
 
 
-def _shared_width(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:  # noqa: ARG001
-    """Return the width of Qwen2-MoE's shared feed-forward, which older files lack: that of the model."""
-    key = "expert_shared_feed_forward_length"
-    return {"shared_expert_intermediate_size": values.get(key, config["intermediate_size"])}
+def _qwen3_widths(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:  # noqa: ARG001
+    """Return the width of Qwen's experts, which older files lack: a share of the model's."""
+    inner = config.get("intermediate_size")
+    width = values.get("expert_feed_forward_length") or inner // config["num_experts_per_tok"]
+    return {"intermediate_size": inner or width, "moe_intermediate_size": width}
+
+
+def _qwen2_widths(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:
+    """Return the widths of Qwen2-MoE, whose shared feed-forward has the model's width in older files."""
+    shared = values.get("expert_shared_feed_forward_length") or config["intermediate_size"]
+    return {**_qwen3_widths(values, tensors, config), "shared_expert_intermediate_size": shared}
+
+
+def _ernie_shared(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:  # noqa: ARG001
+    """Return the number of Ernie's shared experts, which files also say by their width together."""
+    width = values.get("expert_shared_feed_forward_length", 0)
+    return {"moe_num_shared_experts": config.get("moe_num_shared_experts", width // config["moe_intermediate_size"])}
 
 
 def _qk_norm(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:  # noqa: ARG001
@@ -48,7 +66,7 @@ def _qk_norm(values: Values, tensors: Collection[str], config: Values) -> dict[s
 
 
 def _expert_width(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:  # noqa: ARG001
-    return {"intermediate_size": values.get("expert_feed_forward_length", config["intermediate_size"])}
+    return {"intermediate_size": values["expert_feed_forward_length"]}
 
 
 def _llama4(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:  # noqa: ARG001
@@ -67,7 +85,9 @@ def _latent(values: Values, tensors: Collection[str], config: Values) -> dict[st
     value = values.get("attention.value_length" if mla is None else "attention.value_length_mla")
     rope = values.get("rope.dimension_count")
     if not all(isinstance(each, int) for each in (key, value, rope)):
-        raise Unsupported("GGUF metadata deepseek2.attention.key_length or rope.dimension_count", "it is missing")
+        form = "" if mla is None else "_mla"
+        lengths = f"deepseek2.attention.key_length{form}, attention.value_length{form}"
+        raise CheckpointError(f"GGUF metadata must have {lengths} and rope.dimension_count")
     assert isinstance(key, int) and isinstance(rope, int)
     groups, experts = config.get("n_group"), config.get("n_routed_experts", 0)
     if groups is None and experts in _GROUPED:
@@ -121,6 +141,10 @@ _DEEPSEEK: Final[dict[str, Any]] = {
         *("attention.key_length_mla", "attention.value_length_mla", "attention.value_length", "rope.dimension_count"),
         *("attention.q_lora_rank", "attention.kv_lora_rank"),
     ),
+    "required": (
+        *(*_BOTH, "attention.kv_lora_rank", "leading_dense_block_count"),
+        *("expert_shared_count", "expert_weights_scale"),
+    ),
     "log_multiplier": 0.1,
     "heads": False,
     "derive": _latent,
@@ -139,7 +163,7 @@ _DEEPSEEK2: Final = GgufArchitecture(
     **_DEEPSEEK,
 )
 _MIXTRAL: Final = GgufArchitecture(
-    "MixtralForCausalLM", "mixtral", permuted=True, keys=_LOCAL, fixed={"sliding_window": None}
+    "MixtralForCausalLM", "mixtral", permuted=True, keys=_LOCAL, fixed={"sliding_window": None}, required=_COUNTED
 )
 
 EXPERTS: Final[Mapping[str, GgufArchitecture]] = {
@@ -156,11 +180,18 @@ EXPERTS: Final[Mapping[str, GgufArchitecture]] = {
         keys=_PLAIN,
         ignored=("expert_shared_feed_forward_length",),
         fixed={"norm_topk_prob": False},
+        required=_COUNTED,
         gating=_SOFTMAX,
-        derive=_shared_width,
+        derive=_qwen2_widths,
     ),
     "qwen3moe": GgufArchitecture(
-        "Qwen3MoeForCausalLM", "qwen3_moe", keys=_PLAIN, fixed={"norm_topk_prob": True}, gating=_SOFTMAX
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        keys=_PLAIN,
+        fixed={"norm_topk_prob": True},
+        required=_COUNTED,
+        gating=_SOFTMAX,
+        derive=_qwen3_widths,
     ),
     "granitemoe": GgufArchitecture(
         "GraniteMoeForCausalLM",
@@ -168,12 +199,16 @@ EXPERTS: Final[Mapping[str, GgufArchitecture]] = {
         permuted=True,
         parts={"ffn_gate_inp": "mlp.router.layer"},
         keys={**GRANITE_KEYS, **_LOCAL},
+        required=(*GRANITE_KEYS, *_COUNTED),
+        only=GRANITE_ROPE,
     ),
     "glm4moe": GgufArchitecture(
         "Glm4MoeForCausalLM",
         "glm4_moe",
         parts={"post_attention_norm": "post_attention_layernorm", **_shared("shared_experts")},
         keys=_ROUTED,
+        required=(*_BOTH, "expert_shared_count", "expert_weights_scale"),
+        absent={"leading_dense_block_count": 0, "expert_weights_norm": False},
         partial="partial_rotary_factor",
         gating=_SIGMOID,
         derive=_qk_norm,
@@ -190,8 +225,10 @@ EXPERTS: Final[Mapping[str, GgufArchitecture]] = {
             "interleave_moe_layer_step": "moe_layer_interval",
             "leading_dense_block_count": "moe_layer_start_index",
         },
-        ignored=("expert_shared_feed_forward_length",),  # the tensors' shapes are checked
+        ignored=("expert_shared_feed_forward_length",),
+        required=(*_BOTH, "interleave_moe_layer_step", "leading_dense_block_count"),
         gating=_SOFTMAX,
+        derive=_ernie_shared,
     ),
     "llama4": GgufArchitecture(
         "Llama4ForCausalLM",
@@ -199,6 +236,8 @@ EXPERTS: Final[Mapping[str, GgufArchitecture]] = {
         parts={"ffn_gate_inp": "mlp.router", **_shared("shared_expert")},
         keys={**_LOCAL, "interleave_moe_layer_step": "interleave_moe_layer_step"},
         ignored=("expert_feed_forward_length",),
+        required=(*_BOTH, "interleave_moe_layer_step"),
+        only={"attention.sliding_window": ()},
         derive=_llama4,
     ),
     "gpt-oss": GgufArchitecture(
@@ -208,6 +247,7 @@ EXPERTS: Final[Mapping[str, GgufArchitecture]] = {
         bare={"attn_sinks.weight": "self_attn.sinks"},
         keys={**WINDOW, **_LOCAL},
         ignored=("expert_feed_forward_length",),
+        required=(*_COUNTED, _INNER, "attention.sliding_window"),
         period=2,
         gating=_SOFTMAX_OF_CHOSEN,
         fixed={"rope_parameters": {"rope_type": "default"}},  # files name a scaling if there is one
@@ -219,6 +259,7 @@ EXPERTS: Final[Mapping[str, GgufArchitecture]] = {
         "minimax_m2",
         keys=_LOCAL,
         ignored=("expert_feed_forward_length",),
+        required=(*_COUNTED, _INNER),
         partial="rotary_dim",
         gating=_SIGMOID,
         derive=_expert_width,

@@ -11,10 +11,20 @@ from typing import Any, Final
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.models.config_reader import MAX_INTEGER
-from ferrum.models.gguf_architecture import KEYS, GgufArchitecture
+from ferrum.models.gguf_architecture import (
+    ABSENT,
+    EPSILON,
+    KEYS,
+    NEUTRAL,
+    REQUIRED,
+    RMS_EPSILON,
+    WITHOUT_EFFECT,
+    GgufArchitecture,
+)
 from ferrum.models.gguf_dense import DENSE
 from ferrum.models.gguf_experts import EXPERTS
-from ferrum.models.gguf_names import ROPE_FACTORS
+from ferrum.models.gguf_rope import LOG_MULTIPLIER, ROPE_KEYS, TEMPERATURE, add_rope, refusal
+from ferrum.models.layer_biases import LAYER_BIASES, layer_biases
 
 ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {**DENSE, **EXPERTS}
 """Architectures by GGUF's name."""
@@ -28,24 +38,13 @@ _MAX_LAYERS: Final = 10_000
 _WINDOW: Final = "attention.sliding_window"
 _PATTERN: Final = "attention.sliding_window_pattern"
 _ROTATED: Final = "rope.dimension_count"
-_TEMPERATURE: Final = "attention.temperature_scale"
-_LOG_MULTIPLIER: Final = "rope.scaling.yarn_log_multiplier"
 _GATING: Final = "expert_gating_func"
-_READ_HERE: Final = {
-    *(_WINDOW, _PATTERN, _ROTATED, _GATING, NEXTN),
-    *("attention.value_length", "vocab_size", "rope.scaling.type", "rope.scaling.yarn_ext_factor"),
-}
-_SCALING: Final = {
-    "rope.scaling.factor": "factor",
-    "rope.scaling.original_context_length": "original_max_position_embeddings",
-    "rope.scaling.attn_factor": "attention_factor",
-    "rope.scaling.yarn_attn_factor": "attention_factor",
-    "rope.scaling.yarn_beta_fast": "beta_fast",
-    "rope.scaling.yarn_beta_slow": "beta_slow",
-}
-"""Metadata keys of rope scaling, and their names in `config.json`."""
+_NORMED: Final = "expert_weights_norm"
+_WIDTH, _INNER = "feed_forward_length", "expert_feed_forward_length"
+_READ_HERE: Final = {*(_WINDOW, _PATTERN, _ROTATED, _GATING, NEXTN), "attention.value_length"}
+_POSITIVE: Final = ("expert_count", "expert_used_count")
+"""Required keys that may not be 0."""
 
-_WITHOUT_EFFECT: Final = {"rope.scaling.finetuned"}
 _COUNTS: Final = {"expert_count", "expert_used_count", "expert_shared_count", "expert_group_count"}
 """Keys without effect if they are 0."""
 
@@ -73,18 +72,22 @@ def hf_config(
         metadata: of the file.
         tensors: names of its tensors.
         vocab_size: rows of the embedding.
-        factors: the numbers of the tensors of `ROPE_FACTORS` that the file has.
+        factors: the numbers of the tensors of `gguf_names.ROPE_FACTORS` that the file has.
 
     Raises:
         CheckpointError: a key is missing.
         Unsupported: the architecture, or a key that changes arithmetic.
     """
     prefix, entry = architecture_of(metadata, tensors)
-    values = _values(prefix, metadata)
-    _refuse_unknown(prefix, entry, values)
+    given = _values(prefix, metadata)
+    _refuse_unknown(prefix, entry, given)
+    _refuse_missing(prefix, entry, given, metadata)
+    if "output.bias" in tensors:
+        raise Unsupported("GGUF tensor output.bias", "a bias of the head is not implemented")
+    values = {**ABSENT, "attention.head_count_kv": given["attention.head_count"], **entry.absent, **given}
     try:
         return _config(prefix, entry, values, tensors, vocab_size, factors or {})
-    except (LookupError, TypeError, ArithmeticError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(f"GGUF metadata of {prefix} is missing or invalid: {error!r}") from error
 
 
@@ -107,19 +110,18 @@ def _config(
         **entry.fixed,
         **{theirs: values[ours] for ours, theirs in keys.items() if ours in values},
     }
-    for key in ("attention.head_count", "embedding_length", "block_count"):
-        if not isinstance(values.get(key), int) or not 0 < values[key] <= MAX_INTEGER:
-            raise CheckpointError(f"GGUF metadata {prefix}.{key} must be a positive integer, not {values.get(key)!r}")
     config["num_hidden_layers"] = count = values["block_count"] - values.get(NEXTN, 0)
     if not isinstance(count, int) or not 0 < count <= _MAX_LAYERS:
-        raise CheckpointError(f"GGUF metadata {prefix}.block_count: {count!r} layers")
+        counts = f"{prefix}.block_count={values['block_count']} and {NEXTN}={values.get(NEXTN, 0)!r}"
+        raise CheckpointError(f"GGUF metadata {counts} must leave 1 to {_MAX_LAYERS} layers")
     if entry.heads:
         _add_head(prefix, entry, values, config)
     _add_windows(prefix, entry, values, config)
-    _add_rope(prefix, entry, values, config, factors)
+    add_rope(prefix, entry, values, config, factors)
     if entry.derive is not None:
         config.update(entry.derive(values, tensors, config))
-    return config
+    biases = layer_biases(tensors, count)
+    return {**config, LAYER_BIASES: biases} if any(biases) else config
 
 
 def _values(prefix: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,22 +135,43 @@ def _values(prefix: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_unknown(prefix: str, entry: GgufArchitecture, values: Mapping[str, Any]) -> None:
     """Raise Unsupported for keys that are not understood, or values that are not implemented."""
-    understood = {*KEYS, *entry.keys, *entry.ignored, *_READ_HERE, *_SCALING, *_WITHOUT_EFFECT}
+    understood = {*KEYS, *entry.keys, *entry.ignored, *_READ_HERE, *WITHOUT_EFFECT, *ROPE_KEYS}
     if entry.log_multiplier is not None:
-        understood |= {_LOG_MULTIPLIER, _TEMPERATURE}
+        understood |= {LOG_MULTIPLIER, TEMPERATURE}
     for key, value in values.items():
-        if key not in understood:
-            raise _refusal(prefix, key, value, "this key is not understood and may change results")
+        if key not in understood and value not in _neutral(entry, key):
+            raise refusal(prefix, key, value, "this key is not understood and may change results")
     if values.get(_WINDOW) and _WINDOW not in entry.keys:
-        raise _refusal(prefix, _WINDOW, values[_WINDOW], "windows of this architecture are not read from GGUF files")
+        raise refusal(prefix, _WINDOW, values[_WINDOW], "windows of this architecture are not read from GGUF files")
     if values.get(_GATING) not in (None, 0, entry.gating):
-        raise _refusal(prefix, _GATING, values[_GATING], "the model routes in another way")
-    if values.get("rope.scaling.yarn_ext_factor", 1) not in (1, -1):
-        raise _refusal(prefix, "rope.scaling.yarn_ext_factor", values["rope.scaling.yarn_ext_factor"], "only 1 is read")
+        raise refusal(prefix, _GATING, values[_GATING], "the model routes in another way")
+    for key, known in entry.only.items():
+        if key in values and values[key] not in known:
+            raise refusal(prefix, key, values[key], f"only {' and '.join(map(repr, known))} is read")
 
 
-def _refusal(prefix: str, key: str, value: Any, reason: str) -> Unsupported:
-    return Unsupported(f"GGUF metadata {prefix}.{key}={value!r}", reason)
+def _neutral(entry: GgufArchitecture, key: str) -> tuple[Any, ...]:
+    """Return the values with which a key has no effect."""
+    if key == _NORMED and "norm_topk_prob" in entry.fixed:
+        return (entry.fixed["norm_topk_prob"],)
+    return NEUTRAL.get(key, ())
+
+
+def _refuse_missing(
+    prefix: str, entry: GgufArchitecture, values: Mapping[str, Any], metadata: Mapping[str, Any]
+) -> None:
+    """Raise CheckpointError for keys without which no engine reads a file, and lists where one number is read."""
+    epsilon = EPSILON if EPSILON in entry.keys else RMS_EPSILON
+    wide = () if _INNER in (*entry.keys, *entry.ignored) else (_WIDTH,)
+    for key in (*REQUIRED, epsilon, *wide, *entry.required):
+        if key not in values and (key in _POSITIVE or f"{prefix}.{key}" not in metadata):
+            raise CheckpointError(f"GGUF metadata has no {prefix}.{key}")
+    for key in ("attention.head_count", "embedding_length", "block_count"):
+        if not isinstance(values[key], int) or not 0 < values[key] <= MAX_INTEGER:
+            raise CheckpointError(f"GGUF metadata {prefix}.{key} must be a positive integer, not {values[key]!r}")
+    for key in (*KEYS, *entry.keys) if entry.heads else ():
+        if isinstance(values.get(key), list):
+            raise refusal(prefix, key, values[key], "all layers must have the same number")
 
 
 def _add_head(prefix: str, entry: GgufArchitecture, values: Mapping[str, Any], config: dict[str, Any]) -> None:
@@ -156,10 +179,10 @@ def _add_head(prefix: str, entry: GgufArchitecture, values: Mapping[str, Any], c
     head_dim = config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     for key in ("attention.value_length", *(() if entry.partial else (_ROTATED,))):
         if values.get(key, head_dim) != head_dim:
-            raise _refusal(prefix, key, values[key], f"heads have {head_dim} numbers")
-    if entry.partial and _ROTATED in values:
-        share = entry.partial.endswith("_factor")
-        config[entry.partial] = values[_ROTATED] / head_dim if share else values[_ROTATED]
+            raise refusal(prefix, key, values[key], f"heads have {head_dim} numbers")
+    if entry.partial:
+        share, rotated = entry.partial.endswith("_factor"), values.get(_ROTATED, head_dim)
+        config[entry.partial] = rotated / head_dim if share else rotated
 
 
 def _add_windows(prefix: str, entry: GgufArchitecture, values: Mapping[str, Any], config: dict[str, Any]) -> None:
@@ -173,38 +196,5 @@ def _add_windows(prefix: str, entry: GgufArchitecture, values: Mapping[str, Any]
     if isinstance(slides, int) and slides > 0:
         slides = [(i + 1) % slides for i in range(count)]
     if not isinstance(slides, list) or len(slides) < count:
-        raise _refusal(prefix, _PATTERN, values[_PATTERN], f"a number or {count} flags are read")
+        raise refusal(prefix, _PATTERN, values[_PATTERN], f"a number or {count} flags are read")
     config["layer_types"] = ["sliding_attention" if window and each else "full_attention" for each in slides[:count]]
-
-
-def _add_rope(
-    prefix: str,
-    entry: GgufArchitecture,
-    values: Mapping[str, Any],
-    config: dict[str, Any],
-    factors: Mapping[str, list[float]],
-) -> None:
-    """Add the scaling of the rope as `config.json` spells it, if there is one."""
-    plain, long, short = (factors.get(name) for name in ROPE_FACTORS)
-    kind = values.get("rope.scaling.type", "none")
-    scaling = {theirs: values[ours] for ours, theirs in _SCALING.items() if ours in values}
-    if long is not None and short is not None:
-        scaling = {**scaling, "rope_type": "longrope", "long_factor": long, "short_factor": short}
-    elif plain is not None and kind == "none":
-        scaling = {"rope_type": "factors", "factors": plain}
-    elif kind in ("linear", "yarn") and plain is None:
-        scaling = {**scaling, "rope_type": kind, **(entry.rope_fixed if kind == "yarn" else {})}
-    elif kind == "none":
-        scaling = {}
-    else:
-        raise _refusal(prefix, "rope.scaling.type", kind, "linear, yarn and longrope are read")
-    if entry.log_multiplier is not None and kind == "yarn" and _LOG_MULTIPLIER in values:
-        mscale = round(values[_LOG_MULTIPLIER] / entry.log_multiplier, 6)  # a float32 in the file
-        scaling |= {"mscale": mscale, "mscale_all_dim": mscale}
-    if values.get(_TEMPERATURE):
-        scaling["llama_4_scaling_beta"] = values[_TEMPERATURE]
-    if entry.rope == "rope_parameters":
-        scaling.setdefault("rope_type", "default")
-        scaling["rope_theta"] = config.get("rope_theta", 10000.0)
-    if scaling:
-        config[entry.rope] = scaling
