@@ -20,6 +20,7 @@ from ferrum.core.errors import CheckpointError, FerrumError, Unsupported
 from ferrum.quant.gguf_blocks import GGUF_TYPES
 from ferrum.runtime.gguf_model import GgufModel, GgufTensors
 from ferrum.runtime.load import load_executor, plan_model
+from ferrum.runtime.model_source import DirectoryModel
 from ferrum.runtime.packing import pack_directory
 from gguf_twin import TOKENIZER, write_gguf
 from tiny import Case, directory_of, find
@@ -167,6 +168,30 @@ def test_a_packed_file_keeps_its_tokenizer_template_and_end(tmp_path: Path) -> N
         assert ours.client.tokenizer.eos_token_ids == packed.client.tokenizer.eos_token_ids == (9,)
     assert outputs[0].prompt_token_ids == [8, 2, 8]
     assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
+
+
+@pytest.mark.parametrize(("number", "pooling"), [(None, "mean"), (0, "mean"), (1, "mean"), (3, "last"), (2, None)])
+def test_a_file_names_its_pooling(tmp_path: Path, number: int | None, pooling: str | None) -> None:
+    """The numbers are those of the format's library: none, mean, CLS, last."""
+    named = {} if number is None else {"llama__pooling_type": (number, GGUFValueType.UINT32)}
+    write_gguf(directory_of(LLAMA), tmp_path / "model.gguf", **named)
+    model = GgufModel(tmp_path / "model.gguf")
+    pack_directory(model, tmp_path / "packed", "q8_0")
+    for source in (model, DirectoryModel(tmp_path / "packed")):
+        if pooling is None:
+            with pytest.raises(Unsupported, match="pooling by cls"):
+                source.pooling()
+        else:
+            assert source.pooling().value == pooling
+
+
+def test_a_packed_file_keeps_its_recommended_sampling(tmp_path: Path) -> None:
+    number = {"general__sampling__temp": (0.25, GGUFValueType.FLOAT32)}
+    write_gguf(directory_of(LLAMA), tmp_path / "model.gguf", **TOKENIZER, **number)
+    pack_directory(GgufModel(tmp_path / "model.gguf"), tmp_path / "packed", "q8_0")
+    for source in (GgufModel(tmp_path / "model.gguf"), DirectoryModel(tmp_path / "packed")):
+        found = source.generation_config()
+        assert (found.sampling, found.eos_token_ids) == ({"temperature": 0.25}, (9,))
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:

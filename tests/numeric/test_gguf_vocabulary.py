@@ -5,12 +5,13 @@ The facts are those of llama.cpp (src/llama-vocab.cpp, src/llama-model.cpp).
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 from test_gguf_tokenizer import MetadataFiles
 
-from ferrum.core.errors import CheckpointError
+from ferrum.core.errors import CheckpointError, FerrumError
 from ferrum.text.gguf_sampling import generation_config
 from ferrum.text.gguf_tokenizer import special_ids, tokenizer_config
 from ferrum.text.tokenizer import Tokenizer, load_tokenizer
@@ -116,6 +117,28 @@ def test_damage_is_refused_with_its_key(wrong: dict[str, Any]) -> None:
     metadata = vocabulary("<s>", kind="llama") | {f"tokenizer.ggml.{key}": value for key, value in wrong.items()}
     with pytest.raises(CheckpointError, match=f"tokenizer.ggml.{next(iter(wrong))}"):
         load_tokenizer(MetadataFiles(metadata))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma4"])
+def test_odd_metadata_of_a_tokenizer_are_read_or_refused(kind: str) -> None:
+    whole = vocabulary("<s>", "ab", kind=kind, bos=4, eos=4, unknown=4, padding=4) | {
+        "tokenizer.ggml.scores": [0.0] * 6,
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_eos_token": False,
+        "tokenizer.ggml.add_space_prefix": True,
+        "tokenizer.chat_template": "{{ messages }}",
+        "general.sampling.temp": 0.5,
+    }
+    assert load_tokenizer(MetadataFiles(whole)) is not None
+    for key, value in product(whole, ("text", -1, [1], [""], 2**70, None, 0.5, float("nan"), True, [], [[]])):
+        for changed in ({**whole, key: value}, {each: whole[each] for each in whole if each != key}):
+            try:
+                load_tokenizer(MetadataFiles(changed))
+                special_ids(changed)
+                generation_config(changed)
+            except FerrumError as error:
+                assert "tokenizer" in str(error)
 
 
 def test_recommended_sampling_has_the_names_and_numbers_of_the_directory() -> None:

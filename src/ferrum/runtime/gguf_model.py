@@ -206,27 +206,33 @@ class GgufModel(ModelSource):
 
     def read_file(self, name: str) -> bytes | None:
         """Return what the metadata says in the place of a small file."""
-        from ferrum.text import gguf_sampling, gguf_tokenizer
+        from ferrum.text import gguf_pooling, gguf_sampling, gguf_tokenizer
 
-        makers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | None]] = {
+        makers: dict[str, Callable[[Mapping[str, Any]], object]] = {
             "config.json": gguf_tokenizer.special_ids,
             "tokenizer.json": gguf_tokenizer.tokenizer_json,
             "tokenizer_config.json": gguf_tokenizer.tokenizer_config,
             "generation_config.json": gguf_sampling.generation_config,
+            "modules.json": gguf_pooling.modules,
+            f"{gguf_pooling.FOLDER}/config.json": gguf_pooling.pooling_config,
         }
         found = makers[name](self._metadata()) if name in makers else None
         return None if found is None else gguf_tokenizer.as_json(found)
 
     def file_names(self, folder: str = "") -> list[str]:
-        from ferrum.text import gguf_sampling, gguf_tokenizer
+        from ferrum.text import gguf_pooling, gguf_sampling, gguf_tokenizer
 
         metadata = self._metadata()
+        pooled = bool(gguf_pooling.modules(metadata))
         present = {
             "tokenizer.json": gguf_tokenizer.has_tokenizer(metadata),
             "tokenizer_config.json": True,
             "generation_config.json": bool(gguf_sampling.generation_config(metadata)),
+            "modules.json": pooled,
         }
-        return [] if folder else [name for name, held in present.items() if held]
+        if folder:
+            return ["config.json"] if pooled and folder == gguf_pooling.FOLDER else []
+        return [name for name, held in present.items() if held]
 
     def _metadata(self) -> Mapping[str, Any]:
         return _metadata(self.path, self.path.stat().st_mtime_ns)

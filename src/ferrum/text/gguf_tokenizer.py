@@ -52,14 +52,14 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
         CheckpointError: the metadata is damaged.
         Unsupported: a kind of tokenizer or a split rule that is not known.
     """
-    kind = metadata.get("tokenizer.ggml.model")
     if not has_tokenizer(metadata):
         return None
+    kind = _kind(metadata)
     builders = {"gpt2": _byte_level, "llama": _sentence_piece, "gemma4": _merged_pieces}
-    if str(kind) not in builders:
+    if kind not in builders:
         raise Unsupported(f"tokenizer.ggml.model={kind!r}", f"{', '.join(builders)} are read; {_HINT}")
     vocabulary = read_vocabulary(metadata)
-    parts = builders[str(kind)](metadata, vocabulary)
+    parts = builders[kind](metadata, vocabulary)
     if vocabulary.marked:
         parts["decoder"] = {"type": "Sequence", "decoders": [_replace(MARK, ""), parts["decoder"]]}
     added = [
@@ -86,7 +86,7 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
         named = {name: vocabulary.named.get(key) for name, key in names.items()}
         config |= {name: vocabulary.tokens[index] for name, index in named.items() if index is not None}
     begins = flag(metadata, "add_bos_token", _begins(metadata))
-    config["add_bos_token"] = begins or metadata.get("tokenizer.ggml.model") in _ALWAYS_BEGINS
+    config["add_bos_token"] = begins or _kind(metadata) in _ALWAYS_BEGINS
     config["add_eos_token"] = flag(metadata, "add_eos_token", False)
     templates = {
         key.removeprefix("tokenizer.chat_template").removeprefix(".") or "default": value
@@ -109,13 +109,17 @@ def special_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def _begins(metadata: Mapping[str, Any]) -> bool:
     """Whether texts begin with the begin token in a file that does not say so."""
     rule = RULES.get(str(metadata.get("tokenizer.ggml.pre", DEFAULT)))
-    kind = metadata.get("tokenizer.ggml.model")
+    kind = _kind(metadata)
     return kind in _BEGINS or (kind in _SPLIT and rule is not None and rule.begins)
+
+
+def _kind(metadata: Mapping[str, Any]) -> str:
+    return str(metadata.get("tokenizer.ggml.model"))
 
 
 def _byte_level(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
     """Return the parts of a byte-level BPE with merges. A file without a rule has the default one, as in llama.cpp."""
-    name = metadata.get("tokenizer.ggml.pre", DEFAULT)
+    name = str(metadata.get("tokenizer.ggml.pre", DEFAULT))
     if name not in RULES:
         raise Unsupported(f"tokenizer.ggml.pre={name!r}", f"known rules: {', '.join(sorted(RULES))}; {_HINT}")
     if name == DEFAULT:
@@ -188,7 +192,7 @@ def _replace(old: str, new: str) -> dict[str, Any]:
 
 def _file_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the merges of the file. Kimi-K2's may have none."""
-    if metadata.get("tokenizer.ggml.pre") in _MAY_LACK_MERGES and "tokenizer.ggml.merges" not in metadata:
+    if str(metadata.get("tokenizer.ggml.pre")) in _MAY_LACK_MERGES and "tokenizer.ggml.merges" not in metadata:
         return []
     return [_pair(line) for line in strings(metadata, "merges")]
 
