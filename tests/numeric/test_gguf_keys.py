@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -153,6 +154,28 @@ def test_factors_of_the_rope_without_a_scaling_are_read_with_a_linear_one_of_1()
     config = config_of("llama", {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}, None,
                        **{"rope_freqs.weight": [2.0] * 16})  # fmt: skip
     assert config["rope_scaling"] == {"rope_type": "factors", "factors": [2.0] * 16}
+
+
+OWN = 1 + 0.1 * math.log(4)
+"""YaRN's factor of q . k for a factor of 4."""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "factor"),
+    [
+        ("attn_factor", 1.0, OWN),
+        ("attn_factor", 1.25, 1.25 * OWN),
+        ("attn_factor", OWN, OWN),
+        ("yarn_attn_factor", 1.25, 1.25),
+        ("yarn_attn_factor", 1.0, 1.0),
+    ],
+)
+def test_one_factor_of_yarn_multiplies_its_default_and_another_replaces_it(
+    key: str, value: float, factor: float
+) -> None:
+    """llama.cpp multiplies by `attn_factor` (its logits are these); converters write the checkpoint's to the other."""
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, f"rope.scaling.{key}": value}
+    assert config_of("llama", yarn)["rope_scaling"]["attention_factor"] == pytest.approx(factor)
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,10 @@ def test_recommended_sampling_has_the_names_and_numbers_of_the_directory() -> No
     assert generation_config({"general.name": "a"}) is None
     nearest = {"temp": 0.6000000238418579, "top_p": 0.949999988079071, "penalty_repeat": 1.0499999523162842}
     metadata = {f"general.sampling.{key}": value for key, value in {**nearest, "top_k": 20, "mirostat": 2}.items()}
+    assert generation_config({**metadata, "tokenizer.ggml.suppress_tokens": [7]}) == {
+        **(generation_config(metadata) or {}),
+        "suppress_tokens": [7],
+    }
     assert generation_config(metadata) == {
         "temperature": 0.6,
         "top_p": 0.95,

@@ -5,6 +5,7 @@ As in llama.cpp, a factor without a type is a linear one, and a type without a f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -19,10 +20,12 @@ _TYPE: Final = "rope.scaling.type"
 _FACTOR: Final = "rope.scaling.factor"
 _OLD_FACTOR: Final = "rope.scale_linear"
 _EXTRAPOLATION: Final = "rope.scaling.yarn_ext_factor"
-_ATTENTION: Final = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
+_ATTENTION: Final = "rope.scaling.attn_factor"
+_YARN_ATTENTION: Final = "rope.scaling.yarn_attn_factor"
 _SCALING: Final = {
     "rope.scaling.original_context_length": "original_max_position_embeddings",
-    **dict.fromkeys(_ATTENTION, "attention_factor"),
+    _ATTENTION: "attention_factor",
+    _YARN_ATTENTION: "attention_factor",
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
@@ -63,6 +66,7 @@ def add_rope(
         scaling = {"rope_type": kind, "factor": factor}
     elif kind == "yarn" and plain is None:
         scaling = {**context, **scaling, "factor": factor, "rope_type": kind, **entry.rope_fixed}
+        _set_attention(prefix, values, factor, scaling)
     elif kind == "none":
         scaling = {}
     else:
@@ -88,11 +92,27 @@ def _kind(prefix: str, values: Mapping[str, Any]) -> tuple[str, Any]:
     return ("none" if kind == "linear" and factor == 1 else str(kind)), factor
 
 
+def _set_attention(prefix: str, values: Mapping[str, Any], factor: Any, scaling: dict[str, Any]) -> None:
+    """Set YaRN's factor of q . k, which one key gives as it is and another, as in llama.cpp, by YaRN's.
+
+    Older converters have written YaRN's itself into that other key.
+    """
+    given = values.get(_ATTENTION)
+    if given is None or _YARN_ATTENTION in values:
+        return
+    if LOG_MULTIPLIER in values and given != 1:
+        raise refusal(prefix, _ATTENTION, given, f"only 1 is read together with {LOG_MULTIPLIER}")
+    own = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+    scaling["attention_factor"] = own if math.isclose(given, own, abs_tol=1e-3) else given * own
+    if LOG_MULTIPLIER in values:
+        del scaling["attention_factor"]
+
+
 def _refuse(prefix: str, values: Mapping[str, Any], kind: str) -> None:
     """Raise Unsupported for keys that are not implemented with this type."""
     if values.get(_EXTRAPOLATION, 1) not in (1, -1):
         raise refusal(prefix, _EXTRAPOLATION, values[_EXTRAPOLATION], "only 1 is read")
-    for key in _ATTENTION if kind in ("none", "linear") else ():
+    for key in (_ATTENTION, _YARN_ATTENTION) if kind in ("none", "linear") else ():
         if values.get(key, 1) != 1:
             raise refusal(prefix, key, values[key], "a factor of q . k is read with yarn and longrope only")
 

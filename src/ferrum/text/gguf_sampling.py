@@ -12,13 +12,18 @@ _NAMES: Final = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
 """Names of the format that differ from those of `generation_config.json`."""
 
 
+_SUPPRESSED: Final = "tokenizer.ggml.suppress_tokens"
+
+
 def generation_config(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the content of a `generation_config.json`, or None if the file recommends nothing.
 
     Keys that `generation_config.json` does not have, such as `mirostat`, keep their names: the reader ignores them.
     """
     own = {key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)}
-    return {_NAMES.get(key, key): _written(value) for key, value in own.items()} or None
+    suppressed = metadata.get(_SUPPRESSED)
+    named = {_NAMES.get(key, key): _written(value) for key, value in own.items()}
+    return (named | {"suppress_tokens": suppressed} if suppressed else named) or None
 
 
 def _written(value: Any) -> Any:
