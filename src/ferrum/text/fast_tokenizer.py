@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -32,8 +33,13 @@ def _sorted_vocabulary(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _joined_merges(model: dict[str, Any]) -> dict[str, Any]:
-    joined = [" ".join(pair) if isinstance(pair, list) else "" for pair in model.get("merges") or ()]
-    # The library skips a line with this beginning: it is the header of an old merges file.
-    if any(line.count(" ") != 1 or line.startswith("#version") for line in joined):
-        return {}
+    pairs = model.get("merges") or ()
+    joined = joined_merges(pairs) if all(isinstance(pair, list) for pair in pairs) else []
     return {"merges": joined} if joined else {}
+
+
+def joined_merges(pairs: Iterable[Sequence[str]]) -> list[str]:
+    """Return merges as "left right", or nothing if one cannot be written so."""
+    joined = [" ".join(pair) for pair in pairs]
+    # The library skips a line with this beginning: it is the header of an old merges file.
+    return [] if any(line.count(" ") != 1 or line.startswith("#version") for line in joined) else joined

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.core.logging import warn_once
+from ferrum.text.fast_tokenizer import joined_merges
 from ferrum.text.gguf_rules import DEFAULT, RULES
 from ferrum.text.gguf_vocabulary import MARK, TokenType, Vocabulary, flag, read_vocabulary, strings
 
@@ -129,6 +130,7 @@ def _byte_level(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str
         {"type": "Split", "pattern": {"Regex": _plain(pattern)}, "behavior": "Isolated", "invert": False}
         for pattern in rule.patterns
     ]
+    merges = _file_merges(metadata)
     bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
         "normalizer": {"type": "NFC"} if rule.composed else None,
@@ -137,7 +139,7 @@ def _byte_level(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str
         "model": {
             "type": "BPE",
             "vocab": {token: index for index, token in enumerate(vocabulary.tokens)},
-            "merges": _file_merges(metadata),
+            "merges": joined_merges(merges) or merges,
             "ignore_merges": rule.whole,
         },
     }
@@ -181,7 +183,7 @@ def _pieces(vocabulary: Vocabulary, merges: list[tuple[str, str]], *, prefixed: 
             "fuse_unk": True,
             "byte_fallback": True,
             "vocab": {token: index for index, token in enumerate(vocabulary.tokens)},
-            "merges": merges,
+            "merges": joined_merges(merges) or merges,
         },
     }
 
