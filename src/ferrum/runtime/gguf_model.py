@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.core.errors import CheckpointError
+from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.models.gguf_keys import architecture_of, hf_config
 from ferrum.models.gguf_names import ROPE_FACTORS, hf_name, hf_shape, is_permuted, layer_of
 from ferrum.models.tensor_views import Runs, View
@@ -76,8 +76,11 @@ class GgufTensors(TensorStore):
             if name in factors or (layer is not None and layer >= config["num_hidden_layers"]):
                 continue  # layers beyond the model's predict further tokens
             full = hf_name(name, self._architecture)
-            if full is None or full in self._places:
-                raise CheckpointError(f"{shard.path}: tensor {name!r} is {'repeated' if full else 'not known'}")
+            if full is None:
+                own = f"files of architecture {self.metadata['general.architecture']}"
+                raise Unsupported(f"{shard.path}: tensor {name!r}", f"no tensor of {own} is known by this name")
+            if full in self._places:
+                raise CheckpointError(f"{shard.path}: tensor {name!r} is repeated")
             self._places[full] = shard, name
         self.tensors = {full: _info(full, shard.tensors[name]) for full, (shard, name) in self._places.items()}
 
