@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,17 @@ class Published:
 
     def tensors(self) -> Tensors:
         """Return the text model's tensors in the published files, with one of each tower and ignored layer."""
-        found = {name: value for entry in self.facts["tensors"]["names"] for name, value in expanded(entry)}
-        prefixes = [*self.facts["tensors"].get("towers", ()), *self.facts["tensors"].get("ignored", ())]
-        return found | {f"{prefix}weight": ("BF16", (2, 2)) for prefix in prefixes}
+        facts = self.facts["tensors"]
+        others = [{"name": prefix} for prefix in facts.get("towers", ())] + facts.get("ignored", [])
+        blank = {"dtype": "BF16", "shape": [2, 2]}
+        entries = [*facts["names"], *({**each, **blank, "name": f"{each['name']}weight"} for each in others)]
+        return {name: value for entry in entries for name, value in expanded(entry)}
+
+    def unquantized(self) -> Published:
+        """Return the model as if its matrices were floats."""
+        config = {key: value for key, value in self.config.items() if key != "quantization_config"}
+        names = [{k: v for k, v in entry.items() if k != "stored"} for entry in self.facts["tensors"]["names"]]
+        return replace(self, config=config, facts={**self.facts, "tensors": {**self.facts["tensors"], "names": names}})
 
 
 def read(path: Path) -> Published:

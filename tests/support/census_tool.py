@@ -32,10 +32,16 @@ CLASSES = {"Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM"}
 Shapes = dict[str, tuple[int, ...]]
 
 
-def class_tensors(config: Mapping[str, Any]) -> tuple[Shapes, list[str]]:
-    """Return names and shapes of the text model in a checkpoint, and the prefixes of the parts that see and hear."""
+def class_tensors(config: Mapping[str, Any], own_head: bool) -> tuple[Shapes, list[str]]:
+    """Return names and shapes of the text model in a checkpoint, and the prefixes of the parts that see and hear.
+
+    Args:
+        config: the fields of `config.json`.
+        own_head: the files hold a head, although the class ties it to the embedding.
+    """
     values = {name: value for name, value in config.items() if name not in QUANTISED}
     values["model_type"] = TYPES.get(config["model_type"], config["model_type"])
+    values |= {"tie_word_embeddings": False} if own_head else {}
     own = transformers.CONFIG_MAPPING[values["model_type"]].from_dict(values)
     with torch.device("meta"):
         (name,) = config["architectures"]
@@ -97,7 +103,8 @@ def rebuilt(facts: dict[str, Any]) -> dict[str, Any]:
     text = config.get("text_config") or config
     kinds = (each[key] for each in (config, text) for key in ("dtype", "torch_dtype") if key in each)
     dtype = next(kinds, "bfloat16")  # that of gpt-oss, which states none
-    shapes, towers = class_tensors(config)
+    own_head = facts.get("tensors", {}).get("own_head", False)
+    shapes, towers = class_tensors(config, own_head)
     kept = {name: value for name, value in facts.get("tensors", {}).items() if name not in ("names", "towers")}
     kept.setdefault("from", f"{config['architectures'][0]} of transformers {transformers.__version__}")
     names = patterns(shapes, DTYPES[dtype], kept)
