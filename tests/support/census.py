@@ -38,10 +38,10 @@ class Published:
     facts: dict[str, Any]
 
     @property
-    def text(self) -> dict[str, Any]:
-        """The configuration of the text model."""
-        inner = self.config.get("text_config")
-        return inner if isinstance(inner, dict) else self.config
+    def num_tensors(self) -> int:
+        """Number of the text model's tensors without quantisation."""
+        entries = self.facts["tensors"]["names"]
+        return sum(len(numbers(each.get("layer", "0"))) * len(numbers(each.get("expert", "0"))) for each in entries)
 
     def tensors(self) -> Tensors:
         """Return the text model's tensors in the published files, with one of each tower and ignored layer."""

@@ -9,6 +9,7 @@ What a file says of dtypes, quantised matrices, and layers that are left out, st
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -32,17 +33,21 @@ CLASSES = {"Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM"}
 Shapes = dict[str, tuple[int, ...]]
 
 
-def class_tensors(config: Mapping[str, Any], own_head: bool) -> tuple[Shapes, list[str]]:
-    """Return names and shapes of the text model in a checkpoint, and the prefixes of the parts that see and hear.
+def config_of(config: Mapping[str, Any]) -> Any:
+    """Return the configuration's object, without quantisation."""
+    values = {name: value for name, value in config.items() if name not in QUANTISED}
+    values["model_type"] = TYPES.get(config["model_type"], config["model_type"])
+    return transformers.CONFIG_MAPPING[values["model_type"]].from_dict(values)
+
+
+def class_tensors(config: Mapping[str, Any], own_head: bool) -> tuple[Shapes, Shapes]:
+    """Return names and shapes of the text model in a checkpoint, and those of the parts that see and hear.
 
     Args:
         config: the fields of `config.json`.
         own_head: the files hold a head, although the class ties it to the embedding.
     """
-    values = {name: value for name, value in config.items() if name not in QUANTISED}
-    values["model_type"] = TYPES.get(config["model_type"], config["model_type"])
-    values |= {"tie_word_embeddings": False} if own_head else {}
-    own = transformers.CONFIG_MAPPING[values["model_type"]].from_dict(values)
+    own = config_of({**config, "tie_word_embeddings": False} if own_head else config)
     with torch.device("meta"):
         (name,) = config["architectures"]
         model = getattr(transformers, CLASSES.get(name, name))(own)
@@ -50,10 +55,9 @@ def class_tensors(config: Mapping[str, Any], own_head: bool) -> tuple[Shapes, li
     state = {name: value for name, value in model.state_dict().items() if name in once}
     shapes = {name: tuple(value.shape) for name, value in revert_weight_conversion(model, state).items()}
     if "text_config" not in config:
-        return shapes, []
+        return shapes, {}
     text = {name: shape for name, shape in shapes.items() if "language_model" in name or name.startswith("lm_head")}
-    towers = {re.match(r"(?:model\.)?[^.]+\.", name)[0] for name in shapes.keys() - text.keys()}  # type: ignore[index]
-    return text, sorted(towers)
+    return text, {name: shape for name, shape in shapes.items() if name not in text}
 
 
 def patterns(shapes: Shapes, dtype: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -104,13 +108,15 @@ def rebuilt(facts: dict[str, Any]) -> dict[str, Any]:
     kinds = (each[key] for each in (config, text) for key in ("dtype", "torch_dtype") if key in each)
     dtype = next(kinds, "bfloat16")  # that of gpt-oss, which states none
     own_head = facts.get("tensors", {}).get("own_head", False)
-    shapes, towers = class_tensors(config, own_head)
+    shapes, others = class_tensors(config, own_head)
+    towers = sorted({"".join(re.findall(r"^(?:model\.)?[^.]+\.", name)) for name in others})
+    seeing = sum(map(math.prod, others.values())) if "published" in facts.get("parameters", {}) else 0
     kept = {name: value for name, value in facts.get("tensors", {}).items() if name not in ("names", "towers")}
     kept.setdefault("from", f"{config['architectures'][0]} of transformers {transformers.__version__}")
     names = patterns(shapes, DTYPES[dtype], kept)
     tensors = {**kept, **({"towers": towers} if towers else {}), "names": names}
-    count = sum(torch.Size(shape).numel() for shape in shapes.values())
-    return {**facts, "tensors": tensors, "parameters": {**facts.get("parameters", {}), "count": count}}
+    parameters = {**facts.get("parameters", {}), "count": sum(map(math.prod, shapes.values()))}
+    return {**facts, "tensors": tensors, "parameters": parameters | ({"towers": seeing} if seeing else {})}
 
 
 def written(facts: Mapping[str, Any]) -> str:
