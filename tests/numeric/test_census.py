@@ -5,6 +5,7 @@ The facts are those of `tests/data/published/`; none of them was written by the 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -29,6 +30,8 @@ from ferrum.runtime.parameters import model_spec
 from ferrum.runtime.remote_headers import RemoteHeaders
 from ferrum.runtime.tensor_file import TensorInfo
 from ferrum.runtime.viewed_tensors import with_views
+from ferrum.text.generation_config import load_generation_config
+from ferrum.text.model_files import DirectoryFiles
 from readme_models import README, table_of, with_table
 
 MODELS = census.models()
@@ -114,6 +117,16 @@ def test_headers_without_data_are_planned(model: Published, tmp_path: Path) -> N
     plan = plan_model(ModelConfig(model=str(folder), kv_capacity=64, max_sequence_length=64))
     assert plan.info.num_parameters == model.facts["parameters"]["count"]
     assert plan.traits.memory.weights > 0
+
+
+def test_answers_end_at_the_published_tokens(tmp_path: Path) -> None:
+    stated = [model for model in MODELS if "ends" in model.facts.get("tokenizer", {})]
+    assert len(stated) > 60
+    for model in stated:
+        for name in ("config", "generation_config"):
+            (tmp_path / f"{name}.json").write_text(json.dumps(model.facts.get(name, {})))
+        found = load_generation_config(DirectoryFiles(tmp_path)).eos_token_ids
+        assert sorted(found) == sorted(model.facts["tokenizer"]["ends"].values()), model.name
 
 
 def test_every_architecture_has_a_published_model() -> None:
