@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -37,6 +39,32 @@ from readme_models import README, table_of, with_table
 MODELS = census.models()
 LARGE = 30_000
 """Tensors of models that are read in soak runs only."""
+
+CONVERTED = {
+    **dict.fromkeys(("llama", "mistral", "mixtral"), "LLAMA"),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), "DEEPSEEK2"),
+    "mistral3": "MISTRAL3",
+    "ministral3": "MISTRAL3",
+    "gemma3_text": "GEMMA3",
+    "olmo3": "OLMO2",
+    "qwen2_moe": "QWEN2MOE",
+    "qwen3_moe": "QWEN3MOE",
+    "granitemoe": "GRANITE_MOE",
+    "minimax_m2": "MINIMAXM2",
+    "hunyuan_v1_dense": "HUNYUAN_DENSE",
+}
+"""Types of models under another name in the converter of llama.cpp."""
+
+REWRITTEN = (
+    (r"^(model\.language_model|language_model\.model)\.", "model."),
+    (r"^language_model\.lm_head", "lm_head"),
+    (r"\.experts\.\{expert\}\.", ".experts."),
+    (r"e_score_correction_bias$", "e_score_correction.bias"),
+    (r"\.router\.(scale|per_expert_scale)$", ".router.proj"),
+    (r"\.block_sparse_moe\.input_linear", ".block_sparse_moe.output_linear"),
+    (r"\.experts\.(gate_up_proj|down_proj)(_bias)?$", ".experts.down_proj"),
+)
+"""Names that the converter changes or takes apart before it looks them up."""
 
 
 def cases(*, one_a_class: bool = False) -> list[Any]:
@@ -76,6 +104,17 @@ def test_names_shapes_and_count_are_those_of_the_files(model: Published) -> None
     unused = tensors.keys() - asks.shapes.keys()
     assert [name for name in unused if not any(fnmatchcase(name, each) for each in spec.ignored_names)] == []
     assert sum(map(math.prod, asks.shapes.values())) == model.facts["parameters"]["count"]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_names_are_known_to_the_converter_of_llama_cpp(model: Published) -> None:
+    kind = model.config["model_type"]
+    known = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, CONVERTED.get(kind, kind.upper())), 1)
+    for entry in model.facts["tensors"]["names"]:
+        name = entry["name"].replace("{layer}", "0")
+        for pattern, replacement in REWRITTEN:
+            name = re.sub(pattern, replacement, name)
+        assert known.get_name(name, try_suffixes=(".weight", ".bias")), entry["name"]
 
 
 @pytest.mark.parametrize("model", cases())
