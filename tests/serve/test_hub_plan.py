@@ -20,6 +20,8 @@ from ferrum.runtime.hub import BUILT_IN, resolve_model
 from ferrum.runtime.load import plan_model
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from quantized_kit import gptq
+from quantized_kit import save as save_all
 
 SHAPE = {
     **json.loads((resolve_model(BUILT_IN) / "config.json").read_text()),
@@ -64,6 +66,26 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     }
     with hub_of(repos, tmp_path, monkeypatch) as hub:
         yield hub
+
+
+def test_settings_next_to_config_json_are_read(hub: FakeHub, tmp_path: Path) -> None:
+    """A plan of a quantised model needs its scales, so the model is downloaded."""
+    pack, settings = gptq(group=64)
+    rng = np.random.default_rng(0)
+    tensors: dict[str, np.ndarray] = {}
+    for name, values in TENSORS.items():
+        parts = pack(values.astype(np.float32) + 0.01, rng)[0] if name.endswith("_proj.weight") else {"weight": values}
+        tensors |= {f"{name.removesuffix('.weight')}.{part}": array for part, array in parts.items()}
+    save_all(tensors, tmp_path / "model.safetensors")
+    side = {key: value for key, value in settings.items() if key != "quant_method"}
+    hub.repos["maker/gptq"] = FakeRepo(
+        {
+            "config.json": CONFIG,
+            "model.safetensors": (tmp_path / "model.safetensors").read_bytes(),
+            "quantize_config.json": json.dumps(side).encode(),
+        }
+    )
+    assert "q4_0" in plan_model(ModelConfig(model="maker/gptq", kv_capacity=256)).traits.weights
 
 
 @pytest.mark.parametrize("options", [{}, {"quantize": "int8"}])

@@ -27,6 +27,7 @@ from ferrum.runtime.hub_errors import hub_errors
 from ferrum.runtime.hub_gguf import HubName, files_of
 from ferrum.runtime.loadable import NO_CONFIG
 from ferrum.runtime.model_source import ModelSource
+from ferrum.runtime.quantization_config import FILES
 from ferrum.runtime.tensor_file import TensorInfo
 from ferrum.text.text_config import text_config
 
@@ -78,6 +79,8 @@ def fetch_headers(repo: str, revision: str | None) -> RemoteHeaders:
         try:
             if "config.json" not in there:
                 raise CheckpointError(NO_CONFIG)
+            for file in FILES.keys() & there:
+                fetch(file)
             config = read_config(fetch("config.json").parent)
             if SINGLE not in there and INDEX not in there:
                 raise CheckpointError(NO_WEIGHTS)
