@@ -10,19 +10,7 @@ import pytest
 
 from ferrum.core.errors import CheckpointError, FerrumError, Unsupported
 from ferrum.runtime.gguf_file import GgufFile
-
-
-def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value.encode())) + value.encode()
-
-
-def entry(key: str, code: int, value: bytes) -> bytes:
-    return text(key) + struct.pack("<I", code) + value
-
-
-def record(name: str = "t", shape: tuple[int, ...] = (4,), kind: int = 0, offset: int = 0) -> bytes:
-    dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
-    return text(name) + dimensions + struct.pack("<IQ", kind, offset)
+from gguf_bytes import entry, record, text
 
 
 def file_of(
@@ -112,3 +100,28 @@ def test_a_directory_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none.gguf"):
         with pytest.raises(CheckpointError):
             GgufFile(path)
+
+
+LONG = 1 << 33
+HOLES = {
+    "a key": file_of((struct.pack("<Q", LONG - 200),), counts=(1, 1)),
+    "a tensor's name": file_of(records=(struct.pack("<Q", LONG - 200),)),
+    "a text": file_of((entry("k", 8, struct.pack("<Q", LONG - 200)),)),
+    "texts": file_of((entry("k", 9, struct.pack("<IQ", 8, LONG // 16)),)),
+    "numbers": file_of((entry("k", 9, struct.pack("<IQ", 0, LONG // 2)),)),
+}
+
+
+@pytest.mark.parametrize("part", HOLES)
+def test_a_length_that_reaches_into_the_weights_reads_none_of_them(tmp_path: Path, part: str) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(HOLES[part])
+    with path.open("r+b") as file:
+        file.truncate(LONG)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match="is damaged at byte"):
+            GgufFile(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

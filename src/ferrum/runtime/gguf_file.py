@@ -31,6 +31,12 @@ VERSIONS: Final = (2, 3)
 MAX_ENTRIES: Final = 1 << 20
 """More metadata or tensors than any model has: a larger count is damage, or an attack on the memory."""
 
+MAX_HEADER: Final = 1 << 26
+"""Bytes that are read as the header; the largest of published files take a quarter. A wrong length reads no weights."""
+
+MAX_ITEMS: Final = 1 << 23
+"""Items of all arrays of a file's metadata; the largest vocabulary with its merges has a sixth."""
+
 _NUMBERS: Final = {
     0: "<B",
     1: "<b",
@@ -183,7 +189,8 @@ class _Reader:
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.at = 0
-        self._path, self._data, self._size = path, data, len(data)
+        self._path, self._data, self._size = path, data, min(len(data), MAX_HEADER)
+        self._items = 0
 
     def damage(self, reason: str) -> CheckpointError:
         """Return the error of a damaged file."""
@@ -194,7 +201,8 @@ class _Reader:
         begin, self.at = self.at, self.at + count
         if self.at > self._size:
             self.at = begin
-            raise self.damage(f"{count} more bytes expected, but the file ends at {self._size}")
+            ends = "a header ends" if self._size < len(self._data) else "the file ends"
+            raise self.damage(f"{count} more bytes expected, but {ends} at {self._size}")
         return begin
 
     def number(self, format: str) -> Any:
@@ -212,7 +220,7 @@ class _Reader:
         """Read a string. Invalid UTF-8 is damage."""
         length = self.number("<Q")
         if length > self._size - self.at:
-            raise self.damage(f"{what} of {length} bytes passes the end of the file")
+            raise self.damage(f"{what} of {length} bytes passes the end of the header")
         begin = self.skip(length)
         try:
             return self._data[begin : begin + length].decode()
@@ -231,17 +239,20 @@ class _Reader:
 
     def _array(self, key: str) -> list[Any]:
         code, length = self.number("<I"), self.number("<Q")
+        self._items += length
+        if self._items > MAX_ITEMS:
+            raise self.damage(f"{length} items of {key!r}: metadata may have {MAX_ITEMS} items in all")
         if code in _NUMBERS:
             item = struct.calcsize(_NUMBERS[code])
             if length > (self._size - self.at) // item:
-                raise self.damage(f"{length} numbers of {key!r} pass the end of the file")
+                raise self.damage(f"{length} numbers of {key!r} pass the end of the header")
             begin = self.skip(length * item)
             values: list[Any] = np.frombuffer(self._data, np.dtype(_NUMBERS[code]), length, begin).tolist()
             return values
         if code != _STRING:
             raise self.damage(f"the metadata key {key!r} is an array of the unknown type {code}")
         if length > (self._size - self.at) // 8:
-            raise self.damage(f"{length} strings of {key!r} pass the end of the file")
+            raise self.damage(f"{length} strings of {key!r} pass the end of the header")
         return self._strings(f"a string of {key}", length)
 
     def _strings(self, what: str, count: int) -> list[str]:
