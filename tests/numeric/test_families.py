@@ -178,6 +178,7 @@ LATENT: dict[str, Any] = {
     ("changes", "error", "named"),
     [
         ({"num_experts_per_tok": 9}, CheckpointError, "choose 9"),
+        ({"n_routed_experts": 2**31 - 1}, CheckpointError, "2147483647 experts.*4096"),
         ({"n_group": 3}, CheckpointError, "3 groups"),
         ({"n_group": 4, "topk_group": 5}, CheckpointError, "5 are kept"),
         ({"n_group": 8, "topk_group": 1}, CheckpointError, "choose 2"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.kernels.group_weights import PANEL
@@ -13,6 +14,9 @@ from ferrum.models.spec import MlpSpec
 from ferrum.models.tensor_views import Runs, View
 from ferrum.nn.experts import Experts
 from ferrum.nn.norm import Norm
+
+MAX_EXPERTS: Final = 4096
+"""Limit of the experts of a layer, whose names are listed before any tensor is read; released models have up to 512."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,9 @@ class ExpertsSpec:
     router_norm: str | None = None
 
     def __post_init__(self) -> None:
+        if self.routing.num_experts > MAX_EXPERTS:
+            count = self.routing.num_experts
+            raise CheckpointError(f"config.json: {count} experts in a layer, more than the {MAX_EXPERTS} that are read")
         routing, size = self.routing, self.routing.num_experts // self.routing.groups
         uneven = routing.num_experts % routing.groups or routing.kept_groups > routing.groups
         if uneven or routing.top_k > routing.kept_groups * size:
@@ -115,16 +122,20 @@ class ExpertsSpec:
 
     def _matrix(self, make: Builder, name: str) -> Weight:
         count, (outputs, inputs) = self.routing.num_experts, self._sizes(make, name)
-        sources = tuple(f"experts.{expert}.{name}.weight" for expert in range(count))
-        view = View(sources) if self.fused is None else self._view(self.fused, name, transposed=self.fused.transposed)
+        if self.fused is None:
+            view = View(tuple(f"experts.{expert}.{name}.weight" for expert in range(count)))
+        else:
+            view = self._view(self.fused, name, transposed=self.fused.transposed)
         return make.matrix(f"experts.{name}.weight", (count * outputs, inputs), view)
 
     def _bias(self, make: Builder, name: str) -> Array | None:
         if not self.bias:
             return None
         count, (outputs, _) = self.routing.num_experts, self._sizes(make, name)
-        sources = tuple(f"experts.{expert}.{name}.bias" for expert in range(count))
-        view = View(sources) if self.fused is None else self._view(self.fused, name, "_bias")
+        if self.fused is None:
+            view = View(tuple(f"experts.{expert}.{name}.bias" for expert in range(count)))
+        else:
+            view = self._view(self.fused, name, "_bias")
         return make.vector(f"experts.{name}.bias", count * outputs, view)
 
     def _view(self, fused: Fused, name: str, suffix: str = "", *, transposed: bool = False) -> View:
