@@ -7,6 +7,7 @@ import re
 import resource
 import subprocess
 import sys
+import tracemalloc
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from ferrum.runtime.load import plan_model
 from ferrum.text.generation_config import load_generation_config
 from ferrum.text.tokenizer import load_tokenizer
 from gguf_census import NAMES, entry
-from gguf_damage import Header, Outcome, header_of, outcome
+from gguf_damage import Header, Outcome, header_of, outcome, write
 
 GIB = 1 << 30
 SEEDS = 40
@@ -90,6 +91,29 @@ def test_damaged_headers_are_read_or_refused_by_name(part: int, tmp_path: Path) 
 
 def test_the_damaged_header_of_a_real_file_is_read_or_refused_by_name(tmp_path: Path) -> None:
     assert survey(range(SEEDS // 10), [real_header()], ["SmolLM2"], tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "words"),
+    [
+        ("gemma-4-e4b-it", "gemma4.attention.shared_kv_layers", 1 << 20, "num_kv_shared_layers"),
+        ("qwen3-30b-a3b-q4_k_m", "qwen3moe.expert_count", (1 << 31) - 1, "2147483647 experts"),
+        ("gpt-oss-20b-mxfp4", "gpt-oss.expert_count", 1 << 20, "1048576 experts"),
+    ],
+)
+def test_counts_that_no_model_has_are_refused_at_once(
+    name: str, key: str, value: int, words: str, tmp_path: Path
+) -> None:
+    header = header_of(entry(name))
+    header.entries = [(each, value if each == key else old) for each, old in header.entries]
+    write(header, tmp_path / "m.gguf")
+    tracemalloc.start()
+    try:
+        with pytest.raises(FerrumError, match=words):
+            plan_model(ModelConfig(model=str(tmp_path / "m.gguf"), kv_capacity=64))
+        assert tracemalloc.get_traced_memory()[1] < GIB // 16
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.soak

@@ -173,12 +173,8 @@ class Outcome:
         return f"seed {self.seed}: {self.base}, {self.change} of {self.target!r}: {self.error!r}"
 
 
-def damaged(seed: int, base: Header, path: Path) -> tuple[str, str]:
-    """Write a damaged file; return the change and what it acts on."""
-    random = Random(seed)
-    header = replace(base, entries=[*base.entries], records=[*base.records])
-    change = random.choice(CHANGES)
-    target = change(random, header)
+def write(header: Header, path: Path) -> int:
+    """Write a file; return the length of its header."""
     head = header.written()
     with path.open("wb") as file:
         file.write(head)
@@ -187,10 +183,21 @@ def damaged(seed: int, base: Header, path: Path) -> tuple[str, str]:
                 file.seek(len(head) + offset)
                 file.write(struct.pack(f"<{len(header.data[name])}f", *header.data[name]))
         file.truncate(len(head) + header.size)
+    return len(head)
+
+
+def damaged(seed: int, base: Header, path: Path) -> tuple[str, str]:
+    """Write a damaged file; return the change and what it acts on."""
+    random = Random(seed)
+    header = replace(base, entries=[*base.entries], records=[*base.records])
+    change = random.choice(CHANGES)
+    target = change(random, header)
+    length = write(header, path)
+    with path.open("r+b") as file:
         if random.random() < 0.1:
-            file.truncate(random.randrange(len(head)))
+            file.truncate(random.randrange(length))
         elif random.random() < 0.1:
-            file.seek(random.randrange(len(head)))
+            file.seek(random.randrange(length))
             file.write(random.randbytes(4))
     return change.__name__, target
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
+from ferrum.core.errors import CheckpointError
 from ferrum.core.kv_shape import KvShape
 from ferrum.kernels.interface import ParameterForms
 from ferrum.kernels.op_attributes import Activation
@@ -212,7 +213,12 @@ class Builder:
         return self.slot_before(shape)
 
     def slot_before(self, shape: KvShape) -> Slot:
-        """Return the slot of the last part so far that stores this shape, for a part that reads it again."""
+        """Return the slot of the last part so far that stores this shape, for a part that reads it again.
+
+        Raises CheckpointError if there is none.
+        """
+        if shape not in self.stores:
+            raise CheckpointError("config.json: num_kv_shared_layers: a layer reads what no layer before it stores")
         return Slot(list(self.stores).index(shape), len(self.stores[shape]) - 1)
 
     def _placed(self, name: str, view: View | None) -> str:
