@@ -62,25 +62,14 @@ OPEN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "no window in Phi-3's first files, where the model has one": named("phi-3-mini-4k"),
     },
     "ends": {"<|eom|> of Llama 4, which the model's generation_config.json names": named("llama-4")},
-    "begins": {},
-    "sampling": {},
 }
 """Files that are not yet read as published, by check and reason. A line goes when its check passes."""
-
-PENDING: Mapping[str, tuple[str, ...]] = {
-    "plan": named("gemma-4-e2b-it-ud"),
-    "ends": named(r"exaone|kimi-k2|seed-oss|starcoder2|gemma-[234]-|gpt-oss|phi-(3|4-mini)|llama-3.1-8b"),
-    "begins": named(r"exaone-4.0|gemma-4-|llama-3"),
-    "sampling": tuple(having("sampling")),
-}
-"""Files that are read on other branches; to be deleted when those are merged."""
 
 
 def cases(check: str, names: Iterable[str]) -> list[Any]:
     """Return the names as parameters; the open ones are expected to fail."""
-    marks = {name: pytest.mark.xfail(reason="pending", strict=False) for name in PENDING.get(check, ())}
-    for why, found in OPEN[check].items():
-        marks |= {name: pytest.mark.xfail(reason=why, strict=True) for name in found}
+    reasons = {name: why for why, found in OPEN.get(check, {}).items() for name in found}
+    marks = {name: pytest.mark.xfail(reason=why, strict=True) for name, why in reasons.items()}
     return [pytest.param(name, marks=marks.get(name, ())) for name in names]
 
 
@@ -188,7 +177,7 @@ def test_the_tokenizer_loads_and_answers_end_where_the_model_ends_them(folder: P
     assert set(facts["ends"]) <= ends <= {*facts["ends"], *facts.get("may_end", ())}
 
 
-@pytest.mark.parametrize("name", cases("begins", having("begins")))
+@pytest.mark.parametrize("name", having("begins"))
 def test_texts_begin_as_in_the_models_own_tokenizer(folder: Path, name: str) -> None:
     tokenizer = load_tokenizer(GgufModel(header(folder, name)))
     assert tokenizer is not None
@@ -196,7 +185,7 @@ def test_texts_begin_as_in_the_models_own_tokenizer(folder: Path, name: str) -> 
     assert (tokenizer.encode("!")[0] == begin) == entry(name).facts["begins"]
 
 
-@pytest.mark.parametrize("name", cases("sampling", having("sampling")))
+@pytest.mark.parametrize("name", having("sampling"))
 def test_the_recommended_sampling_is_the_files(folder: Path, name: str) -> None:
     sampling = load_generation_config(GgufModel(header(folder, name))).sampling
     assert dict(sampling) == pytest.approx(entry(name).facts["sampling"])
