@@ -49,12 +49,19 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     **dict.fromkeys(("leading_dense_block_count", "moe_every_n_layers", "n_deepstack_layers"), (0,)),
     **dict.fromkeys(("rope.scaling.alpha", "rope.scaling.yarn_log_multiplier"), (0,)),
     **dict.fromkeys(("use_parallel_residual", "swin_norm"), (False,)),
+    "expert_shared_feed_forward_length": (0,),
     "attention.causal": (True,),
 }
 """Values with which a key has no effect, in architectures that do not read it."""
 
 WITHOUT_EFFECT: Final = ("rope.scaling.finetuned", "vocab_size", "tensor_data_layout", "pooling_type")
 """Keys that change no logits in any architecture that does not name them."""
+
+TOWER_KEYS: Final = ("vision.", "audio.", "mm.")
+"""Beginnings of the keys of parts that see or hear, which ollama keeps in the file of the text model."""
+
+TOWER_TENSORS: Final = ("v.", "a.", "mm.")
+"""Beginnings of the names of their tensors."""
 
 WINDOW: Final = {"attention.sliding_window": "sliding_window"}
 """The key of an architecture whose windows are read."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from ferrum.core.errors import CheckpointError, Unsupported
-from ferrum.models.gguf_architecture import WINDOW, GgufArchitecture, Values
+from ferrum.models.gguf_architecture import RMS_EPSILON, WINDOW, GgufArchitecture, Values
 
 _POST_NORMS: Final = {
     "post_attention_norm": "post_attention_layernorm",
@@ -122,6 +122,15 @@ _GEMMA2: Final = GgufArchitecture(
     period=2,
     derive=_query_scale(46),
 )
+
+
+def _gemma3(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:
+    """Return the scales of the released models: of queries, and of the rope in files without a key of it (ollama's)."""
+    stretched = config["num_hidden_layers"] in (34, 48, 62) and "rope.scaling.factor" not in values
+    rope = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}} if stretched else {}
+    return {**_query_scale(62)(values, tensors, config), **rope}
+
+
 _GEMMA3: Final = GgufArchitecture(
     "Gemma3ForCausalLM",
     "gemma3_text",
@@ -129,7 +138,8 @@ _GEMMA3: Final = GgufArchitecture(
     keys={**WINDOW, **_SOFTCAPS, "rope.freq_base_swa": "rope_local_base_freq"},
     fixed={"norm_offset": 0.0},
     period=6,
-    derive=_query_scale(62),
+    absent={RMS_EPSILON: 1e-6, "rope.freq_base": 1e6},  # ollama's files lack them
+    derive=_gemma3,
 )
 _GEMMA4: Final = GgufArchitecture(
     "Gemma4ForCausalLM",
@@ -204,6 +214,13 @@ _MISTRAL3: Final = GgufArchitecture(
     variants=((lambda values, _: bool(values.get("attention.temperature_scale")), _MINISTRAL3),),
 )
 
+
+def _phi3_window(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:  # noqa: ARG001
+    """Return the window of the first Phi-3 files, which lack it: llama.cpp knows their models by layers and context."""
+    first = config["num_hidden_layers"] in (32, 40) and config["max_position_embeddings"] == 4096
+    return {"sliding_window": 2047} if first and config.get("sliding_window") is None else {}
+
+
 _EXAONE4: Final[dict[str, Any]] = {
     "parts": _OLMO3.parts,
     "keys": WINDOW,
@@ -226,6 +243,7 @@ DENSE: Final[Mapping[str, GgufArchitecture]] = {
         parts={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
         keys={**WINDOW, "rope.scaling.original_context_length": "original_max_position_embeddings"},
         partial="partial_rotary_factor",
+        derive=_phi3_window,
     ),
     "olmo2": _OLMO2,
     "mistral3": _MISTRAL3,

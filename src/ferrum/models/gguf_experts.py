@@ -8,6 +8,7 @@ from typing import Any, Final
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.models.gguf_architecture import WINDOW, GgufArchitecture, Values
 from ferrum.models.gguf_dense import GRANITE_KEYS, GRANITE_ROPE
+from ferrum.models.gguf_rope import LOG_MULTIPLIER
 
 _SOFTMAX, _SIGMOID, _SOFTMAX_OF_CHOSEN = 1, 2, 3
 """Expert gating functions by their numbers in files."""
@@ -171,6 +172,7 @@ EXPERTS: Final[Mapping[str, GgufArchitecture]] = {
         "LlamaForCausalLM",
         "llama",
         permuted=True,
+        ignored=(LOG_MULTIPLIER,),  # in files of Devstral 2; llama.cpp does not read it in this architecture either
         variants=((lambda values, _: bool(values.get("expert_count")), _MIXTRAL),),
     ),
     "qwen2moe": GgufArchitecture(

@@ -18,6 +18,7 @@ from ferrum.models.gguf_architecture import (
     NEUTRAL,
     REQUIRED,
     RMS_EPSILON,
+    TOWER_KEYS,
     WITHOUT_EFFECT,
     GgufArchitecture,
 )
@@ -58,6 +59,12 @@ def architecture_of(metadata: Mapping[str, Any], tensors: Collection[str]) -> tu
         raise Unsupported(f"GGUF architecture {name!r}", f"known: {', '.join(sorted(ARCHITECTURES))}")
     entry, values = ARCHITECTURES[name], _values(name, metadata)
     return name, next((other for means, other in entry.variants if means(values, tensors)), entry)
+
+
+def key_of(field: str, metadata: Mapping[str, Any], entry: GgufArchitecture) -> str:
+    """Return the metadata key that a field of `config.json` is read from, for messages."""
+    found = next((key for key, theirs in {**entry.keys, **KEYS}.items() if theirs == field), field)
+    return f"GGUF metadata {metadata['general.architecture']}.{found}"
 
 
 def hf_config(
@@ -130,7 +137,9 @@ def _values(prefix: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in own.items():
         if key != _PATTERN and isinstance(value, list) and value and all(each == value[0] for each in value):
             own[key] = value[0]
-    return {key: value for key, value in own.items() if key not in _COUNTS or value}
+    return {
+        key: value for key, value in own.items() if not key.startswith(TOWER_KEYS) and (key not in _COUNTS or value)
+    }
 
 
 def _refuse_unknown(prefix: str, entry: GgufArchitecture, values: Mapping[str, Any]) -> None:
@@ -164,6 +173,8 @@ def _refuse_missing(
     epsilon = EPSILON if EPSILON in entry.keys else RMS_EPSILON
     wide = () if _INNER in (*entry.keys, *entry.ignored) else (_WIDTH,)
     for key in (*REQUIRED, epsilon, *wide, *entry.required):
+        if key in entry.absent:
+            continue
         if key not in values and (key in _POSITIVE or f"{prefix}.{key}" not in metadata):
             raise CheckpointError(f"GGUF metadata has no {prefix}.{key}")
     for key in ("attention.head_count", "embedding_length", "block_count"):

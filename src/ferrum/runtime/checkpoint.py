@@ -68,6 +68,10 @@ class TensorStore(Protocol):
         """Warnings about matrices that take more memory in their own format than in the file."""
         return ()
 
+    def in_its_words(self, problem: str) -> str:
+        """Return a message about a field of the configuration as this kind of file names the field."""
+        return problem
+
     def file_of(self, name: str) -> str:
         """Return the name of the file that holds a tensor, for messages."""
         return f"{self.directory} ({name})"

@@ -7,8 +7,9 @@ The file's own formats are in `gguf_file.py` and `quant/gguf_blocks.py`, the nam
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError, Unsupported
-from ferrum.models.gguf_keys import architecture_of, hf_config
+from ferrum.models.gguf_architecture import TOWER_TENSORS
+from ferrum.models.gguf_keys import architecture_of, hf_config, key_of
 from ferrum.models.gguf_names import ROPE_FACTORS, hf_name, hf_shape, is_permuted, layer_of
 from ferrum.models.tensor_views import Runs, View
 from ferrum.quant.block_format import BLOCK_FORMATS
@@ -29,6 +31,9 @@ from ferrum.runtime.gguf_file import GgufFile, GgufTensor, open_shards
 from ferrum.runtime.model_source import ModelSource
 from ferrum.runtime.tensor_file import FORMAT_OF, TensorInfo
 from ferrum.runtime.viewed_tensors import ViewedTensors
+
+_FIELD: Final = re.compile(r"config\.json: (\w+)")
+"""A field of the configuration in a message."""
 
 _EMBEDDING: Final = "token_embd.weight"
 _GATE_UP: Final = ".experts.gate_up_proj.weight"
@@ -73,7 +78,9 @@ class GgufTensors(TensorStore):
         self._places: dict[str, tuple[GgufFile, str]] = {}
         for shard, name in places:
             layer = layer_of(name)
-            if name in factors or (layer is not None and layer >= config["num_hidden_layers"]):
+            if name in factors or name.startswith(TOWER_TENSORS):
+                continue
+            if layer is not None and (layer >= config["num_hidden_layers"] or _is_repeated(name, names)):
                 continue  # layers beyond the model's predict further tokens
             full = hf_name(name, self._architecture)
             if full is None:
@@ -89,6 +96,9 @@ class GgufTensors(TensorStore):
         counts = Counter(shard.tensors[own].kind for shard, own in self._places.values())
         grown = (_growth(kind, count) for kind, count in sorted(counts.items()) if kind not in FORMAT_OF)
         return tuple(note for note in grown if note)
+
+    def in_its_words(self, problem: str) -> str:
+        return _FIELD.sub(lambda found: key_of(found[1], self.metadata, self._architecture), problem)
 
     def file_of(self, name: str) -> str:
         return self._places[name][0].path.name
@@ -132,6 +142,12 @@ class GgufTensors(TensorStore):
             order = np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
             blocks = blocks[order] if len(tensor.shape) > 1 else blocks[:, order]
         return tensor, blocks
+
+
+def _is_repeated(name: str, names: Collection[str]) -> bool:
+    """Whether a latent key and value matrix is in the file in its halves, too, as ik_llama.cpp writes it."""
+    halves = [name.replace(".attn_kv_b.", f".attn_{half}_b.") for half in "kv"]
+    return ".attn_kv_b." in name and set(halves) <= set(names)
 
 
 def _growth(kind: str, count: int) -> str:

@@ -47,7 +47,12 @@ def model_spec(checkpoint: TensorStore, context: int | None = None, *, planning:
 
     A model that was saved without a head uses the embedding as its head, whatever its configuration says.
     """
-    spec = decoder_spec(checkpoint.config, context)
+    try:
+        spec = decoder_spec(checkpoint.config, context)
+    except Unsupported as error:
+        raise Unsupported(checkpoint.in_its_words(error.feature), error.reason) from error
+    except CheckpointError as error:
+        raise CheckpointError(checkpoint.in_its_words(str(error))) from error
     if HEAD not in checkpoint.tensors:
         return replace(spec, tied_head=spec.tied_head or _is_headless(checkpoint))
     if not spec.tied_head or _is_embedding(checkpoint, planning=planning):

@@ -28,6 +28,7 @@ class TokenType(IntEnum):
 TURN_ENDS: Final = frozenset(
     {
         *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),  # Llama 3
+        "<|eom|>",  # Llama 4, by the published generation_config.json; llama.cpp does not end at it
         *("<|im_end|>", "<|endoftext|>", "<|end|>", "<end_of_turn>"),  # Qwen, Phi-3, Gemma
         *("<eos>", "<turn|>", "<|tool_response>"),  # Gemma 4
         *("<|return|>", "<|call|>"),  # gpt-oss
@@ -39,7 +40,7 @@ TURN_ENDS: Final = frozenset(
         "<|file_sep|>",
     }
 )
-"""Texts of the tokens at which llama.cpp ends an answer, whatever else the metadata names."""
+"""Texts of the tokens that end an answer, whatever else the metadata names: those of llama.cpp, and of Llama 4."""
 
 _SPARED: Final = (
     ({"<|return|>", "<|call|>"}, "<|end|>"),  # ends a message of gpt-oss, not its turn
