@@ -96,7 +96,7 @@ def test_the_damaged_header_of_a_real_file_is_read_or_refused_by_name(tmp_path: 
 @pytest.mark.parametrize(
     ("name", "key", "value", "words"),
     [
-        ("gemma-4-e4b-it", "gemma4.attention.shared_kv_layers", 1 << 20, "num_kv_shared_layers"),
+        ("gemma-4-e4b-it", "gemma4.attention.shared_kv_layers", 1 << 20, r"gemma4\.attention\.shared_kv_layers"),
         ("qwen3-30b-a3b-q4_k_m", "qwen3moe.expert_count", (1 << 31) - 1, "2147483647 experts"),
         ("gpt-oss-20b-mxfp4", "gpt-oss.expert_count", 1 << 20, "1048576 experts"),
     ],

@@ -44,7 +44,8 @@ def gemma4(config: FamilyConfig) -> DecoderSpec:
     count = config.num_layers()
     kinds = [*sliding_but_every(config, 6)[:-1], FULL]  # the last one is full, whatever `layer_types` says
     width = config.integer("hidden_size_per_layer_input", minimum=0)
-    own, first_reader = _own_heads(config, kinds), count - config.integer("num_kv_shared_layers", 0, minimum=0)
+    shared = config.integer("num_kv_shared_layers", 0, minimum=0, maximum=count - 1)
+    own, first_reader = _own_heads(config, kinds), count - shared
 
     def layer(index: int) -> BlockSpec:
         reads = index >= first_reader
