@@ -30,6 +30,7 @@ from ferrum.server.error_replies import ApiError, CancelledError
 from ferrum.server.generation import watched
 from ferrum.server.http_guard import CLIENT_GONE
 from ferrum.server.openapi_rules import JsonInteger
+from ferrum.server.public_names import without_directories
 from ferrum.server.reply_bodies import Reply
 from ferrum.server.reply_builder import finish_of
 from ferrum.server.request_bodies import MAX_TOP_LOGPROBS, Body
@@ -191,7 +192,7 @@ def recorded_request(record: Record, tokenizer: Tokenizer | None) -> RecordedReq
         time=record.time,
         finished=end is not None,
         cached_tokens=None if end is None else end.cached_tokens,
-        origin=record.origin.to_dict(),
+        origin=without_directories(record.origin.to_dict()),
         request=request_dict(record.request),
         prompt=_text(record.request.prompt, tokenizer),
         prompt_logprobs=None if end is None or end.prompt_logprobs is None else list(end.prompt_logprobs),

@@ -26,6 +26,7 @@ from ferrum.server.completions import completion_builder
 from ferrum.server.embeddings import Embeddings
 from ferrum.server.error_replies import ApiError
 from ferrum.server.generation import Generation
+from ferrum.server.public_names import without_directories
 from ferrum.server.reasoning import unread_effort
 from ferrum.server.reply_builder import ReplyBuilder, ReplyHeader
 from ferrum.server.request_bodies import (
@@ -155,12 +156,12 @@ def _add_probes(router: APIRouter, service: Service) -> None:
 
     @router.get("/v1/config", responses={200: {"model": reply_bodies.Config}, 401: ERRORS[401], 503: ERRORS[503]})
     async def config() -> Response:
-        """Return the options in effect and the properties of the model."""
+        """Return the options in effect and the properties of the model; of paths their last parts."""
         client, info = service.client, service.engine.info
         return reply(
             reply_bodies.Config(
-                server=service.config.to_dict(),
-                engine=None if client.config is None else client.config.to_dict(),
+                server=without_directories(service.config.to_dict()),
+                engine=None if client.config is None else without_directories(client.config.to_dict()),
                 model={
                     "name": service.model,
                     "vocab_size": info.vocab_size,
@@ -182,7 +183,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
             object="model",
             created=service.started,
             owned_by="ferrum",
-            root=service.engine.info.model,
+            root=service.root,
             parent=None,
             max_model_len=service.context,
         )
@@ -202,7 +203,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
     async def one_model(model_id: str) -> Response:
         """Return the model by its name."""
         service.check_model(model_id)
-        return reply(model(model_id))
+        return reply(model(model_id if model_id in service.models else service.model))
 
 
 def _add_generation(router: APIRouter, service: Service) -> None:

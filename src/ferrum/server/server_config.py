@@ -27,7 +27,8 @@ class ServerConfig(JsonRecord):
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on; 0 takes a free one.", least=0, most=65535)
     served_model_name: Sequence[str] = option(
-        (), "Model name for clients; repeat for more names (default: the name it was loaded by)."
+        (),
+        "Model name for clients; repeat for more names (default: the name it was loaded by, of a path the last part).",
     )
     chat_template: str | None = option(None, "File with a chat template that replaces the model's own.")
     api_key_file: str | None = option(

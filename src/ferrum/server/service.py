@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +32,7 @@ from ferrum.server.error_replies import ApiError
 from ferrum.server.key_limits import KeyLimits, Limits
 from ferrum.server.metrics.engine_metrics import Metrics
 from ferrum.server.metrics.http_metrics import HttpMetrics
+from ferrum.server.public_names import public_name
 from ferrum.server.server_config import ServerConfig
 from ferrum.server.traces import Traces
 from ferrum.server.worker_pools import WorkerPools
@@ -238,7 +240,12 @@ class Service:
     @property
     def models(self) -> Sequence[str]:
         """All names by which clients know the model."""
-        return self.config.served_model_name or (self.engine.info.model,)
+        return self.config.served_model_name or (self.root,)
+
+    @cached_property
+    def root(self) -> str:
+        """The name that the model was loaded by; of a path its last part."""
+        return public_name(self.engine.info.model)
 
     @property
     def context(self) -> int:
@@ -248,7 +255,8 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Refuse the name of another model. Raises ApiError, 404."""
-        if name is not None and name not in self.models:
+        typed = () if self.config.served_model_name else (self.engine.info.model,)
+        if name is not None and name not in (*self.models, *typed):
             raise ApiError(404, f"the model {name!r} is not served here", code="model_not_found", param="model")
 
     @property
