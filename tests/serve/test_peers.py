@@ -9,8 +9,10 @@ import pytest
 
 from engine_fakes import EOS, LetterTokenizer
 from ferrum.core.errors import ConfigError
+from ferrum.server.missing_routes import INSTEAD
 from ferrum.server.openapi_rules import HARMLESS
 from ferrum.server.request_bodies import ChatRequest
+from ferrum.server.routes import make_router
 from ferrum.server.truncation import truncated
 from serve_kit import USER, Served, error_of, serving
 
@@ -96,7 +98,19 @@ def test_missing_route_under_a_wrong_base_names_the_right_one(server: Served) ->
         error = error_of(server.post(f"{base}/chat/completions", messages=USER), 404)
         assert "base URL" in error["message"] and "sends /v1/chat/completions" in error["message"]
     assert "/v1/models" in error_of(server.http.get("/models"), 404)["message"]
-    assert error_of(server.http.get("/elsewhere"), 404)["message"] == "Not Found"
+    assert error_of(server.http.get("/elsewhere"), 404)["message"].endswith("GET /openapi.json lists all routes")
+
+
+@pytest.mark.parametrize("instead", INSTEAD)
+def test_missing_route_of_another_api_names_the_one_that_serves_it(server: Served, instead: str) -> None:
+    routes = {(method, each.path) for each in make_router(server.service).routes for method in each.methods}
+    method, path = instead.split(",")[0].split()
+    assert (method, path) in routes
+    for missing in INSTEAD[instead]:
+        message = error_of(server.http.request(method, missing), 404)["message"]
+        assert f"{missing} is not served; use {instead}" in message
+    for under in ("/v1/responses/resp_1", "/v1/responses/resp_1/cancel"):
+        assert "use POST /v1/chat/completions" in error_of(server.http.get(under), 404)["message"]
 
 
 def test_empty_text_is_the_begin_token(server: Served, unfailing: Served) -> None:

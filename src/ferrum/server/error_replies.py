@@ -26,6 +26,7 @@ from ferrum.core.errors import (
     RequestError,
     Unsupported,
 )
+from ferrum.server.missing_routes import advice
 from ferrum.server.reply_bodies import ErrorBody, ErrorReply
 
 INVALID: Final = "invalid_request_error"
@@ -166,21 +167,12 @@ async def error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, StarletteHTTPException):
         reply = from_framework(error)
         if reply is not error and reply.status_code == HTTPStatus.NOT_FOUND:
-            reply.message += _right_base(request)
+            reply.message += f": {advice(request)}"
         if reply.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             reply.headers = _allowed(request) or reply.headers
         return response_of(reply)
     state = request.scope["state"]
     return response_of(as_api_error(error, state["request_id"], state["service"].retry_after()))
-
-
-def _right_base(request: Request) -> str:
-    """Return advice for a path that ends like a route below /v1, else nothing: the client's base URL is wrong."""
-    wanted = (
-        route.path for route in request.app.state.routes if request.url.path.endswith(route.path.removeprefix("/v1"))
-    )
-    path = next((each for each in wanted if each.startswith("/v1/")), None)
-    return "" if path is None else f": {request.url.path}; set the client's base URL so that it sends {path}"
 
 
 def _allowed(request: Request) -> dict[str, str]:
