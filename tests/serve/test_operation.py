@@ -204,9 +204,12 @@ def test_api_key_is_required_and_identifies_its_tenant(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# keys\nada:one\n\ntwo\n")
     with serving(chat_parts(SLOW), api_key_file=str(path)) as server:
-        for headers in ({}, {"authorization": "Bearer three"}, {"authorization": "Basic one"}, {"x-api-key": "on"}):
-            response = server.http.get("/v1/models", headers=headers)
-            assert error_of(response, 401)["code"] == "invalid_api_key"
+        for given in ({}, {"authorization": "Basic one"}, {"authorization": "Bearer"}):
+            missing = error_of(server.http.get("/v1/models", headers=given), 401)
+            assert missing["code"] == "missing_api_key" and "an API key is required" in missing["message"]
+        for given in ({"authorization": "Bearer three"}, {"x-api-key": "on"}):
+            wrong = error_of(server.http.get("/v1/models", headers=given), 401)
+            assert (wrong["code"], wrong["message"]) == ("invalid_api_key", "this API key is not valid")
         assert error_of(server.http.post("/v1/nowhere"), 401)
         assert all(server.http.get(path).status_code == 200 for path in ("/health", "/ping", "/ready", "/version"))
         assert server.http.get("/v1/models", headers={"x-api-key": "two"}).status_code == 200

@@ -124,14 +124,12 @@ class Guard:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             key = headers.get("x-api-key", "")
-        tenant = keys.tenant(key.strip())
+        key = key.strip()
+        tenant = keys.tenant(key)
         if tenant is None:
-            raise ApiError(
-                401,
-                "no valid API key; send `Authorization: Bearer KEY`",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
+            reason = "this API key is not valid" if key else "an API key is required: send `Authorization: Bearer KEY`"
+            code = "invalid_api_key" if key else "missing_api_key"
+            raise ApiError(401, reason, code=code, headers={"www-authenticate": "Bearer"})
         return tenant
 
     async def _answer(self, error: Exception, scope: Scope, receive: Receive, sender: _Sender) -> None:

@@ -5,20 +5,21 @@ Logs and records on disk keep the paths as typed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 
 def public_name(text: str) -> str:
     """Return the last part of a path on this machine; any other text, such as a hub id, unchanged."""
     try:
-        path = os.path.expanduser(text)
-        if os.path.isabs(path) or os.path.exists(path):
-            return os.path.basename(os.path.abspath(path)) or text
-    except (OSError, ValueError):  # such as a text that is too long for a path
-        pass
-    return text
+        path = Path(text).expanduser()
+        if not (text and (path.is_absolute() or path.exists())):
+            return text
+    except (OSError, RuntimeError, ValueError):  # too long for a path, or the home of an unknown user
+        return text
+    name = path.absolute().name  # not resolved: links of the hub's cache lead to hashes
+    return path.resolve().name if name in ("", "..") else name
 
 
 def without_directories(value: Any) -> Any:
