@@ -87,9 +87,14 @@ def _items(name: str, value: Any) -> list[Any]:
     return list(items)
 
 
-def _strings(name: str, value: Any) -> tuple[str, ...]:
-    """Return one string or several as a tuple; an empty one would match everywhere and is refused."""
+def _strings(name: str, value: Any, most: int) -> tuple[str, ...]:
+    """Return one string or several as a tuple; an empty one would match everywhere and is refused.
+
+    Equal strings are kept once, after they are counted: the OpenAPI document limits the list as it is sent.
+    """
     items = [value] if isinstance(value, str) else _items(name, value)
+    if len(items) > most:
+        _refuse(name, f"has {len(items)} strings, more than {most}")
     for item in items:
         if not isinstance(item, str):
             _refuse(name, f"must contain strings only, not {shown(item)}")
@@ -99,9 +104,7 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _stop_strings(name: str, value: Any) -> tuple[str, ...]:
-    strings = _strings(name, value)
-    if len(strings) > MAX_STOP_STRINGS:
-        _refuse(name, f"has {len(strings)} strings, more than {MAX_STOP_STRINGS}")
+    strings = _strings(name, value, MAX_STOP_STRINGS)
     longest = max(map(len, strings), default=0)
     if longest > MAX_STOP_LENGTH:
         _refuse(name, f"has a string of {longest} characters, more than {MAX_STOP_LENGTH}")
@@ -113,9 +116,7 @@ _NOT_BLANK: Final = re.compile(r"[^\s\x1c-\x1f\x85\ufeff]")
 
 
 def _words(name: str, value: Any) -> tuple[str, ...]:
-    words = _strings(name, value)
-    if len(words) > MAX_BAD_WORDS:
-        _refuse(name, f"has {len(words)} words, more than {MAX_BAD_WORDS}")
+    words = _strings(name, value, MAX_BAD_WORDS)
     if not all(map(_NOT_BLANK.search, words)):
         _refuse(name, "must not contain a blank word")
     return words
