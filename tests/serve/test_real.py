@@ -131,6 +131,17 @@ def test_text_offsets_fit_for_every_tokenizer_layout(layout: str, tmp_path: Path
                 assert "\ufffd" in name or echoed[offset:end] in (name, name.lstrip()) or tokenizer.is_special(token)
 
 
+def test_begin_token_of_the_tokenizer_stands_before_one_that_the_text_spells_out(tmp_path: Path) -> None:
+    directory = text_samples.write(tmp_path, text_samples.LAYOUTS["byte_fallback"]())
+    tokenizer = load_tokenizer(DirectoryFiles(directory))
+    assert tokenizer is not None
+    for text, offsets in (("<s>dog", [0, 0, 3]), ("<s><s>dog", [0, 0, 3, 6]), ("</s><s>", [0, 0, 4]), ("dog", [0, 0])):
+        ids = tokenizer.encode(text)
+        assert text_offsets(tokenizer, text, ids)[: len(offsets)] == offsets
+        spelled = tokenizer.decode(ids, skip_special_tokens=False)
+        assert text_offsets(tokenizer, spelled, ids)[:2] == [0, 3]
+
+
 def test_streams_equal_whole_replies(real: Served) -> None:
     check_streams(real, 12)
 

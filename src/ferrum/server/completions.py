@@ -6,6 +6,7 @@ Bodies are checked in `validation`; what the builders share is in `reply_builder
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Final
 
 from ferrum.engine.model_client import ModelClient
@@ -25,6 +26,9 @@ from ferrum.server.service import Caller
 from ferrum.server.validation import CheckedRequest, check_completion
 from ferrum.text.detokenizer import Detokenizer
 from ferrum.text.tokenizer import Tokenizer
+
+MAX_ADDED: Final = 4
+"""Special tokens that a tokenizer puts before a text."""
 
 MAX_SWALLOWED: Final = 64
 """Characters of white space that are searched for the start of a token."""
@@ -166,7 +170,8 @@ def text_offsets(tokenizer: Tokenizer | None, text: str, tokens: Sequence[int]) 
     offsets: list[int] = []
     characters = Detokenizer(tokenizer, skip_special_tokens=False)
     place, first = 0, True
-    for token in tokens:
+    added = _added_before(tokenizer, text, tokens)
+    for token in tokens[added:]:
         special = tokenizer.is_special(token)
         piece = characters.push([token]).text
         start, found = place, piece
@@ -178,11 +183,23 @@ def text_offsets(tokenizer: Tokenizer | None, text: str, tokens: Sequence[int]) 
             start, found = place, "" if special or (first and not piece.strip()) else piece
         offsets.append(start + _overdue(tokenizer, token, found))
         place, first = min(start + len(found), len(text)), special
-    return offsets
+    return [0] * added + offsets
+
+
+def _added_before(tokenizer: Tokenizer, text: str, tokens: Sequence[int]) -> int:
+    """Return how many special tokens the tokenizer put before a text that spells out special tokens itself."""
+    spelled = [_characters_of(tokenizer, token) for token in takewhile(tokenizer.is_special, tokens)]
+    most = min(len(spelled) - 1, MAX_ADDED)
+    return next((added for added in range(most + 1) if text.startswith("".join(spelled[added:]))), 0)
 
 
 def _overdue(tokenizer: Tokenizer | None, token: int, piece: str) -> int:
     """Return how many characters of a token's text replace an incomplete character of its predecessors."""
     if tokenizer is None or not piece.startswith("\ufffd"):
         return 0
-    return max(0, len(piece) - len(Detokenizer(tokenizer, skip_special_tokens=False).push([token]).text))
+    return max(0, len(piece) - len(_characters_of(tokenizer, token)))
+
+
+def _characters_of(tokenizer: Tokenizer, token: int) -> str:
+    """Return the text of one token alone."""
+    return Detokenizer(tokenizer, skip_special_tokens=False).push([token]).text
