@@ -8,7 +8,7 @@ import pytest
 
 from ferrum.core.errors import ConfigError
 from ferrum.server.server_config import ServerConfig
-from serve_kit import serving
+from serve_kit import error_of, serving
 
 
 def test_origin_in_another_form_than_browsers_send_is_rejected() -> None:
@@ -50,3 +50,14 @@ def test_allowed_origin_may_send_requests_and_read_errors(tmp_path: Path) -> Non
         assert private.status_code == 200 and private.headers["access-control-allow-private-network"] == "true"
         another = server.http.options("/v1/completions", headers={**asks, "origin": "http://third.example"})
         assert "access-control-allow-origin" not in another.headers
+        assert error_of(another, 400)["message"] == "CORS refuses the origin"
+        brew = server.http.options("/v1/completions", headers={**asks, "access-control-request-method": "BREW"})
+        assert error_of(brew, 400)["message"] == "CORS refuses the method"
+        assert brew.headers["access-control-allow-origin"] == "http://elsewhere.example"
+
+
+def test_preflights_and_odd_methods_get_json_without_the_option() -> None:
+    with serving() as server:
+        for method in ("OPTIONS", "BREW", "TRACE", "PUT"):
+            asks = {"origin": "http://a.example", "access-control-request-method": "BREW"}
+            assert error_of(server.http.request(method, "/v1/completions", headers=asks), 405)["message"]

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Final
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from ferrum.core.errors import ConfigError, FerrumError
 from ferrum.core.version import installed_version
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.server.api_keys import ApiKeys, only_key, read_keys
-from ferrum.server.error_replies import error_response
+from ferrum.server.error_replies import ApiError, error_response, response_of
 from ferrum.server.http_guard import Guard
 from ferrum.server.key_limits import KeyLimits
 from ferrum.server.openapi import document
@@ -107,13 +109,28 @@ def create_app(
 def _allow_origin(app: FastAPI, origin: str) -> None:
     """Let pages of an origin use the server. Outermost: browsers hide errors without CORS headers."""
     app.add_middleware(
-        CORSMiddleware,
+        _Cors,
         allow_origins=[origin],
         allow_methods=["*"],
         allow_headers=["*"],
         allow_private_network=True,  # browsers ask before a public page sends to a private address
         expose_headers=EXPOSED_HEADERS,
     )
+
+
+class _Cors(CORSMiddleware):
+    """CORS with refusals in the JSON form of other errors."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Return the answer to a preflight."""
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        reason = bytes(response.body).decode().removeprefix("Disallowed CORS ")
+        refusal = response_of(ApiError(response.status_code, f"CORS refuses the {reason}", code="cors_refused"))
+        kept = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        refusal.headers.update(kept)
+        return refusal
 
 
 def _template(path: str) -> str:
