@@ -58,7 +58,6 @@ CHAT: Final[dict[str, Any]] = {
     **BOTH,
     "messages": [{"role": "user", "content": "other"}],
     "logprobs": True,
-    "max_completion_tokens": 4,
     "add_generation_prompt": False,
     "chat_template": "x",
     "chat_template_kwargs": {"mood": "!"},
@@ -110,7 +109,7 @@ REFUSED: Final[dict[str, Any]] = {
 }
 NEEDS_ANOTHER: Final = {
     "model", "stream_options", "top_logprobs", "echo", "continue_final_message", "add_special_tokens",
-    "return_tokens_as_token_ids", "reasoning_effort",
+    "return_tokens_as_token_ids", "reasoning_effort", "max_completion_tokens",
 }  # fmt: skip
 """Fields that need others; separate tests cover them."""
 
@@ -212,7 +211,8 @@ WRONG: Final[list[tuple[str, Any, str]]] = [
     ("seed", 2**63, "seed"),
     ("stop", "", "stop"),
     ("stop", ["a", ""], "stop"),
-    ("stop", ["x" * i for i in range(1, 66)], "stop"),
+    ("stop", ["x"] * 65, "stop"),
+    ("bad_words", ["x"] * 4097, "bad_words"),
     ("stop_token_ids", [97], "stop_token_ids"),
     ("bad_words", [" "], "bad_words"),
     ("min_tokens", 99, "min_tokens"),
@@ -267,9 +267,9 @@ def test_error_does_not_repeat_thousands_of_digits(server: Served, number: float
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].name"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"max_tokens": 100_000}, "max_tokens"),
-        ({"max_completion_tokens": 100_000, "max_tokens": 1}, "max_completion_tokens"),
+        ({"max_completion_tokens": 100_000, "max_tokens": None}, "max_completion_tokens"),
+        ({"max_completion_tokens": 3, "max_tokens": 9}, "max_completion_tokens"),
         ({"messages": [{"role": "user", "content": "x" * 5000}], "max_tokens": 100_000}, "messages"),
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
@@ -320,9 +320,10 @@ def test_integer_may_be_written_with_a_decimal_point(server: Served) -> None:
         assert error_of(server.complete(max_tokens=value), 400)["param"] == "max_tokens"
 
 
-def test_max_completion_tokens_takes_precedence(server: Served) -> None:
-    reply = server.chat(max_completion_tokens=3, max_tokens=9, ignore_eos=True).json()
-    assert reply["usage"]["completion_tokens"] == 3
+def test_either_name_limits_the_tokens_of_a_chat(server: Served) -> None:
+    for fields in ({"max_tokens": 3}, {"max_tokens": None, "max_completion_tokens": 3}):
+        assert server.chat(**fields, ignore_eos=True).json()["usage"]["completion_tokens"] == 3
+    assert server.chat(max_tokens=3, max_completion_tokens=3).status_code == 200
 
 
 def test_last_message_is_continued_and_echoed(server: Served) -> None:

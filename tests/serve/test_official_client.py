@@ -19,7 +19,7 @@ def chat(client: openai.OpenAI, **options: Any) -> Any:
     ("options", "param"),
     [
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_completion_tokens": 0, "max_tokens": None}, "max_completion_tokens"),
         ({"top_p": 0.0}, "top_p"),
         ({"stop": ""}, "stop"),
         ({"stop": ["a", ""]}, "stop"),

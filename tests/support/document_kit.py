@@ -25,7 +25,7 @@ LIMITS = ("max_tokens", "max_completion_tokens")
 UNSAYABLE = {
     "min_tokens": "max_tokens",
     "max_tokens": "log-probabilities|maximum context",
-    "max_completion_tokens": "log-probabilities|maximum context",
+    "max_completion_tokens": "log-probabilities|maximum context|differs from max_tokens",
     "best_of": "less than n|exceed n",
     "prompt": "maximum context|must not be empty",
     "input": "maximum context|must not be empty",  # a text without a begin token

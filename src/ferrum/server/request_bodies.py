@@ -283,7 +283,7 @@ class ChatRequest(GenerationBody, TemplateBody):
         "Limit of generated tokens (default: the rest of the context).", openapi_rules.between(1)
     )
     max_completion_tokens: JsonInteger | None = _optional(
-        "As max_tokens; takes precedence over it.", openapi_rules.between(1)
+        "As max_tokens; must equal it if both are given.", openapi_rules.between(1)
     )
     prediction: Prediction | None = Field(
         default=None, description="The expected reply. It changes the speed, never the reply."

@@ -96,7 +96,11 @@ def check_chat(client: ModelClient, body: ChatRequest, caller: Caller, name: str
         raise unsupported("modalities", "only text is served")
     if body.include_reasoning is False:
         raise unsupported("include_reasoning", "reasoning is part of the text; only true is served")
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    limits = {limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None}
+    if len(limits) > 1:
+        reason = f"{body.max_completion_tokens} differs from max_tokens = {body.max_tokens}; send one of them"
+        raise invalid("max_completion_tokens", reason)
+    limit = min(limits, default=None)
     names = FieldNames("messages", "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens")
     if limit is not None and limit < 1:
         raise invalid(names.max_tokens, f"must be at least 1, not {limit}; leave it out to fill the context")
