@@ -26,6 +26,8 @@ TEMPLATE: Final[dict[str, Any]] = {
     "chat_template_kwargs": {"mood": "!"},
     "add_special_tokens": True,
 }
+TOOLS: Final = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+READING: Final[dict[str, Any]] = {**MESSAGES, "chat_template": "{{ messages[0].content }}{{ tools }}"}
 RENDER: Final = "/v1/chat/completions/render"
 
 CHANGES: Final = [
@@ -35,6 +37,7 @@ CHANGES: Final = [
     *(("/tokenize", form, "return_token_strs", True) for form in (PROMPT, MESSAGES, CONTENT)),
     *(("/tokenize", form, "with_pieces", True) for form in (PROMPT, MESSAGES, CONTENT)),
     *((RENDER, MESSAGES, field, value) for field, value in TEMPLATE.items()),
+    *((path, READING, "tools", TOOLS) for path in ("/tokenize", RENDER)),
     ("/detokenize", {"tokens": [41, 42]}, "tokens", [42]),
     ("/v1/embeddings", {"model": "fake", "input": "ab"}, "input", "cd"),
     ("/v1/embeddings", {"model": "fake", "input": "ab"}, "encoding_format", "base64"),
@@ -52,8 +55,10 @@ REFUSED: Final = [
     ),
     ("/tokenize", PROMPT, "add_special", True),
     ("/tokenize", CONTENT, "add_special_tokens", True),
-    *(("/tokenize", MESSAGES, field, [{}]) for field in ("tools", "documents")),
-    *((RENDER, MESSAGES, field, [{}]) for field in ("tools", "documents")),
+    ("/tokenize", MESSAGES, "documents", [{}]),
+    (RENDER, MESSAGES, "documents", [{}]),
+    ("/tokenize", PROMPT, "tools", TOOLS),
+    (RENDER, MESSAGES, "tools", "f"),
     ("/v1/embeddings", {"model": "fake", "input": "ab"}, "dimensions", 2),
     ("/v1/embeddings", {"model": "fake", "input": "ab"}, "truncate", "MIDDLE"),
 ]
@@ -79,7 +84,19 @@ def test_unsupported_field_is_refused_by_name(
     assert error_of(unfailing.post(path, **{**body, field: value}), 400)["param"] == field
 
 
+def test_tools_are_rendered_where_only_the_template_is_needed(unfailing: Served) -> None:
+    """Chats still refuse them."""
+    template = "{% for tool in tools %}{{ tool.function.name }}{{ tool | tojson }}{% endfor %}"
+    body = {"messages": USER, "chat_template": template, "tools": TOOLS}
+    text = asked(unfailing, RENDER, body)["prompt"]
+    assert text.startswith("f{") and json.loads(text[1:]) == TOOLS[0]
+    assert asked(unfailing, "/tokenize", body)["tokens"] == asked(unfailing, RENDER, body)["token_ids"]
+    assert error_of(unfailing.chat(tools=TOOLS), 400)["param"] == "tools"
+
+
 def test_field_without_effect_is_named(unfailing: Served) -> None:
+    for path in ("/tokenize", RENDER):  # this model's template reads no tools
+        assert unfailing.post(path, **MESSAGES, tools=TOOLS).headers["x-ferrum-ignored"] == "tools"
     embedded = unfailing.post("/v1/embeddings", model="fake", input="ab", user="u")
     assert embedded.headers["x-ferrum-ignored"] == "user"
     for path, body in (("/tokenize", PROMPT), (RENDER, MESSAGES), ("/detokenize", {"tokens": [41]})):

@@ -190,6 +190,7 @@ FORM_OF: Final = {
     "continue_final_message": ("messages",),
     "chat_template": ("messages",),
     "chat_template_kwargs": ("messages",),
+    "tools": ("messages",),
 }
 """Fields of /tokenize that require one of these other fields."""
 

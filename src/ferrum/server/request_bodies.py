@@ -226,6 +226,7 @@ class GenerationBody(Body):
 
 
 _TOOLS: Final = "tools are not supported"
+_TOOL_LIST: Final[Any] = Field(default=None, description="Descriptions of tools for the template, as in a chat.")
 _DOCUMENTS: Final = "documents are not passed to the template"
 
 
@@ -348,16 +349,17 @@ class RenderRequest(TemplateBody):
     """The body of /v1/chat/completions/render."""
 
     model_config = _rules(openapi_rules.RENDER)
-    REFUSED = MappingProxyType({"tools": _TOOLS, "documents": _DOCUMENTS})
+    REFUSED = MappingProxyType({"documents": _DOCUMENTS})
 
     model: str | None = _MODEL
+    tools: Items[dict[str, Any]] | None = _TOOL_LIST
 
 
 class TokenizeRequest(Body):
     """The body of /tokenize, in vLLM's form (`prompt` or `messages`) or llama.cpp's (`content`)."""
 
     model_config = _rules(openapi_rules.TOKENIZE)
-    REFUSED = MappingProxyType({"tools": _TOOLS, "documents": _DOCUMENTS})
+    REFUSED = MappingProxyType({"documents": _DOCUMENTS})
 
     model: str | None = _MODEL
     prompt: str | None = None
@@ -376,6 +378,7 @@ class TokenizeRequest(Body):
     continue_final_message: bool | None = Field(default=None, description="Continue the last message.")
     chat_template: str | None = Field(default=None, description="Replaces the model's template.")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Variables for the template.")
+    tools: Items[dict[str, Any]] | None = _TOOL_LIST
 
 
 class DetokenizeRequest(Body):

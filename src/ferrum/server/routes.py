@@ -27,7 +27,7 @@ from ferrum.server.embeddings import Embeddings
 from ferrum.server.error_replies import ApiError
 from ferrum.server.generation import Generation
 from ferrum.server.public_names import without_directories
-from ferrum.server.reasoning import unread_effort
+from ferrum.server.reasoning import unread_fields
 from ferrum.server.reply_builder import ReplyBuilder, ReplyHeader
 from ferrum.server.request_bodies import (
     Body,
@@ -257,7 +257,7 @@ async def generate(
     """
     caller = caller_of(service, request)
     service.check_model(body.model)
-    headers = ignored(body, strict=service.config.strict, also=unread_effort(service.client, body))
+    headers = ignored(body, strict=service.config.strict, also=unread_fields(service.client, body))
     name = uuid.uuid4().hex if body.request_id is None else body.request_id
     header = ReplyHeader(f"{kind}-{name}", int(time.time()), service.model, service.engine.info.numerics_id)
     arguments = (service.client, body, caller, header)
@@ -288,7 +288,7 @@ def ignored(body: Body, *, strict: bool, also: Sequence[str] = ()) -> dict[str, 
 def _add_tokens(router: APIRouter, service: Service) -> None:
     async def run(work: Callable[..., reply_bodies.Reply], body: Any, request: Request, *arguments: Any) -> Response:
         service.check_model(body.model)
-        headers = ignored(body, strict=service.config.strict, also=unread_effort(service.client, body))
+        headers = ignored(body, strict=service.config.strict, also=unread_fields(service.client, body))
 
         def make() -> Response:  # the JSON too: a text of megabytes has millions of tokens
             return reply(work(service.client, *arguments, body))

@@ -26,6 +26,7 @@ from ferrum.server.request_bodies import (
     EmbeddingRequest,
     GenerationBody,
     Message,
+    RenderRequest,
     TemplateBody,
     TokenizeRequest,
 )
@@ -213,6 +214,7 @@ def render(client: ModelClient, body: TemplateBody | TokenizeRequest) -> str:
         chat_template=body.chat_template,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
+        tools=(body.tools or None) if isinstance(body, RenderRequest | TokenizeRequest) else None,
         chat_template_kwargs={**effort_variables(client, body), **(body.chat_template_kwargs or {})} or None,
         untrusted=True,
     )
