@@ -1,18 +1,19 @@
 """Answer a question from documents: embed them, find the nearest, and put it before the question.
 
-Start `ferrum serve` first, then run `python examples/rag.py [URL]`. Needs `pip install openai`. Real use needs two
-servers: one with an embedding model such as Qwen3-Embedding, and one with a chat model. The built-in model only shows
-the steps.
+Start `ferrum serve` first, then run `python examples/rag.py`. Needs `pip install openai`. For another server or one
+with API keys, set OPENAI_BASE_URL and OPENAI_API_KEY. Real use needs two servers: one with an embedding model such as
+Qwen3-Embedding, and one with a chat model. The built-in model only shows the steps.
 """
 
 from __future__ import annotations
 
-import sys
+import os
 
 import numpy as np
 from openai import OpenAI
 
-URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
+BASE_URL = os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1")
+API_KEY = os.environ.get("OPENAI_API_KEY", "none")  # a server without keys takes any
 DOCUMENTS = [
     "A page holds 64 tokens of keys and values.",
     "API keys are read from a file at the start.",
@@ -22,7 +23,7 @@ DOCUMENTS = [
 
 def main() -> None:
     """Embed, search, complete."""
-    client = OpenAI(base_url=f"{URL}/v1", api_key="none")
+    client = OpenAI(base_url=BASE_URL, api_key=API_KEY)
     model = client.models.list().data[0].id
     question = "How many tokens does a page hold?"
 

@@ -1,16 +1,18 @@
 """Stream two completions from a server at the same time.
 
-Start `ferrum serve` first, then run `python examples/streaming_client.py [URL]`. Needs `pip install openai`.
+Start `ferrum serve` first, then run `python examples/streaming_client.py`. Needs `pip install openai`. For another
+server or one with API keys, set OPENAI_BASE_URL and OPENAI_API_KEY.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
+import os
 
 from openai import AsyncOpenAI
 
-URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
+BASE_URL = os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1")
+API_KEY = os.environ.get("OPENAI_API_KEY", "none")  # a server without keys takes any
 
 
 async def complete(client: AsyncOpenAI, model: str, prompt: str) -> str:
@@ -26,7 +28,7 @@ async def complete(client: AsyncOpenAI, model: str, prompt: str) -> str:
 
 async def main() -> None:
     """Run two streams concurrently."""
-    async with AsyncOpenAI(base_url=f"{URL}/v1", api_key="none") as client:
+    async with AsyncOpenAI(base_url=BASE_URL, api_key=API_KEY) as client:
         model = (await client.models.list()).data[0].id
         prompts = ("class Stack:\n", "def main():\n")
         texts = await asyncio.gather(*(complete(client, model, prompt) for prompt in prompts))
