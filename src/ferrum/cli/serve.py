@@ -49,7 +49,7 @@ def serve(
         if engine_host == "process":  # it starts while this process imports the server
             from ferrum.engine.hosts.process import Child
 
-            of_engine["child"] = stack.enter_context(Child(log_objects=True))
+            of_engine["child"] = stack.enter_context(Child(log_objects=not config.logs_text))
         try:
             from ferrum.server.launch import serve as run
         except ImportError as error:

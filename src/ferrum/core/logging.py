@@ -43,9 +43,31 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
+class TextFormatter(logging.Formatter):
+    """A formatter for people: time, message, and the record's `fields` that are short."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {level}{record.getMessage()}"
+        for name, value in getattr(record, "fields", {}).items():
+            if isinstance(value, int | float | str) and value != "":
+                line += f" {name}={value}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
 def log_objects(level: int) -> None:
     """Log to standard error as JSON lines, including Python's warnings."""
+    _log_with(JsonFormatter(), level)
+
+
+def log_text(level: int) -> None:
+    """Log to standard error as text, including Python's warnings."""
+    _log_with(TextFormatter(), level)
+
+
+def _log_with(formatter: logging.Formatter, level: int) -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter())
+    handler.setFormatter(formatter)
     logging.basicConfig(handlers=[handler], level=level)
     logging.captureWarnings(capture=True)

@@ -24,12 +24,13 @@ import uvicorn
 from fastapi import FastAPI
 
 from ferrum.core.errors import ConfigError
-from ferrum.core.logging import log_objects, warn_once
+from ferrum.core.logging import log_objects, log_text, warn_once
 from ferrum.core.policy_config import POLICY
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.hosts.process import SWITCH_SECONDS
 from ferrum.engine.progress import leave
 from ferrum.server.app import create_app
+from ferrum.server.greeting import greeting
 from ferrum.server.http_timeouts import TimeoutProtocol
 from ferrum.server.server_config import ServerConfig
 from ferrum.server.service import Service, State
@@ -86,6 +87,7 @@ class Server(uvicorn.Server):
         )
         self._service: Service = app.state.service
         self._drain_seconds = config.drain_seconds
+        self._greets = config.logs_text
         self._signals = 0
         self._hung_up = False
         self._watch: asyncio.Task[None] | None = None
@@ -146,6 +148,10 @@ class Server(uvicorn.Server):
     async def _watch_signals(self) -> None:
         """Drain at the first signal; stop when idle, at the second, or at the deadline."""
         while not self._signals and self._service.state is not State.FAILED:
+            if self._greets and self._service.state is State.READY:
+                self._greets = False
+                port = self.servers[0].sockets[0].getsockname()[1]
+                sys.stderr.write(greeting(self._service.model, self.config.host, port))
             await asyncio.sleep(POLL_SECONDS)
         if self._service.state is not State.FAILED:
             self._service.drain()
@@ -165,7 +171,10 @@ def serve(make_engine: Callable[[], AsyncEngine], config: ServerConfig, api_key:
         ConfigError: API keys or the chat template are invalid, or the server cannot listen on the address.
         Exception: the engine could not be built.
     """
-    log_to_stderr()
+    if config.logs_text:
+        log_as_text()
+    else:
+        log_to_stderr()
     raise_file_limit()
     sys.setswitchinterval(SWITCH_SECONDS)
     app = create_app(partial(_build_frozen, make_engine), config, api_key=api_key)
@@ -219,3 +228,10 @@ def log_to_stderr() -> None:
     log_objects(logging.WARNING)
     for name in ("ferrum", "uvicorn"):
         logging.getLogger(name).setLevel(logging.INFO)
+
+
+def log_as_text() -> None:
+    """Log to a terminal: INFO of ferrum, warnings of everything else. The greeting replaces messages of the start."""
+    log_text(logging.WARNING)
+    logging.getLogger("ferrum").setLevel(logging.INFO)
+    logging.getLogger("ferrum.server.service").setLevel(logging.WARNING)

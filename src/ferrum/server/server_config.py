@@ -6,6 +6,7 @@ Options of the model and the engine are in `core/config.py`.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +19,8 @@ from ferrum.core.values import shown
 
 _ORIGIN: Final = re.compile(r"\*|null|(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://[^/?#@,\sA-Z]+")
 """Origins as browsers write them (RFC 6454, 6.2): in lower case, without path or default port."""
+
+LOG_FORMATS: Final = ("auto", "text", "json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,14 @@ class ServerConfig(JsonRecord):
     allow_origin: str | None = option(
         None, "Origin whose pages may use the server (CORS), or * for all (default: same origin only)."
     )
+
+    log_format: str = option("auto", "Format of log lines; auto takes text on a terminal, else json.", LOG_FORMATS)
+
+    @property
+    def logs_text(self) -> bool:
+        """Whether log lines are text, not JSON."""
+        terminal = sys.stderr is not None and sys.stderr.isatty()
+        return self.log_format == "text" or (self.log_format == "auto" and terminal)
 
     def __post_init__(self) -> None:
         check_options(self)
