@@ -302,7 +302,13 @@ def test_the_pool_of_deepseek_v2_lite_holds_latent_and_rope_and_nothing_more(for
     spec = DecoderSpec("lite", 64, 2048, 4096, NormSpec(EPS), False, (pre_norm(part, MlpSpec(64)),) * 27)
     stored, tokens = inventory(spec).kv_layers, 4096
     limits = PoolLimits(
-        page_size=64, max_batch_size=1, max_sequence_length=tokens, max_rows=512, max_draft=8, kv_capacity=tokens
+        page_size=64,
+        max_batch_size=1,
+        full_sequences=1,
+        max_sequence_length=tokens,
+        max_rows=512,
+        max_draft=8,
+        kv_capacity=tokens,
     )
     for kernels in (ReferenceKernels(), NativeKernels(threads=1)):
         (group,) = pool_groups(stored, format, limits, kernels.planned_page_bytes)

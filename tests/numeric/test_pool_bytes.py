@@ -80,6 +80,7 @@ def test_a_pool_fills_its_memory(name: str, head_dim: int, page_size: int, forma
     limits = PoolLimits(
         page_size=page_size,
         max_batch_size=1000,
+        full_sequences=1000,
         max_sequence_length=1000,
         max_rows=64,
         max_draft=8,
@@ -104,6 +105,7 @@ def test_memory_that_windows_do_not_need_goes_to_other_layers(batch: int) -> Non
     limits = PoolLimits(
         page_size=64,
         max_batch_size=batch,
+        full_sequences=batch,
         max_sequence_length=1 << 20,
         max_rows=64,
         max_draft=8,
@@ -128,6 +130,7 @@ def test_a_pool_holds_a_full_batch_if_memory_allows(length: int, window: int | N
     limits = PoolLimits(
         page_size=64,
         max_batch_size=32,
+        full_sequences=32,
         max_sequence_length=length,
         max_rows=64,
         max_draft=8,
@@ -172,6 +175,7 @@ def test_memory_left_by_mapped_weights_is_never_negative() -> None:
     limits = PoolLimits(
         page_size=64,
         max_batch_size=1,
+        full_sequences=1,
         max_sequence_length=64,
         max_rows=64,
         max_draft=8,

@@ -159,3 +159,11 @@ def test_missing_prompt_results_of_an_interrupted_request_are_no_difference(
             again.push(delta)
     assert again.output().outputs[0].finish_reason == "length", "the replay has no deadline"
     assert again.differences() == []
+
+
+def test_fifty_requests_run_together_by_default(tmp_path: Path) -> None:
+    """With 32 sequences at most, 18 of 50 clients waited for their first token until others ended."""
+    with LLM("ferrum-tiny", record_dir=str(tmp_path), kv_capacity=16_384, decode_seconds=0.0) as llm:
+        outputs = llm.generate([[7 + place] for place in range(50)], greedy(4, **LOUD), use_tqdm=False)
+        rows = [each.most_rows for each in passages(record_of(llm, outputs[-1])) if each.work is Work.DECODE]
+    assert rows == [50]

@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, fields
 import numpy as np
 import pytest
 
-from ferrum.core.config import EngineConfig, ModelConfig, Switches
+from ferrum.core.config import USUAL_BATCH, EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
 
 contract = pytest.mark.contract
@@ -76,7 +76,6 @@ def test_the_tree_round_trips_through_json():
         ("threads", 10**20),
         ("model", 3),
         ("model", b"m"),
-        ("max_batch_size", None),
         ("kernels", np.array([1, 2])),
         ("kv_capacity", np.array([1, 2])),
         ("switches", {"log_tokens": True}),
@@ -99,7 +98,7 @@ def test_invalid_model_options_are_refused_by_field(field, value):
         ("prefix_cache_gib", 0),
         ("swap_gib", -1),
         ("generation_config", "maybe"),
-        ("max_tokens_per_step", 31),
+        ("max_tokens_per_step", 0),
         ("decode_seconds", -0.1),
         ("decode_seconds", math.nan),
         ("decode_seconds", math.inf),
@@ -119,6 +118,15 @@ def test_invalid_engine_options_are_refused_by_field(field, value):
     with pytest.raises(ConfigError) as caught:
         EngineConfig(model=ModelConfig(model="m"), **{field: value})
     assert caught.value.param == field
+
+
+def test_batch_size_follows_the_step_unless_it_is_given():
+    assert EngineConfig(model=ModelConfig(model="m")).max_sequences == USUAL_BATCH
+    assert EngineConfig(model=ModelConfig(model="m"), max_tokens_per_step=8).max_sequences == 8
+    assert EngineConfig(model=ModelConfig(model="m", max_batch_size=32)).max_sequences == 32
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(model=ModelConfig(model="m", max_batch_size=32), max_tokens_per_step=31)
+    assert caught.value.param == "max_tokens_per_step"
 
 
 @pytest.mark.parametrize("model", [None, "m", {"model": "m"}])

@@ -86,7 +86,7 @@ class ExecutorSubject:
     def limits(self) -> dict[str, int]:
         """The limits that `fitting_workloads` takes."""
         context = self.executor.traits.max_sequence_length
-        return {"context": context, "sequences": self._config.model.max_batch_size}
+        return {"context": context, "sequences": self._config.max_sequences}
 
     @property
     def max_rows(self) -> int:

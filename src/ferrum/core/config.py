@@ -52,6 +52,14 @@ MAX_PAGE_SIZE: Final = 1 << 16
 MAX_BATCH_SIZE: Final = 1 << 16
 """Limit of sequences in one step: sizes of buffers and pools stay far from 64 bits."""
 
+USUAL_BATCH: Final = 256
+"""Default limit of sequences in one step. It takes no memory: the pool is sized for `FULL_SEQUENCES`, its pages
+bound the sequences that run, and the step time (`decode_seconds`) those that decode together.
+"""
+
+FULL_SEQUENCES: Final = 32
+"""Sequences of full length that the KV pool holds by default, if the memory suffices."""
+
 USUAL_STEP: Final = 512
 """Default token limit of one step."""
 
@@ -178,7 +186,13 @@ class ModelConfig(JsonRecord):
         least=1,
         most=MAX_THREADS,
     )
-    max_batch_size: int = option(32, "Maximum sequences in one step.", least=1, most=MAX_BATCH_SIZE)
+    max_batch_size: int | None = option(
+        None,
+        f"Maximum sequences in one step (default: {USUAL_BATCH}; fewer run where the KV pool or the step time allows "
+        "fewer).",
+        least=1,
+        most=MAX_BATCH_SIZE,
+    )
     max_sequence_length: int | None = option(
         None, "Maximum tokens of a sequence (default: the model's context).", least=1
     )
@@ -258,13 +272,18 @@ class EngineConfig(JsonRecord):
         for name in ("prefix_cache_dir", "swap_gib"):
             if getattr(self, name) and not self.prefix_cache:
                 raise ConfigError("needs the prefix cache, which is off: enable prefix_cache", param=name)
-        if self.max_tokens_per_step < self.model.max_batch_size:
+        if self.max_tokens_per_step < (self.model.max_batch_size or 0):
             raise ConfigError(
                 f"{self.max_tokens_per_step} is less than max_batch_size = {self.model.max_batch_size}",
                 param="max_tokens_per_step",
             )
 
+    @property
+    def max_sequences(self) -> int:
+        """The limit of sequences in one step, given or default."""
+        return self.model.max_batch_size or min(USUAL_BATCH, self.max_tokens_per_step)
+
 
 def with_wide_steps(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return flat options with `max_tokens_per_step` raised to the batch size, for commands without that option."""
-    return {"max_tokens_per_step": max(USUAL_STEP, options.get("max_batch_size", 0)), **options}
+    return {"max_tokens_per_step": max(USUAL_STEP, options.get("max_batch_size") or 0), **options}

@@ -86,7 +86,7 @@ def with_scheduler(
         executor.pages,
         policy=POLICIES[config.policy],
         max_tokens_per_step=config.max_tokens_per_step,
-        max_sequences=config.model.max_batch_size,
+        max_sequences=config.max_sequences,
         max_sequence_length=context,
         drafter=build_speculator(config, costs, draft_model),
         costs=costs,

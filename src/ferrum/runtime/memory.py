@@ -76,6 +76,7 @@ class PoolLimits:
     Attributes:
         page_size: tokens per page.
         max_batch_size: sequences at once.
+        full_sequences: sequences of full length that a pool without a given capacity holds.
         max_sequence_length: tokens of one.
         max_rows: tokens of one step: a window group holds them in addition to its window.
         max_draft: longest draft.
@@ -89,6 +90,7 @@ class PoolLimits:
 
     page_size: int
     max_batch_size: int
+    full_sequences: int
     max_sequence_length: int
     max_rows: int
     max_draft: int
@@ -104,8 +106,8 @@ class PoolLimits:
         return min(self.max_sequence_length, window + self.max_draft + self.max_rows + 2 * self.page_size)
 
     def batch(self, length: int) -> int:
-        """Return the tokens that a full batch of sequences of `length` tokens takes, in whole pages."""
-        return self.max_batch_size * -(-length // self.page_size) * self.page_size
+        """Return the tokens that `full_sequences` sequences of `length` tokens take, in whole pages."""
+        return self.full_sequences * -(-length // self.page_size) * self.page_size
 
 
 def pool_groups(
@@ -122,7 +124,7 @@ def pool_groups(
     Raises:
         ConfigError: not even one page fits.
     """
-    # A capacity beyond the batch's needs is only used if it is given: it caches prefixes.
+    # A capacity beyond these needs is only used if it is given: it caches prefixes.
     capacity = limits.kv_capacity or limits.batch(limits.max_sequence_length)
     if limits.kv_capacity is None or limits.memory_pool_size is not None:
 
