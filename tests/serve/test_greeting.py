@@ -23,7 +23,7 @@ COMMAND = [sys.executable, "-m", "ferrum", "serve", BUILT_IN, "--port", "0", "--
 
 @contextmanager
 def on_terminal(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run the command on a terminal of its own; yield it and the terminal's other end."""
+    """Run the command on a new terminal; yield it and the terminal's other end."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen([*COMMAND, *options], stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
