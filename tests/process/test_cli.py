@@ -98,7 +98,6 @@ def test_a_removed_option_names_its_successor(ferrum: Callable[..., Outcome]) ->
 
 
 NEEDED: dict[str, dict[str, Any]] = {
-    "max_tokens_per_step": {"max_batch_size": 16},
     "num_speculative_tokens": {"speculative": "ngram"},
     "prefix_cache_gib": {"prefix_cache_dir": "here"},
     "record_gib": {"record_dir": "here"},

@@ -67,7 +67,7 @@ def map_body(context: Any, body: Any) -> Any:
     if context.operation.path.endswith(("/completions", "/generate")):
         if isinstance(body.get("n"), int) and body["n"] <= MAX_CHOICES:  # keep invalid values invalid
             body["n"] = min(body["n"], 4)
-        for name in LIMITS if "max_completion_tokens" in body else LIMITS[:1]:
+        for name in [name for name in LIMITS if body.get(name) is not None] or LIMITS[:1]:
             limit = body.get(name)
             body[name] = MOST_TOKENS if limit is None or _large(limit) else limit
     for message in body["messages"] if isinstance(body.get("messages"), list) else ():
