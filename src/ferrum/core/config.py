@@ -210,6 +210,16 @@ class ModelConfig(JsonRecord):
         check_quantization(self.quantize)
         check_options(self)
 
+    @property
+    def max_sequences(self) -> int:
+        """The limit of sequences in one step, given or default."""
+        return self.max_batch_size or USUAL_BATCH
+
+    @property
+    def full_sequences(self) -> int:
+        """Sequences of full length that the KV pool is sized for."""
+        return self.max_batch_size or FULL_SEQUENCES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(JsonRecord):
@@ -280,8 +290,8 @@ class EngineConfig(JsonRecord):
 
     @property
     def max_sequences(self) -> int:
-        """The limit of sequences in one step, given or default."""
-        return self.model.max_batch_size or min(USUAL_BATCH, self.max_tokens_per_step)
+        """The limit of sequences in one step: that of the model, at most one per token of the step."""
+        return min(self.model.max_sequences, self.max_tokens_per_step)
 
 
 def with_wide_steps(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,16 +15,7 @@ from ferrum.cache.pool import PageGroup, capacity_tokens
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.decoder_llm import LlmRuntimeConfig
 from ferrum.contract.io_types import DataType, Device, ModelInfo, data_type
-from ferrum.core.config import (
-    FULL_SEQUENCES,
-    MAX_DRAFT,
-    MAX_PAGE_SIZE,
-    PAGE_SIZE,
-    USUAL_BATCH,
-    ModelConfig,
-    Switches,
-    auto_kv_dtype,
-)
+from ferrum.core.config import MAX_DRAFT, MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, Switches, auto_kv_dtype
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.kv_shape import KvShape
 from ferrum.core.logging import warn_once
@@ -218,13 +209,12 @@ def _assemble(
     parameters = _parameters(config, checkpoint, chosen.kernels, progress, planning=planning)
     if not is_packed(checkpoint):  # packed tensors have other shapes, and load at once
         parameters.expect(asks.shapes, spec.ignored_names, asks.exact)
-    sequences = config.max_batch_size or USUAL_BATCH
     limits = PoolLimits(
         page_size=bounds.page_size,
-        max_batch_size=sequences,
-        full_sequences=config.max_batch_size or FULL_SEQUENCES,
+        max_batch_size=config.max_sequences,
+        full_sequences=config.full_sequences,
         max_sequence_length=context,
-        max_rows=max(bounds.max_rows, sequences),
+        max_rows=max(bounds.max_rows, config.max_sequences),
         max_draft=MAX_DRAFT,
         kv_capacity=config.kv_capacity,
         memory_pool_size=bounds.memory_pool_size,
