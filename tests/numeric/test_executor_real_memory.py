@@ -123,6 +123,48 @@ def check_growth(has_numpy: bool, **chosen: object) -> None:
     assert abs(growth - planned) <= max(planned // 50, 16 << 20), f"{growth >> 20} MiB, {planned >> 20} planned"
 
 
+FRESH = """
+import json, sys
+
+import ferrum
+
+def resident():
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmRSS"))
+
+before = resident()
+with ferrum.load_executor("ferrum-tiny", **json.loads(sys.argv[1])) as executor:
+    prompts = [ferrum.PrefillInput([1 + sequence] * 62) for sequence in range(4)]
+    outputs = executor.batch_prefill(prompts)
+    outputs = executor.batch_decode([ferrum.DecodeInput([1], output.kv_cache) for output in outputs])
+    executor.speculative_decode(ferrum.DecodeInput([1], outputs[0].kv_cache), [])
+    bound = executor.memory_requirements.calculate_total_memory(4, 64, executor.info.num_layers)
+    print(json.dumps([resident() - before, bound]))
+"""
+
+
+@pytest.mark.contract("2.memory_requirements")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"kv_capacity": 256, "max_rows": 32, "kv_dtype": "int8"},
+        {"quantize": "int4"},
+        {"replay": False},
+        {"kernels": "reference"},
+        {"kernels": "reference", "replay": False, "max_rows": 32},
+    ],
+    ids=json.dumps,
+)
+def test_the_formula_bounds_the_growth_of_a_fresh_process(options: dict[str, object]) -> None:
+    if options.get("kernels") != "reference":
+        require_native()
+    command = [sys.executable, "-c", FRESH, json.dumps(options)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    growth, bound = json.loads(done.stdout)
+    assert growth <= bound <= growth + (144 << 20), f"{growth >> 20} MiB, bounded by {bound >> 20}"
+
+
 def test_the_planned_memory_of_samplers_bounds_their_growth() -> None:
     """Flat rows keep nearly every token as a candidate."""
     require_native()

@@ -12,6 +12,7 @@ from math import ceil
 from typing import Final
 
 from ferrum.core.json_record import JsonRecord
+from ferrum.core.values import whole
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -46,12 +47,13 @@ class PoolPart(JsonRecord):
         return self.num_pages * self.page_bytes
 
     def pages(self, length: int) -> int:
-        """Return the number of pages that a sequence of `length` tokens holds."""
+        """Return the number of pages that a sequence of `length` tokens holds. Raises RequestError."""
+        length = whole("length", length, least=0)
         held = length if self.resident_tokens is None else min(length, self.resident_tokens)
         return -(-held // self.page_size)
 
     def longest(self, length: int) -> int:
-        """Return the tokens, at most `length`, that a sequence alone in the pool can have."""
+        """Return the tokens, at most `length`, that a sequence alone in the pool can have. Raises RequestError."""
         return length if self.pages(length) <= self.num_pages else self.num_pages * self.page_size
 
 
@@ -74,6 +76,8 @@ class MemoryPlan(JsonRecord):
         tables: token ids, positions, page rows and rotation tables.
         pool: the layer groups of the KV pool.
         libraries: numpy, the native library and the network's objects, as an estimate.
+        allowance: what the process may grow by in addition: libraries that need more, and freed memory that the
+            allocator keeps. It is not part of `total`.
     """
 
     weights: int
@@ -82,6 +86,7 @@ class MemoryPlan(JsonRecord):
     tables: int
     pool: tuple[PoolPart, ...]
     libraries: int = 0
+    allowance: int = 0
 
     @property
     def kv_pool(self) -> int:
@@ -104,25 +109,30 @@ class MemoryPlan(JsonRecord):
         return self.own + self.libraries
 
     def max_sequences(self, length: int) -> int:
-        """Return how many sequences of `length` tokens (at least 1) fit in the pool together."""
+        """Return how many sequences of `length` tokens fit in the pool together. Raises RequestError below 1."""
+        length = whole("length", length, least=1)
         return min((part.num_pages // part.pages(length) for part in self.pool), default=0)
 
     def fitting(self, context: int) -> list[tuple[int, int]]:
-        """Return (length, sequences that fit) for each power of two from 256 up to the context, and for the context."""
+        """Return (length, sequences that fit) for each power of two from 256 up to the context, and for the context.
+
+        Raises RequestError for a context below 1.
+        """
+        context = whole("context", context, least=1)
         powers = [1 << exponent for exponent in range(8, context.bit_length()) if 1 << exponent < context]
         return [(length, self.max_sequences(length)) for length in (*powers, context)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRequirements(JsonRecord):
-    """An upper bound of the memory for work of a given size, by one formula. `MemoryPlan` is exact.
+    """An upper bound of what a fresh process grows by for work of a given size. `MemoryPlan` is exact.
 
     Attributes:
         parameter_memory: bytes of the weights as held.
         activation_memory_per_token: bytes of a step's buffers per token of the step.
         kv_cache_memory_per_token: bytes of a token's keys and values in ONE layer, on average over all, rounded up.
-        overhead_memory: bytes independent of the work: buffers, tables, libraries, half-filled pages, and padding in
-            the pool.
+        overhead_memory: bytes independent of the work: buffers, tables, libraries, half-filled pages, padding in the
+            pool, and the plan's allowance.
     """
 
     parameter_memory: int
@@ -131,7 +141,13 @@ class MemoryRequirements(JsonRecord):
     overhead_memory: int
 
     def calculate_total_memory(self, batch_size: int, sequence_length: int, num_layers: int) -> int:
-        """Return parameters + activation x batch x sequence + kv x batch x sequence x layers + overhead, in bytes."""
+        """Return parameters + activation x batch x sequence + kv x batch x sequence x layers + overhead, in bytes.
+
+        Raises RequestError for an argument that is no integer or less than 0; `param` names it.
+        """
+        batch_size = whole("batch_size", batch_size, least=0)
+        sequence_length = whole("sequence_length", sequence_length, least=0)
+        num_layers = whole("num_layers", num_layers, least=0)
         tokens = batch_size * sequence_length
         per_token = self.activation_memory_per_token + self.kv_cache_memory_per_token * num_layers
         return self.parameter_memory + per_token * tokens + self.overhead_memory
@@ -152,5 +168,10 @@ def memory_requirements(plan: MemoryPlan, kv_bytes: int, num_layers: int, max_ba
         parameter_memory=plan.weights,
         activation_memory_per_token=plan.activation_row,
         kv_cache_memory_per_token=-(-kv_bytes // max(num_layers, 1)),
-        overhead_memory=plan.activations + plan.tables + plan.libraries + partial_pages + ceil(padding),
+        overhead_memory=plan.activations
+        + plan.tables
+        + plan.libraries
+        + plan.allowance
+        + partial_pages
+        + ceil(padding),
     )

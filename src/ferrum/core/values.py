@@ -50,14 +50,19 @@ def integer(value: Any) -> int:
     return index(value)
 
 
-def whole(param: str, value: Any) -> int:
-    """Return a value as a plain int; `param` is its name. Raises RequestError for no integer or a huge one."""
+def whole(param: str, value: Any, *, least: int | None = None) -> int:
+    """Return a value as a plain int; `param` is its name.
+
+    Raises RequestError for no integer, a huge one, or one below `least`.
+    """
     try:
         number = integer(value)
     except TypeError:
         raise RequestError(f"must be an integer, not {shown(value)}", param=param) from None
     if is_huge(number):
         raise RequestError(f"must be an integer of at most {MOST_BITS} bits, not {shown(number)}", param=param)
+    if least is not None and number < least:
+        raise RequestError(f"must be at least {least}, not {number}", param=param)
     return number
 
 

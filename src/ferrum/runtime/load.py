@@ -24,6 +24,7 @@ from ferrum.core.option_fields import as_text, check_flag, check_number
 from ferrum.core.span_checks import check_kind
 from ferrum.core.values import shown
 from ferrum.kernels.interface import Kernels, PoolGroup
+from ferrum.kernels.interpreter import Interpreter
 from ferrum.kernels.op_spec import Extent
 from ferrum.models.decoder import Decoder, Inventory, build_decoder, inventory
 from ferrum.models.families import decoder_spec
@@ -37,6 +38,7 @@ from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.memory import (
     LIBRARY_BYTES,
     PoolLimits,
+    allowance,
     bytes_to_load,
     free_memory,
     memory_for,
@@ -373,6 +375,7 @@ def _traits(
         tables=lm.kernels.table_bytes,
         pool=pool,
         libraries=LIBRARY_BYTES,
+        allowance=allowance(allocates=lm.replay is None or isinstance(lm.replay, Interpreter)),
     )
     return ExecutorTraits(
         backend=lm.kernels.name,

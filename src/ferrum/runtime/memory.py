@@ -62,8 +62,23 @@ def refuse_too_large(config: ModelConfig, checkpoint: TensorStore, asks: Invento
         raise CapacityError(f"not enough memory for {size(wanted)} of weights: {reason}")
 
 
-LIBRARY_BYTES: Final = 26 << 20
-"""Resident bytes of numpy, the native library and a network's objects: 16 MiB if numpy was loaded before, else 32."""
+LIBRARY_BYTES: Final = 28 << 20
+"""Resident bytes of numpy, the native library and a network's objects, between those of two cases.
+
+18 to 24 MiB were measured if numpy was loaded before, else 32 to 38.
+"""
+
+_LIBRARY_ERROR: Final = 16 << 20
+"""Bytes by which that may be too little."""
+
+_KEPT_BYTES: Final = 64 << 20
+"""Freed memory that glibc keeps at most (`mallopt(3)`, M_TRIM_THRESHOLD)."""
+
+
+def allowance(*, allocates: bool) -> int:
+    """Return the bytes that an executor may grow by beyond its plan; `allocates`: steps allocate arrays."""
+    return _LIBRARY_ERROR + (_KEPT_BYTES if allocates else 0)
+
 
 _SHARE: Final = 0.25
 """Fraction of the available memory that a pool without a given capacity takes."""
