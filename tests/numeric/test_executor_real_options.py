@@ -82,3 +82,11 @@ def test_buffer_sizes_beyond_64_bits_are_refused() -> None:
             load_executor(DIRECTORY, kernels="reference", kv_capacity=1, max_rows=number)
         with pytest.raises(ConfigError, match=f"max_batch_size: must be at most 65536, not {number}"):
             load_executor(DIRECTORY, kernels="reference", kv_capacity=1, max_batch_size=number)
+
+
+@pytest.mark.parametrize("depth", [-1, 1.5, "x", None, True, 99])
+def test_an_invalid_depth_of_running_ahead_is_refused(depth: object) -> None:
+    with load_executor(DIRECTORY, kernels="reference", kv_capacity=64) as executor:
+        with pytest.raises(ConfigError) as refusal:
+            executor.run_ahead(depth)  # type: ignore[arg-type]
+        assert refusal.value.param == "depth"

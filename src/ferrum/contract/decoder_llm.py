@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ferrum.contract.integer_lists import token_row
 from ferrum.contract.io_types import LogitsPolicy
 from ferrum.contract.sequences import SequenceStore, Undo
 from ferrum.contract.verbs import SPAN_WANTS
@@ -101,7 +102,7 @@ class DecoderOnlyLLM(ABC):
 
         Raises as `unified_forward`.
         """
-        (logits,) = self.unified_forward([UnifiedItem(cache_id, tuple(tokens), self.length(cache_id))])
+        (logits,) = self.unified_forward([UnifiedItem(cache_id, token_row("tokens", tokens), self.length(cache_id))])
         assert logits is not None, "the policy is LAST"
         return logits[0]
 
@@ -124,7 +125,7 @@ class DecoderOnlyLLM(ABC):
 
         Raises as `unified_forward`.
         """
-        item = UnifiedItem(cache_id, tuple(tokens), self.length(cache_id), LogitsPolicy.ALL)
+        item = UnifiedItem(cache_id, token_row("tokens", tokens), self.length(cache_id), LogitsPolicy.ALL)
         (logits,) = self.unified_forward([item])
         return logits
 

@@ -15,9 +15,9 @@ from ferrum.contract.integer_lists import integer_matrix, only_row, token_matrix
 from ferrum.core.errors import RequestError
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.kv_shape import KvShape
-from ferrum.core.span_checks import inputs_of, is_one_of
+from ferrum.core.span_checks import check_kind, inputs_of, is_one_of
 from ferrum.core.step import Array
-from ferrum.core.values import shown, whole
+from ferrum.core.values import listed, shown, whole
 
 TokenId = NewType("TokenId", int)
 """An index into the vocabulary."""
@@ -38,7 +38,11 @@ class DataType(StrEnum):
         return int("".join(letter for letter in self.value if letter.isdecimal()))
 
     def stored_bytes(self, dim: int) -> int:
-        """Return the bytes of a key or value of `dim` elements in the KV pool; int8 adds a float32 scale."""
+        """Return the bytes of a key or value of `dim` elements in the KV pool; int8 adds a float32 scale.
+
+        Raises RequestError for a `dim` that is no integer or less than 0.
+        """
+        dim = whole("dim", dim, least=0)
         return dim * self.bits // 8 + (4 if self is DataType.INT8 and dim else 0)
 
 
@@ -96,7 +100,8 @@ class ModelInfo(JsonRecord):
     kv_layers: tuple[KvShape, ...] = ()
 
     def kv_bytes_per_token(self, kv_dtype: DataType) -> int:
-        """Return the bytes of one token's keys and values in all layers."""
+        """Return the bytes of one token's keys and values in all layers. Raises RequestError for no `DataType`."""
+        check_kind(kv_dtype, DataType, param="kv_dtype")
         alike = KvShape(self.num_kv_heads, self.head_dim, self.head_dim, num_layers=self.num_layers)
         return sum(
             kv.num_layers * kv.num_heads * (kv_dtype.stored_bytes(kv.key_dim) + kv_dtype.stored_bytes(kv.value_dim))
@@ -137,6 +142,12 @@ class KvCacheHandle(JsonRecord):
 
 
 GenericKvCacheHandle = KvCacheHandle
+
+
+def _check_flags(record: object, *names: str) -> None:
+    """Refuse fields that are no truth values. Raises RequestError; `param` names the field."""
+    for name in names:
+        check_kind(listed(getattr(record, name)), bool, param=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +198,7 @@ class PrefillInput(TokenInput):
         for name in ("attention_mask", "position_ids"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else integer_matrix(name, value))
+        _check_flags(self, "return_hidden_states", "return_attention_weights")
         if not is_one_of(self.logits, (LogitsPolicy.LAST, LogitsPolicy.ALL)):
             raise RequestError(f"must be 'last' or 'all', not {shown(self.logits)}", param="logits")
 
@@ -258,6 +270,7 @@ class DecodeInput(TokenInput):
         if len(tokens) != 1 or len(tokens[0]) != 1:
             raise RequestError(f"must be one token, not [{len(tokens)}, {len(tokens[0])}]", param="input_ids")
         object.__setattr__(self, "input_ids", tokens)
+        _check_flags(self, "return_hidden_states", "return_attention_weights")
         if self.position_ids is not None:
             object.__setattr__(self, "position_ids", integer_matrix("position_ids", self.position_ids))
 
@@ -316,6 +329,7 @@ class UnifiedBatchItem:
     def __post_init__(self) -> None:
         object.__setattr__(self, "q_tokens", only_row("q_tokens", self.q_tokens))
         object.__setattr__(self, "pos_offset", whole("pos_offset", self.pos_offset))
+        _check_flags(self, "is_final_chunk")
         if not is_one_of(self.logits_policy, LogitsPolicy):
             reason = f"must be 'none', 'last' or 'all', not {shown(self.logits_policy)}"
             raise RequestError(reason, param="logits_policy")

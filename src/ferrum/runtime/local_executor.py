@@ -13,7 +13,9 @@ from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.executor import ModelExecutor
 from ferrum.contract.executor_state import ExecutorState
 from ferrum.contract.io_types import ModelInfo
+from ferrum.core.config import MAX_RUN_AHEAD
 from ferrum.core.memory_plan import size
+from ferrum.core.option_fields import check_number
 from ferrum.core.step import PendingStep, Span, StepBatch, StepOutput
 from ferrum.kernels.operations import F32
 from ferrum.runtime.decoder_lm import DecoderLM
@@ -101,7 +103,12 @@ class LocalExecutor(ModelExecutor):
         """Let `submit` return while up to `depth` earlier steps and its own are in flight; 0 computes at once.
 
         The named verbs wait for all steps.
+
+        Raises:
+            ConfigError: `depth` is not an integer in [0, MAX_RUN_AHEAD].
+            ExecutorInUse: an engine holds the lease.
         """
+        check_number("depth", depth, 0, MAX_RUN_AHEAD)
         with self._exclusive():
             self.lm.runs_ahead = depth > 0
             self._steps = StepQueue(self.lm, depth) if depth else None
