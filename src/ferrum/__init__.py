@@ -27,7 +27,8 @@ _HOMES: Final = {
             "HubUnreachable InvalidHandle InvalidToken InvalidTransition KvExhausted ModelGated ModelNotFound "
             "NonFiniteLogits NothingAllowed QueueFull RequestError StaleHandle StepError UnknownSequence Unsupported"
         ),
-        "ferrum.contract.executor": "BatchModelExecutor ModelExecutor SpeculativeExecutor",
+        "ferrum.contract.executor": "ModelExecutor",
+        "ferrum.contract.executor_protocols": "BatchModelExecutor SpeculativeExecutor",
         "ferrum.contract.executor_registry": "ExecutorRegistry",
         "ferrum.contract.factory": (
             "ExecutorAttentionConfig ExecutorConfig ExecutorMemoryConfig ExecutorType ModelExecutorFactory "

@@ -7,9 +7,9 @@ from ferrum.contract.capabilities import ExecutorTraits as ExecutorTraits
 from ferrum.contract.decoder_llm import DecoderOnlyLLM as DecoderOnlyLLM
 from ferrum.contract.decoder_llm import LlmRuntimeConfig as LlmRuntimeConfig
 from ferrum.contract.decoder_llm import UnifiedItem as UnifiedItem
-from ferrum.contract.executor import BatchModelExecutor as BatchModelExecutor
 from ferrum.contract.executor import ModelExecutor as ModelExecutor
-from ferrum.contract.executor import SpeculativeExecutor as SpeculativeExecutor
+from ferrum.contract.executor_protocols import BatchModelExecutor as BatchModelExecutor
+from ferrum.contract.executor_protocols import SpeculativeExecutor as SpeculativeExecutor
 from ferrum.contract.executor_registry import ExecutorRegistry as ExecutorRegistry
 from ferrum.contract.executor_state import ExecutorMemoryUsage as ExecutorMemoryUsage
 from ferrum.contract.executor_state import ExecutorMetrics as ExecutorMetrics

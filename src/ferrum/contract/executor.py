@@ -10,9 +10,10 @@ import os
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Protocol, Self, runtime_checkable
+from dataclasses import replace
+from typing import Final, Self
 
 from ferrum.contract.capabilities import ExecutorCapabilities, ExecutorTraits, capabilities
 from ferrum.contract.executor_state import (
@@ -24,14 +25,7 @@ from ferrum.contract.executor_state import (
     StepRecorder,
     stop_at_exit,
 )
-from ferrum.contract.io_types import (
-    DecodeInput,
-    DecodeOutput,
-    ModelInfo,
-    PrefillInput,
-    PrefillOutput,
-    SpeculativeDecodeOutput,
-)
+from ferrum.contract.io_types import ModelInfo
 from ferrum.contract.pool_usage import cache_snapshot, memory_efficiency, used_bytes
 from ferrum.contract.sequences import SequenceStore
 from ferrum.contract.verbs import NamedVerbs, logger
@@ -180,8 +174,10 @@ class ModelExecutor(NamedVerbs):
 
         Raises:
             ExecutorInUse: another owner holds the lease.
+            InvalidTransition: the executor is shut down.
         """
         with self._locked():
+            self._refuse_ended()
             if self._owner is not None:
                 raise ExecutorInUse(f"{self._owner!r} holds the lease of this executor")
             self._owner = owner
@@ -207,8 +203,10 @@ class ModelExecutor(NamedVerbs):
         return self._owner is not None or self._lifecycle.state is ExecutorState.BUSY
 
     @contextmanager
-    def _exclusive(self) -> Iterator[None]:
+    def _exclusive(self, *, ended: bool = False) -> Iterator[None]:
         with self._locked():
+            if not ended:
+                self._refuse_ended()
             if self._owner is not None:
                 raise ExecutorInUse(f"{self._owner!r} holds the lease of this executor: send requests to it")
             self._finish_steps()
@@ -218,6 +216,15 @@ class ModelExecutor(NamedVerbs):
 
     # States
 
+    @property
+    def _ended(self) -> bool:
+        return self._lifecycle.state is ExecutorState.SHUTDOWN
+
+    def _refuse_ended(self) -> None:
+        """Raise InvalidTransition after the shutdown."""
+        if self._ended:
+            raise InvalidTransition("the executor is shut down: load another one")
+
     def warmup(self) -> None:
         """Prepare for the first step; later calls do nothing.
 
@@ -225,8 +232,7 @@ class ModelExecutor(NamedVerbs):
             InvalidTransition: the executor is shut down.
         """
         with self._locked():
-            if self._lifecycle.state is ExecutorState.SHUTDOWN:
-                raise InvalidTransition("the executor is shut down")
+            self._refuse_ended()
             if self._lifecycle.state is not ExecutorState.INITIALIZING:
                 return
             try:
@@ -237,16 +243,22 @@ class ModelExecutor(NamedVerbs):
             self._lifecycle.move(ExecutorState.READY)
 
     def reset(self) -> None:
-        """Drop every sequence; this also leaves the error state. Raises ExecutorInUse."""
+        """Drop every sequence; this also leaves the error state. Raises ExecutorInUse, InvalidTransition."""
         with self._exclusive():
             self.pages.reset()
             if self._lifecycle.state is ExecutorState.ERROR:
                 self._lifecycle.move(ExecutorState.READY)
 
     def shutdown(self) -> None:
-        """Wait for the running step, drop every sequence and end; later calls do nothing. Raises ExecutorInUse."""
-        with self._exclusive():
-            if self._lifecycle.state is ExecutorState.SHUTDOWN:
+        """Wait for the running step, drop every sequence and free the memory; later calls do nothing.
+
+        Afterwards verbs raise InvalidTransition, sizes are 0, and reports describe the executor as it was.
+
+        Raises:
+            ExecutorInUse: an engine holds the lease.
+        """
+        with self._exclusive(ended=True):
+            if self._ended:
                 return
             self._lifecycle.move(ExecutorState.SHUTDOWN)
             self.pages.reset()
@@ -275,8 +287,8 @@ class ModelExecutor(NamedVerbs):
         return self.capabilities().memory_requirements
 
     def kv_capacity(self) -> int:
-        """Return the number of tokens that fit in the KV pool."""
-        return self.pages.capacity_tokens
+        """Return the number of tokens that fit in the KV pool; 0 after the shutdown."""
+        return 0 if self._ended else self.pages.capacity_tokens
 
     def supports_batch_size(self, size: int) -> bool:
         """Whether a step can hold this many new sequences now: the pool has a free page for each.
@@ -303,6 +315,8 @@ class ModelExecutor(NamedVerbs):
             return fastest
 
     def _max_sequences(self) -> int:
+        if self._ended:
+            return 0
         return min([self.traits.max_batch_size, *self._free_pages()])
 
     def _free_pages(self) -> list[int]:
@@ -352,7 +366,8 @@ class ModelExecutor(NamedVerbs):
 
     def cache_metrics_snapshot(self) -> CacheMetricsSnapshot:
         """Return the counters of the KV cache and of speculation."""
-        return cache_snapshot(self.pages, self._speculation)
+        counted = cache_snapshot(self.pages, self._speculation)
+        return replace(counted, total_pages=0) if self._ended else counted
 
     def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:
         """Return the counters of adapters, which are empty: no adapter can be loaded yet."""
@@ -362,35 +377,5 @@ class ModelExecutor(NamedVerbs):
         return used_bytes(self.pages, self.memory_plan)
 
     def _memory_usage(self) -> ExecutorMemoryUsage:
-        held, used = self.memory_plan.total, self._used_bytes()
+        held, used = (0, 0) if self._ended else (self.memory_plan.total, self._used_bytes())
         return ExecutorMemoryUsage(held, used, max(self._peak, used), 100.0 * used / held if held else 0.0)
-
-
-@runtime_checkable
-class BatchModelExecutor(Protocol):
-    """An executor that serves several sequences in one pass; see `ModelExecutor`."""
-
-    def batch_prefill(self, inputs: Sequence[PrefillInput]) -> list[PrefillOutput]:
-        """Process several prompts in one pass."""
-
-    def batch_decode(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
-        """Process one more token of each of several sequences in one pass."""
-
-    def optimal_batch_size(self) -> int:
-        """Return the batch size of the highest throughput."""
-
-    def supports_batch_size(self, size: int) -> bool:
-        """Whether a step can hold this many sequences."""
-
-
-@runtime_checkable
-class SpeculativeExecutor(Protocol):
-    """An executor that verifies drafts; see `NamedVerbs`."""
-
-    def forward_verify(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
-        """Process N + 1 tokens of one sequence in one pass."""
-
-    def speculative_decode(
-        self, inputs: DecodeInput, draft_tokens: Any, acceptance_threshold: float | None = None
-    ) -> SpeculativeDecodeOutput:
-        """Process a token and the draft tokens after it, and keep the accepted ones."""

@@ -31,6 +31,7 @@ from ferrum.contract.io_types import (
     UnifiedBatchItem,
 )
 from ferrum.contract.sequences import SequenceStore, Undo
+from ferrum.contract.verb_outputs import decode_output, prefill_output, row_of, verified_output
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
 from ferrum.core.span_checks import check_kind, check_tokens, inputs_of
 from ferrum.core.step import Array, Hidden, PendingStep, Rows, Span, SpanResult, StepBatch, Want
@@ -81,8 +82,13 @@ class NamedVerbs(ABC):
         """Run a step: one result or error per span."""
 
     @abstractmethod
-    def _exclusive(self) -> AbstractContextManager[None]:
-        """Hold the executor for one verb. Raises ExecutorInUse while an engine has its lease."""
+    def _exclusive(self, *, ended: bool = False) -> AbstractContextManager[None]:
+        """Hold the executor for one verb.
+
+        Raises:
+            ExecutorInUse: an engine has its lease.
+            InvalidTransition: it is shut down, and the verb may not follow that (`ended`).
+        """
 
     # Prompts
 
@@ -99,7 +105,7 @@ class NamedVerbs(ABC):
             KvExhausted: no room in the pool.
             ExecutorInUse: an engine holds the lease.
         """
-        return self._run_all(PrefillInput, inputs, self._prefill_span, self._prefill_output)
+        return self._run_all(PrefillInput, inputs, self._prefill_span, prefill_output)
 
     def forward(self, input_ids: Any) -> Array:
         """Return the logits of all positions, float32 [B, S, V], of token ids [B, S].
@@ -128,7 +134,7 @@ class NamedVerbs(ABC):
 
         Raises: as `batch_prefill`; also RequestError for a sequence that appears twice.
         """
-        return self._run_all(DecodeInput, inputs, self._decode_span, self._decode_output)
+        return self._run_all(DecodeInput, inputs, self._decode_span, decode_output)
 
     def forward_verify(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
         """Process N + 1 tokens of one sequence in one pass; row i equals the output of the i-th of N + 1 decodes.
@@ -153,7 +159,9 @@ class NamedVerbs(ABC):
                 attention_weights=any(each.return_attention_weights for each in inputs),
             )
             (result,) = self._step([span], "input_ids")
-            return [self._verified(span, result, row, each) for row, each in enumerate(inputs)]
+            handles = [self._handles.make(span.cache_id, span.start + row + 1) for row in range(len(inputs))]
+            pairs = zip(handles, inputs, strict=True)
+            return [verified_output(result, handle, row, each) for row, (handle, each) in enumerate(pairs)]
 
     def speculative_decode(
         self, inputs: DecodeInput, draft_tokens: Any, acceptance_threshold: float | None = None
@@ -189,7 +197,9 @@ class NamedVerbs(ABC):
                 (result,) = self._step([span], "draft_tokens")
                 accepted = self._count_accepted(result.logits, drafts, acceptance_threshold)
                 self.pages.truncate(span.cache_id, span.start + 1 + accepted)
-            return SpeculativeDecodeOutput(drafts[:accepted], _row(result.logits, accepted), self.handle(span.cache_id))
+            return SpeculativeDecodeOutput(
+                drafts[:accepted], row_of(result.logits, accepted), self.handle(span.cache_id)
+            )
 
     # Any mixture
 
@@ -249,7 +259,7 @@ class NamedVerbs(ABC):
     def release_cache(self, cache_id: str | KvCacheHandle) -> None:
         """Free a sequence by name or handle; an unknown one is no error. Raises InvalidHandle for anything else."""
         cache_id = self._handles.name_of(cache_id)
-        with self._exclusive():
+        with self._exclusive(ended=True):
             logger.debug("release %s: %s", cache_id, "known" if cache_id in self.pages else "unknown")
             self.pages.release(cache_id)
             self._undo.forget(cache_id)
@@ -286,13 +296,14 @@ class NamedVerbs(ABC):
         kind: type[Input],
         inputs: Sequence[Input],
         to_span: Callable[[Input], Span],
-        to_output: Callable[[Span, SpanResult], Output],
+        to_output: Callable[[SpanResult, KvCacheHandle], Output],
     ) -> list[Output]:
         if not (inputs := inputs_of(kind, inputs, param="inputs")):
             return []
         with self._exclusive():
             spans = [to_span(each) for each in inputs]
-            return [to_output(*pair) for pair in zip(spans, self._step(spans, "input_ids"), strict=True)]
+            results = self._step(spans, "input_ids")
+            return [to_output(result, self.handle(span.cache_id)) for span, result in zip(spans, results, strict=True)]
 
     def _prefill_span(self, inputs: PrefillInput) -> Span:
         if inputs.batch_size != 1:
@@ -371,26 +382,3 @@ class NamedVerbs(ABC):
         """Refuse unknown token ids, and tokens beyond the context, after `start` stored tokens."""
         longest = self.traits.longest_sequence
         check_tokens(tokens, start, vocab_size=self._info.vocab_size, max_sequence_length=longest, param=param)
-
-    # From results to outputs
-
-    def _prefill_output(self, span: Span, result: SpanResult) -> PrefillOutput:
-        hidden = None if result.hidden is None else result.hidden[None]
-        assert result.logits is not None, "the span wanted them"
-        return PrefillOutput(result.logits[None], self.handle(span.cache_id), hidden, result.attention_weights)
-
-    def _decode_output(self, span: Span, result: SpanResult) -> DecodeOutput:
-        return DecodeOutput(result.logits, self.handle(span.cache_id), result.hidden, result.attention_weights)
-
-    def _verified(self, span: Span, result: SpanResult, row: int, inputs: DecodeInput) -> DecodeOutput:
-        length = span.start + row + 1
-        weights = None
-        if inputs.return_attention_weights and result.attention_weights is not None:
-            weights = tuple(layer[:, row : row + 1, :length] for layer in result.attention_weights)
-        hidden = _row(result.hidden, row) if inputs.return_hidden_states else None
-        return DecodeOutput(_row(result.logits, row), self._handles.make(span.cache_id, length), hidden, weights)
-
-
-def _row(array: Array, row: int) -> Array:
-    """Return row `row` of [rows, N] as [1, N]."""
-    return array[row : row + 1]

@@ -14,6 +14,7 @@ from ferrum.contract.executor import ModelExecutor
 from ferrum.contract.executor_state import ExecutorState
 from ferrum.contract.io_types import ModelInfo
 from ferrum.core.config import MAX_RUN_AHEAD
+from ferrum.core.errors import InvalidTransition
 from ferrum.core.memory_plan import size
 from ferrum.core.option_fields import check_number
 from ferrum.core.step import PendingStep, Span, StepBatch, StepOutput
@@ -52,11 +53,18 @@ class LocalExecutor(ModelExecutor):
         cache_prefix: str = "llm-cache",
     ) -> None:
         super().__init__(info, traits, lm.pages, cache_prefix=cache_prefix)
-        self.lm = lm
+        self._lm: DecoderLM | None = lm
         self._steps: StepQueue | None = None
         self._disk: DiskTier | None = None
         if log_tokens:
             lm.watch = self._log_row
+
+    @property
+    def lm(self) -> DecoderLM:
+        """The language model: network, kernels, pages. Raises InvalidTransition after the shutdown, which frees it."""
+        if self._lm is None:
+            raise InvalidTransition("the executor is shut down, and its memory freed")
+        return self._lm
 
     def _warm(self) -> None:
         return_free_memory()
@@ -65,6 +73,8 @@ class LocalExecutor(ModelExecutor):
         if self._steps is not None:
             self._steps.close()
         self.pages.attach(None)  # breaks reference cycles that would keep the pool alive
+        self._lm = self._steps = self._disk = None
+        return_free_memory()
 
     def keep_pages(
         self, *, files: PageFiles | None = None, swap_bytes: int = 0, recompute: Callable[[], float] = float

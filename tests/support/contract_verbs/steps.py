@@ -10,7 +10,7 @@ import pytest
 
 from contract_kit import OTHER, POISON, PROMPT, same
 from contract_verbs.kit import begin, contract, truth, usable, verbs_on
-from ferrum.contract.executor import BatchModelExecutor, SpeculativeExecutor
+from ferrum.contract.executor_protocols import BatchModelExecutor, SpeculativeExecutor
 from ferrum.contract.io_types import DecodeInput, LogitsPolicy, UnifiedBatch, UnifiedBatchItem
 from ferrum.core.errors import ExecutorInUse, RequestError, StepError, UnknownSequence, Unsupported
 from ferrum.core.params import SamplingParams
