@@ -67,6 +67,41 @@ def test_the_token_log_has_position_and_five_best_of_each_span(
 
 
 @pytest.mark.contract("4.switches")
+def test_the_token_log_is_an_argument_and_can_be_switched_later(caplog: pytest.LogCaptureFixture) -> None:
+    options = {"kernels": "reference", "kv_capacity": 256}
+    with load_executor(directory_of(CASE), log_tokens=True, **options) as executor:
+        with caplog.at_level(logging.INFO, logger="ferrum.tokens"):
+            logged = []
+            for on in (True, False, True):
+                executor.log_tokens = on
+                caplog.clear()
+                executor.forward(TOKENS)
+                logged.append((executor.log_tokens, len(caplog.messages)))
+        assert logged == [(True, 1), (False, 0), (True, 1)]
+        with pytest.raises(ConfigError, match="log_tokens"):
+            executor.log_tokens = "yes"
+    with pytest.raises(ConfigError, match="log_tokens"):
+        load_executor(directory_of(CASE), log_tokens=1, **options)
+
+
+@pytest.mark.contract("2.submit")
+def test_an_executor_and_its_steps_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="ferrum.executor"), load() as executor:
+        handle = executor.prefill(PrefillInput(TOKENS)).kv_cache
+        executor.decode(DecodeInput([9], handle))
+        bad = Span("bad", 3, (1,), Want.LOGITS)
+        executor.submit(StepBatch((bad,))).result()
+        (made, prefill, decode, failed), plan = caplog.records, executor.memory_plan
+    assert made.levelno == logging.INFO and prefill.levelno == logging.DEBUG
+    assert made.fields["model"] == executor.info.model_id and made.fields["kernels"] == "reference"
+    assert made.fields["memory"] == {"weights": plan.weights, "kv_pool": plan.kv_pool, "total": plan.total}
+    assert executor.info.model_id in made.getMessage() and "reference kernels" in made.getMessage()
+    assert prefill.fields["spans"] == [{"cache_id": handle.cache_id, "position": 0, "tokens": TOKENS}]
+    assert decode.getMessage().endswith(f" ms: {handle.cache_id} position={len(TOKENS)} tokens=[9]")
+    assert "bad position=3 tokens=[1] failed: cache_id: unknown sequence 'bad'" in failed.getMessage()
+
+
+@pytest.mark.contract("4.switches")
 def test_nothing_is_formatted_while_the_log_is_off(caplog: pytest.LogCaptureFixture) -> None:
     with load() as executor, caplog.at_level(logging.DEBUG, logger="ferrum.tokens"):
         assert executor.lm.watch is None

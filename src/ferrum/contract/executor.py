@@ -5,7 +5,6 @@ The named verbs over the same `submit` are in `verbs.py`.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -16,6 +15,7 @@ from dataclasses import replace
 from typing import Final, Self
 
 from ferrum.contract.capabilities import ExecutorCapabilities, ExecutorTraits, capabilities
+from ferrum.contract.executor_log import log_made, log_step
 from ferrum.contract.executor_state import (
     ExecutorMemoryUsage,
     ExecutorMetrics,
@@ -28,7 +28,7 @@ from ferrum.contract.executor_state import (
 from ferrum.contract.io_types import ModelInfo
 from ferrum.contract.pool_usage import cache_snapshot, memory_efficiency, used_bytes
 from ferrum.contract.sequences import SequenceStore
-from ferrum.contract.verbs import NamedVerbs, logger
+from ferrum.contract.verbs import NamedVerbs
 from ferrum.core.errors import EngineDead, ExecutorInUse, FerrumError, InvalidTransition, KvExhausted
 from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements
 from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, SpeculationCounts
@@ -68,6 +68,7 @@ class ModelExecutor(NamedVerbs):
         self._peak = 0
         self._counted_changes = -1
         self._fastest: int | None = None
+        log_made(info, traits)
 
     # Methods of a backend
 
@@ -118,15 +119,15 @@ class ModelExecutor(NamedVerbs):
                 continue
             served.append(span)
             if span.drafts and span.want is Want.TOKEN:
-                self._speculation = self._speculation.plus(span.drafts, result.accepted)
+                self._count_drafts(span.drafts, result.accepted)
         self._recorder.record(served, output.seconds)
-        if logger.isEnabledFor(logging.DEBUG):
-            tokens, milliseconds = sum(len(span.tokens) for span in served), 1e3 * output.seconds
-            counts = len(served), len(batch.spans), tokens, milliseconds
-            logger.debug("step: %d of %d spans, %d tokens, %.3f ms", *counts)
+        log_step(batch, output)
         changes = self.pages.changes
         if changes != self._counted_changes:
             self._counted_changes, self._peak = changes, max(self._peak, self._used_bytes())
+
+    def _count_drafts(self, drafted: int, accepted: int) -> None:
+        self._speculation = self._speculation.plus(drafted, accepted)
 
     def _finish_steps(self) -> None:
         """Settle the steps in flight, if the backend runs ahead."""

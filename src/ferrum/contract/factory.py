@@ -22,7 +22,7 @@ from ferrum.core.span_checks import check_kind, is_one_of
 from ferrum.core.values import shown
 
 _MODEL_OPTIONS: Final = frozenset({"quantize", "kv_dtype", "kernels", "isa", "threads", "kv_capacity"})
-_OPTIONS: Final = _MODEL_OPTIONS | {"max_rows", "replay", "cache_prefix"}
+_OPTIONS: Final = _MODEL_OPTIONS | {"max_rows", "replay", "log_tokens", "cache_prefix"}
 _PLAIN: Final = ("auto", "reference")
 _LEVELS: Final[Mapping[int, Mapping[str, Any]]] = {
     0: {"kernels": "reference", "replay": False},
@@ -282,8 +282,9 @@ def _wrong_options(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     try:
         if "max_rows" in options:
             check_number("max_rows", options["max_rows"], 1)
-        if options.get("replay") is not None:
-            check_flag("replay", options["replay"])
+        for name in ("replay", "log_tokens"):
+            if options.get(name) is not None:
+                check_flag(name, options[name])
         check_kind(options.get("cache_prefix", ""), str, param="cache_prefix")
     except RequestError as error:
         yield str(error.param), error.message

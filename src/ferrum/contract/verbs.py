@@ -6,7 +6,6 @@ returns to its state before.
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -15,6 +14,7 @@ from itertools import count
 from typing import Any, Final, TypeVar
 
 from ferrum.contract.capabilities import ExecutorTraits
+from ferrum.contract.executor_log import logger
 from ferrum.contract.handles import Handles, check_name
 from ferrum.contract.input_checks import as_prompt, check_mask, check_positions
 from ferrum.contract.integer_lists import token_matrix, token_row
@@ -39,8 +39,6 @@ from ferrum.core.values import kept_length, shown
 
 Input = TypeVar("Input", PrefillInput, DecodeInput)
 Output = TypeVar("Output", PrefillOutput, DecodeOutput)
-
-logger: Final = logging.getLogger("ferrum.executor")
 
 SPAN_WANTS: Final = {
     LogitsPolicy.NONE: (Want.NONE, Rows.LAST),
@@ -197,9 +195,10 @@ class NamedVerbs(ABC):
                 (result,) = self._step([span], "draft_tokens")
                 accepted = self._count_accepted(result.logits, drafts, acceptance_threshold)
                 self.pages.truncate(span.cache_id, span.start + 1 + accepted)
-            return SpeculativeDecodeOutput(
-                drafts[:accepted], row_of(result.logits, accepted), self.handle(span.cache_id)
-            )
+            if drafts:
+                self._count_drafts(len(drafts), accepted)
+            logits, handle = row_of(result.logits, accepted), self.handle(span.cache_id)
+            return SpeculativeDecodeOutput(drafts[:accepted], logits, handle)
 
     # Any mixture
 
@@ -284,6 +283,10 @@ class NamedVerbs(ABC):
         while accepted < len(drafts) and int(logits[accepted].argmax()) == drafts[accepted]:
             accepted += 1
         return accepted
+
+    @abstractmethod
+    def _count_drafts(self, drafted: int, accepted: int) -> None:
+        """Count a verified draft for the reports."""
 
     def _stack(self, arrays: Sequence[Array]) -> Array:
         """Stack arrays [S, V] to [B, S, V], by the array API standard's function."""

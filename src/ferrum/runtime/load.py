@@ -82,6 +82,7 @@ def load_executor(
     page_size: int = PAGE_SIZE,
     max_rows: int = MAX_ROWS,
     replay: bool | None = None,
+    log_tokens: bool | None = None,
     cache_prefix: str = "llm-cache",
     progress: Progress | None = None,
 ) -> LocalExecutor:
@@ -95,6 +96,8 @@ def load_executor(
         page_size: tokens per page of the KV pool.
         max_rows: maximum tokens of one forward pass; a larger step takes several.
         replay: run the recorded program; None follows the environment (FERRUM_DISABLE_GRAPHS).
+        log_tokens: log the best tokens of each span; None follows the environment (FERRUM_LOG_TOKENS). The executor's
+            property of that name changes it later.
         cache_prefix: new sequences are named `<prefix>-0`, `<prefix>-1`, ...
         progress: called with the bytes loaded and the bytes in total.
 
@@ -108,6 +111,9 @@ def load_executor(
     if replay is not None:
         check_flag("replay", replay)
         switches = replace(switches, disable_graphs=not replay)
+    if log_tokens is not None:
+        check_flag("log_tokens", log_tokens)
+        switches = replace(switches, log_tokens=log_tokens)
     config = ModelConfig(
         model=as_text(model), device=device, dtype=dtype, quantize=quantize, kv_dtype=kv_dtype,
         kernels=kernels, isa=isa, threads=threads, max_batch_size=max_batch_size,

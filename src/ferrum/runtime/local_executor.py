@@ -16,7 +16,7 @@ from ferrum.contract.io_types import ModelInfo
 from ferrum.core.config import MAX_RUN_AHEAD
 from ferrum.core.errors import InvalidTransition
 from ferrum.core.memory_plan import size
-from ferrum.core.option_fields import check_number
+from ferrum.core.option_fields import check_flag, check_number
 from ferrum.core.step import PendingStep, Span, StepBatch, StepOutput
 from ferrum.kernels.operations import F32
 from ferrum.runtime.decoder_lm import DecoderLM
@@ -37,7 +37,7 @@ class LocalExecutor(ModelExecutor):
     Args:
         lm: the language model; its page table is the executor's.
         info, traits: see `NamedVerbs`.
-        log_tokens: log backend, position and the five best ids and logits of each span (FERRUM_LOG_TOKENS).
+        log_tokens: see the property.
         cache_prefix: see `NamedVerbs`.
     """
 
@@ -56,8 +56,7 @@ class LocalExecutor(ModelExecutor):
         self._lm: DecoderLM | None = lm
         self._steps: StepQueue | None = None
         self._disk: DiskTier | None = None
-        if log_tokens:
-            lm.watch = self._log_row
+        self.log_tokens = log_tokens
 
     @property
     def lm(self) -> DecoderLM:
@@ -65,6 +64,19 @@ class LocalExecutor(ModelExecutor):
         if self._lm is None:
             raise InvalidTransition("the executor is shut down, and its memory freed")
         return self._lm
+
+    @property
+    def log_tokens(self) -> bool:
+        """Whether to log backend, name, position and the five best ids and logits of each span at INFO.
+
+        It can be set at any time (logger `ferrum.tokens`). Raises InvalidTransition after the shutdown.
+        """
+        return self.lm.watch is not None
+
+    @log_tokens.setter
+    def log_tokens(self, on: bool) -> None:
+        check_flag("log_tokens", on)
+        self.lm.watch = self._log_row if on else None
 
     def _warm(self) -> None:
         return_free_memory()
