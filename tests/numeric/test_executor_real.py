@@ -20,6 +20,7 @@ from ferrum.contract.executor_state import ExecutorState
 from ferrum.contract.io_types import DataType, DecodeInput, LogitsPolicy, PrefillInput, UnifiedBatch, UnifiedBatchItem
 from ferrum.core.errors import ConfigError, ExecutorInUse, InvalidTransition, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
+from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.step import CARRY, Hidden, Rows, Sampling, Span, SpanResult, StepBatch, Want
 from ferrum.runtime.local_executor import LocalExecutor
 from tiny import directory_of, find, model_of, reference_logits, tokens_of
@@ -169,6 +170,9 @@ def test_exact_speculation_matches_transformers_greedy_and_a_threshold_is_lossy(
     unlikely = int(reference_logits(find(WINDOWS), TOKENS)[-1].argmin())
     lossy = executor.speculative_decode(DecodeInput([TOKENS[-1]], back), [unlikely], acceptance_threshold=0.0)
     assert lossy.accepted_tokens == (unlikely,) and lossy.kv_cache.sequence_length == len(TOKENS) + 1
+    plain = executor.speculative_decode(DecodeInput([TOKENS[0]], lossy.kv_cache), [])
+    assert plain.accepted_tokens == ()
+    assert executor.cache_metrics_snapshot().speculation == SpeculationCounts(2, 5, 4, (2, 1, 1, 0))
 
 
 # CARRY tokens

@@ -70,7 +70,7 @@ class CacheMetricsSnapshot(JsonRecord):
         stored_tokens: sum of their lengths.
         cached_pages, evicted_pages, prefix_query_tokens, prefix_hit_tokens, restored_pages, external_query_tokens,
             external_hit_tokens: see `PrefixCounts`.
-        speculation: drafts in spans that sample.
+        speculation: drafts in spans that sample, and those of `speculative_decode`.
     """
 
     total_pages: int
