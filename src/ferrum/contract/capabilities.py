@@ -41,6 +41,7 @@ class ExecutorTraits:
         paged: whether keys and values live in pages of the pool.
         flash: whether attention never holds a row of scores for the whole context.
         attention_weights: whether attention probabilities can be returned.
+        layer_states: whether the hidden states of each layer can be returned.
         notes: warnings about how it was built (a missing fast path, and why).
     """
 
@@ -58,6 +59,7 @@ class ExecutorTraits:
     paged: bool = True
     flash: bool = False
     attention_weights: bool = False
+    layer_states: bool = False
     notes: tuple[str, ...] = ()
 
     @property

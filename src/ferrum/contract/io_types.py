@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, NewType
+from typing import Any, Final, NewType
 
 from ferrum.contract.integer_lists import integer_matrix, only_row, token_matrix
 from ferrum.core.errors import RequestError
@@ -58,6 +58,10 @@ class Device(StrEnum):
 
     CPU = "cpu"
     CUDA = "cuda"
+
+
+LAYERS: Final = "layers"
+"""The value of `return_hidden_states` for the hidden states of each layer."""
 
 
 class LogitsPolicy(StrEnum):
@@ -150,6 +154,14 @@ def _check_flags(record: object, *names: str) -> None:
         check_kind(listed(getattr(record, name)), bool, param=name)
 
 
+def _check_returns(inputs: PrefillInput | DecodeInput) -> None:
+    """Refuse unknown values of the return options. Raises RequestError; `param` names the field."""
+    _check_flags(inputs, "return_attention_weights")
+    if not is_one_of(listed(inputs.return_hidden_states), (False, True, LAYERS)):
+        reason = f"must be false, true or 'layers', not {shown(inputs.return_hidden_states)}"
+        raise RequestError(reason, param="return_hidden_states")
+
+
 @dataclass(frozen=True, slots=True)
 class TokenInput:
     """Tokens of one sequence; see its two kinds, `PrefillInput` and `DecodeInput`."""
@@ -177,7 +189,8 @@ class PrefillInput(TokenInput):
         position_ids: [B, S]. Must be stored, stored + 1, ...
         kv_cache: the sequence to continue, or None to begin one.
         logits: "last" or "all" positions.
-        return_hidden_states: also return the final hidden states, [B, S, H].
+        return_hidden_states: True also returns the final hidden states, [B, S, H]; "layers" those of each layer, if the
+            backend keeps them.
         return_attention_weights: also return the attention probabilities, if the backend keeps them.
 
     Raises:
@@ -190,7 +203,7 @@ class PrefillInput(TokenInput):
     position_ids: Any = None
     kv_cache: KvCacheHandle | None = None
     logits: str = "last"
-    return_hidden_states: bool = False
+    return_hidden_states: bool | str = False
     return_attention_weights: bool = False
 
     def __post_init__(self) -> None:
@@ -198,7 +211,7 @@ class PrefillInput(TokenInput):
         for name in ("attention_mask", "position_ids"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else integer_matrix(name, value))
-        _check_flags(self, "return_hidden_states", "return_attention_weights")
+        _check_returns(self)
         if not is_one_of(self.logits, (LogitsPolicy.LAST, LogitsPolicy.ALL)):
             raise RequestError(f"must be 'last' or 'all', not {shown(self.logits)}", param="logits")
 
@@ -222,13 +235,14 @@ class PrefillOutput:
     Attributes:
         logits: float32 [B, 1, V] for the last position, or [B, S, V].
         kv_cache: the sequence, `S` tokens longer.
-        hidden_states: float32 [B, S, H], if asked for.
+        hidden_states: float32 [B, S, H], if asked for; with "layers" L + 1 of them, as `transformers` orders them: the
+            input of each layer, then the final states.
         attention_weights: per layer [heads, S, length], if asked for.
     """
 
     logits: Array
     kv_cache: KvCacheHandle
-    hidden_states: Array | None = None
+    hidden_states: Array | tuple[Array, ...] | None = None
     attention_weights: Array | None = None
 
     def last_token_logits(self) -> Array:
@@ -262,7 +276,7 @@ class DecodeInput(TokenInput):
     input_ids: Any
     kv_cache: KvCacheHandle
     position_ids: Any = None
-    return_hidden_states: bool = False
+    return_hidden_states: bool | str = False
     return_attention_weights: bool = False
 
     def __post_init__(self) -> None:
@@ -270,7 +284,7 @@ class DecodeInput(TokenInput):
         if len(tokens) != 1 or len(tokens[0]) != 1:
             raise RequestError(f"must be one token, not [{len(tokens)}, {len(tokens[0])}]", param="input_ids")
         object.__setattr__(self, "input_ids", tokens)
-        _check_flags(self, "return_hidden_states", "return_attention_weights")
+        _check_returns(self)
         if self.position_ids is not None:
             object.__setattr__(self, "position_ids", integer_matrix("position_ids", self.position_ids))
 
@@ -296,13 +310,13 @@ class DecodeOutput:
     Attributes:
         logits: float32 [1, V].
         kv_cache: the sequence, one token longer.
-        hidden_state: float32 [1, H], if asked for.
+        hidden_state: float32 [1, H], if asked for; with "layers" a tuple of L + 1, as in `PrefillOutput`.
         attention_weights: per layer [heads, 1, length], if asked for.
     """
 
     logits: Array
     kv_cache: KvCacheHandle
-    hidden_state: Array | None = None
+    hidden_state: Array | tuple[Array, ...] | None = None
     attention_weights: Array | None = None
 
 

@@ -19,6 +19,7 @@ from ferrum.contract.handles import Handles, check_name
 from ferrum.contract.input_checks import as_prompt, check_mask, check_positions
 from ferrum.contract.integer_lists import token_matrix, token_row
 from ferrum.contract.io_types import (
+    LAYERS,
     DecodeInput,
     DecodeOutput,
     KvCacheHandle,
@@ -46,6 +47,10 @@ SPAN_WANTS: Final = {
     LogitsPolicy.ALL: (Want.LOGITS, Rows.ALL),
 }
 """A logits policy as a span's `want` and `rows`."""
+
+
+_HIDDEN: Final[dict[bool | str, Hidden]] = {False: Hidden.NONE, True: Hidden.ALL, LAYERS: Hidden.LAYERS}
+"""A value of `return_hidden_states` as a span's `hidden`; each includes those before it."""
 
 
 class NamedVerbs(ABC):
@@ -153,7 +158,7 @@ class NamedVerbs(ABC):
                 tokens=tuple(each.token for each in inputs),
                 rows=Rows.ALL,
                 drafts=len(inputs) - 1,
-                hidden=Hidden.ALL if any(each.return_hidden_states for each in inputs) else Hidden.NONE,
+                hidden=max((row.hidden for row in rows), key=list(_HIDDEN.values()).index),
                 attention_weights=any(each.return_attention_weights for each in inputs),
             )
             (result,) = self._step([span], "input_ids")
@@ -326,7 +331,7 @@ class NamedVerbs(ABC):
             inputs.input_ids[0],
             want,
             rows,
-            Hidden.ALL if inputs.return_hidden_states else Hidden.NONE,
+            _HIDDEN[inputs.return_hidden_states],
             attention_weights=inputs.return_attention_weights,
         )
 
@@ -340,7 +345,7 @@ class NamedVerbs(ABC):
             start,
             (inputs.token,),
             Want.LOGITS,
-            hidden=Hidden.LAST if inputs.return_hidden_states else Hidden.NONE,
+            hidden=_HIDDEN[inputs.return_hidden_states],
             attention_weights=inputs.return_attention_weights,
         )
 
@@ -361,10 +366,13 @@ class NamedVerbs(ABC):
         return Span(cache_id, stored, tuple(item.q_tokens), want, rows, adapter=item.adapter)
 
     def _check_options(self, inputs: PrefillInput | DecodeInput, stored: range) -> None:
-        """Refuse positions other than where the tokens will be stored, and unsupported attention weights."""
+        """Refuse positions other than where the tokens will be stored, and what the kernels do not keep."""
         check_positions(inputs, stored)
+        reason = f'{self.traits.backend} does not keep them: load the model with kernels="reference"'
         if inputs.return_attention_weights and not self.traits.attention_weights:
-            raise Unsupported("return_attention_weights", f"the {self.traits.backend} kernels do not keep them")
+            raise Unsupported("return_attention_weights", reason)
+        if inputs.return_hidden_states == LAYERS and not self.traits.layer_states:
+            raise Unsupported(f"return_hidden_states={LAYERS!r}", reason)
 
     def _new_id(self, base: str, numbers: Iterable[int]) -> str:
         """Return the next unused name; names taken through `submit` are skipped."""

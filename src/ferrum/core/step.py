@@ -42,12 +42,13 @@ class Rows(Enum):
 
 
 class Hidden(Enum):
-    """The final hidden states to return: none, the last row, every row, or their mean over the span."""
+    """The hidden states to return: the final ones of some rows or their mean, or those of all rows and layers."""
 
     NONE = "none"
     LAST = "last"
     ALL = "all"
     MEAN = "mean"
+    LAYERS = "layers"
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -177,7 +178,8 @@ class SpanResult:
         logprobs: one per sampled token, if the parameters ask for them.
         accepted: number of accepted drafts.
         logits: float32 [rows, V] with `Want.LOGITS`.
-        hidden: float32 [rows, H] as `Hidden` asks.
+        hidden: float32 [rows, H] as `Hidden` asks; [L + 1, rows, H] with `Hidden.LAYERS`: the input of each layer, and
+            the final states.
         scores: one per target of `Score`.
         attention_weights: per layer [heads, tokens, length], if asked for.
     """

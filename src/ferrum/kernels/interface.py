@@ -94,8 +94,8 @@ class NetworkOutput(NamedTuple):
 class Network(Protocol):
     """A model that runs a step on kernels: the Decoder, or a recorded program."""
 
-    def __call__(self, kernels: Operations) -> NetworkOutput:
-        """Run the step whose tables the kernels hold."""
+    def __call__(self, kernels: Operations, states: list[Array] | None = None) -> NetworkOutput:
+        """Run the step whose tables the kernels hold; `states` collects each layer's input and the final states."""
 
 
 class Replay(Protocol):
@@ -147,7 +147,7 @@ class Kernels(Operations, ParameterForms, RawPages, Protocol):
         device: what it computes on, as in `ModelConfig.device`.
         threads: CPU threads that a step can use.
         table_bytes: bytes of all vectors and rope tables so far.
-        captures: whether attention can store its softmax weights.
+        captures: whether attention can store its softmax weights, and layers their inputs.
         captured: if not None, each attention appends its softmax weights, one array [heads, rows, tokens] per span.
     """
 

@@ -76,7 +76,12 @@ def row_counts(tables: StepTables, limits: Mapping[Extent, int] | None = None) -
 
 
 @np.errstate(all="ignore")  # as in `Interpreter`
-def run_eager(network: Network, kernels: Kernels, tables: StepTables) -> NetworkOutput:
-    """Run a step without a recorded program. The results equal those of a replay bit for bit."""
+def run_eager(network: Network, kernels: Kernels, tables: StepTables, states: list[Any] | None = None) -> NetworkOutput:
+    """Run a step without a recorded program. The results equal those of a replay bit for bit.
+
+    Args:
+        network, kernels, tables: of the step.
+        states: collects the states of the layers, see `Network`.
+    """
     kernels.begin(tables)
-    return network(kernels)
+    return network(kernels) if states is None else network(kernels, states)

@@ -35,13 +35,18 @@ class Decoder:
     weights: Mapping[str, Weight]
     kv_layers: tuple[KvShape, ...]
 
-    def __call__(self, kernels: Operations) -> NetworkOutput:
-        """Run one step."""
+    def __call__(self, kernels: Operations, states: list[Array] | None = None) -> NetworkOutput:
+        """Run one step; `states` collects the input of each layer and the final states, [R, H] each."""
         spec = self.spec
         residual, delta = kernels.embed(self.embedding, spec.embedding_scale), None  # [R, H]
         for layer in self.layers:
+            if states is not None:
+                factor = self.final_norm.factor
+                states.append(residual if delta is None else kernels.add(residual, delta, factor))
             residual, delta = layer(kernels, residual, delta)
         _, x = self.final_norm.add(kernels, residual, delta)
+        if states is not None:
+            states.append(x)
         logits = kernels.head(kernels.gather(x), self.head, spec.logit_scale, spec.softcap)  # [G, V]
         return NetworkOutput(logits, kernels.best(logits), kernels.gather_hidden(x), kernels.finite(x))
 

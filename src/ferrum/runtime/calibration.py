@@ -120,9 +120,9 @@ class InputSquares:
         self._rows: dict[str, int] = {}
         executor.lm.network = self
 
-    def __call__(self, kernels: Operations) -> NetworkOutput:
+    def __call__(self, kernels: Operations, states: list[Array] | None = None) -> NetworkOutput:
         """Run one step."""
-        return self._decoder(_Watched(kernels, self._add))
+        return self._decoder(_Watched(kernels, self._add), states)
 
     def _add(self, inputs: Array, weights: Sequence[Weight]) -> None:
         x: F32 = self._host(inputs)

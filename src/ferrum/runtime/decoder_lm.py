@@ -16,7 +16,7 @@ from ferrum.cache.page_table import PageCopy, PageTable
 from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, StepError, Unsupported, as_step_error
 from ferrum.core.span_checks import refuse_span
-from ferrum.core.step import CARRY, Outcome, Span, SpanResult, StepBatch, StepOutput
+from ferrum.core.step import CARRY, Hidden, Outcome, Span, SpanResult, StepBatch, StepOutput
 from ferrum.kernels.interface import Kernels, Network, NetworkOutput, RawPages, StepTables
 from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.op_spec import Extent
@@ -207,8 +207,11 @@ class DecoderLM(StepwiseLLM):
         return KvExhausted(f"no free pages for {len(span.tokens)} more tokens of {span.cache_id!r}")
 
     def _refusal(self, span: Span) -> FerrumError | None:
-        if span.attention_weights and not self.kernels.captures:
-            return Unsupported("attention_weights", f"the {self.kernels.name} kernels do not keep them")
+        if (span.attention_weights or span.hidden is Hidden.LAYERS) and not self.kernels.captures:
+            reason = f'the {self.kernels.name} kernels do not keep them: load the model with kernels="reference"'
+            return Unsupported("attention weights and states of layers", reason)
+        if span.hidden is Hidden.LAYERS and self.pool is not self.kernels:
+            return Unsupported("states of layers", "several ranks compute them: load the model on one")
         error = self._flights.refuse_carry(span)
         if error is not None:
             return error
@@ -282,15 +285,23 @@ class DecoderLM(StepwiseLLM):
         self._replace_carried(passes, rows)
         failed: dict[str, Outcome] = {}
         results: dict[str, Outcome] = {}
-        capture = any(span.attention_weights for span in spans)
+        weights = any(span.attention_weights for span in spans)
+        layers = any(span.hidden is Hidden.LAYERS for span in spans)
         for pieces, tables in passes:
-            self.kernels.captured = [] if capture else None
-            failed.update(distribute(pieces, self._forward(tables), rows, self.kernels.host))
+            captured: list[list[Array]] = []
+            states: list[Array] | None = [] if layers else None
+            self.kernels.captured = captured if weights else None
+            try:
+                failed.update(distribute(pieces, self._forward(tables, states), rows, self.kernels.host))
+            finally:
+                self.kernels.captured = None
             complete = []
             for index, piece in enumerate(pieces):
                 collected = rows[piece.cache_id]
-                if capture:
-                    collected.take_attention([layer[index] for layer in self.kernels.captured or ()])
+                if weights:
+                    collected.take_attention([layer[index] for layer in captured])
+                if states:
+                    collected.take_layers([each[slice(*tables.span_rows[index : index + 2])] for each in states])
                 if piece.cache_id not in failed and piece.start + len(piece.tokens) == collected.span.end:
                     complete.append(collected)
             results.update(self._results(complete))
@@ -318,14 +329,14 @@ class DecoderLM(StepwiseLLM):
             results[each.span.cache_id] = tokens if isinstance(tokens, StepError) else each.result(tokens, self.watch)
         return results
 
-    def _forward(self, tables: StepTables) -> NetworkOutput:
+    def _forward(self, tables: StepTables, states: list[Array] | None = None) -> NetworkOutput:
         if not self.runs_ahead and self.pages.needs_copies:
             self._copies += self.pages.take_copies()
         if self._copies:
             self._copy_pages()
-        if self.replay is not None:
+        if self.replay is not None and states is None:
             return self.replay(self.kernels, tables)
-        return run_eager(self.network, self.kernels, tables)
+        return run_eager(self.network, self.kernels, tables, states)
 
     # Settle
 

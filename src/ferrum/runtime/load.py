@@ -396,4 +396,5 @@ def _traits(
         latent=any(kv.latent for kv in decoder.kv_layers),
         flash=True,  # online softmax over steps of 64 keys: no row of scores is ever whole
         attention_weights=lm.kernels.captures,
+        layer_states=lm.kernels.captures,
     )

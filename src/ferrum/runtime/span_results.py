@@ -40,6 +40,7 @@ class SpanRows:
         self._hidden: list[F32] = []
         self._scores: list[TokenLogprobs] = []
         self._attention: list[Sequence[F32]] = []
+        self._layers: list[F32] = []
 
     def logit_rows(self) -> range:
         """Return the rows of the span whose logits are needed."""
@@ -102,6 +103,11 @@ class SpanRows:
         if self.span.attention_weights:
             self._attention.append([self._host(layer) for layer in layers])
 
+    def take_layers(self, states: Sequence[Array]) -> None:
+        """Add one forward pass's states, L + 1 of [rows, H], if the span wants them."""
+        if self.span.hidden is Hidden.LAYERS:
+            self._layers.append(np.stack([self._host(each) for each in states]))
+
     def _attention_weights(self) -> tuple[F32, ...]:
         """Return per layer [heads, tokens, end], with zeros where a row sees nothing."""
         end = self.span.end
@@ -141,6 +147,8 @@ class SpanRows:
             watch(span, self._host(self._logits[-1][-1]))
         if hidden is not None and span.hidden is Hidden.MEAN:
             hidden = (tree_sum(hidden.T) / np.float32(len(hidden)))[None]
+        elif self._layers:
+            hidden = np.concatenate(self._layers, axis=1)
         scores, attention = tuple(self._scores), self._attention_weights() if self._attention else None
         if chosen is not None:
             length = span.end - span.drafts + chosen.accepted
