@@ -16,40 +16,49 @@ from typing import Any, Final
 _HOMES: Final = {
     name: home
     for home, names in {
+        "ferrum.cache.page_table": "PageGroup PageTable",
         "ferrum.contract.async_executor": "AsyncModelExecutor",
         "ferrum.contract.capabilities": "AttentionType ExecutorCapabilities ExecutorTraits",
-        "ferrum.contract.io_types": (
-            "DataType DecodeInput DecodeOutput Device GenericKvCacheHandle KvCacheHandle LogitsPolicy ModelInfo "
-            "PrefillInput PrefillOutput SpeculativeDecodeOutput TokenId UnifiedBatch UnifiedBatchItem"
-        ),
-        "ferrum.core.errors": (
-            "CapacityError CheckpointError ConfigError ContextOverflow EngineDead ExecutorInUse FerrumError "
-            "HubUnreachable InvalidHandle InvalidToken InvalidTransition KvExhausted ModelGated ModelNotFound "
-            "NonFiniteLogits NothingAllowed QueueFull RequestError StaleHandle StepError UnknownSequence Unsupported"
-        ),
+        "ferrum.contract.decoder_llm": "DecoderOnlyLLM LlmRuntimeConfig StepwiseLLM UnifiedItem",
         "ferrum.contract.executor": "ModelExecutor",
-        "ferrum.contract.executor_protocols": "BatchModelExecutor SpeculativeExecutor",
+        "ferrum.contract.executor_protocols": "AnyExecutor BatchModelExecutor SpeculativeExecutor",
         "ferrum.contract.executor_registry": "ExecutorRegistry",
+        "ferrum.contract.executor_state": "ExecutorMemoryUsage ExecutorMetrics ExecutorState ExecutorStatus",
         "ferrum.contract.factory": (
             "ExecutorAttentionConfig ExecutorConfig ExecutorMemoryConfig ExecutorType ModelExecutorFactory "
             "OptimizationConfig"
         ),
-        "ferrum.contract.decoder_llm": "DecoderOnlyLLM LlmRuntimeConfig UnifiedItem",
+        "ferrum.contract.io_types": (
+            "DataType DecodeInput DecodeOutput Device GenericKvCacheHandle KvCacheHandle LogitsPolicy ModelInfo "
+            "PrefillInput PrefillOutput SpeculativeDecodeOutput TokenId UnifiedBatch UnifiedBatchItem"
+        ),
+        "ferrum.contract.sequences": "SequenceStore StoreGroup",
+        "ferrum.core.config": "EngineConfig ModelConfig Switches",
+        "ferrum.core.errors": (
+            "CapacityError CheckpointError ConfigError ContextOverflow EngineDead ExecutorInUse FerrumError "
+            "HubUnreachable InvalidHandle InvalidToken InvalidTransition KvExhausted ModelGated ModelNotFound "
+            "NonFiniteLogits NothingAllowed QueueFull RequestError StaleHandle StepError UnknownSequence "
+            "Unsupported"
+        ),
         "ferrum.core.kv_shape": "KvShape",
-        "ferrum.core.memory_plan": "MemoryPlan MemoryRequirements",
+        "ferrum.core.memory_plan": "MemoryPlan MemoryRequirements PoolPart",
         "ferrum.core.params": "SamplingParams",
-        "ferrum.core.snapshots": "CacheMetricsSnapshot LoraMetricsSnapshot",
-        "ferrum.contract.executor_state": "ExecutorMemoryUsage ExecutorMetrics ExecutorState ExecutorStatus",
+        "ferrum.core.snapshots": "CacheMetricsSnapshot LoraMetricsSnapshot PrefixCounts SpeculationCounts",
         "ferrum.core.step": (
-            "CARRY Hidden PendingStep Rows Sampling Score Span SpanResult StepBatch StepOutput TokenLogprobs Want"
+            "CARRY FinishedStep Hidden PendingStep Rows Sampling Score Span SpanResult StepBatch StepOutput "
+            "TokenLogprobs Want"
         ),
         "ferrum.core.types": "FinishReason",
         "ferrum.engine.async_engine": "AsyncEngine",
         "ferrum.engine.llm": "LLM",
         "ferrum.engine.request_output": "CompletionOutput Delta Logprob RequestMetrics RequestOutput Usage",
-        "ferrum.runtime.llm_executor": "LlmExecutor",
+        "ferrum.engine.session": "Session",
+        "ferrum.runtime.adapted_llm": "AdaptedLLM MinimalLLM",
         "ferrum.runtime.decoder_lm": "DecoderLM",
-        "ferrum.runtime.load": "load_executor",
+        "ferrum.runtime.llm_executor": "LlmExecutor",
+        "ferrum.runtime.load": "ModelPlan load_executor plan_model",
+        "ferrum.runtime.local_executor": "LocalExecutor",
+        "ferrum.server.server_config": "ServerConfig",
     }.items()
     for name in names.split()
 }

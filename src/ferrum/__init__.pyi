@@ -1,13 +1,17 @@
 """The public names, for type checkers; `__init__.py` loads them lazily."""
 
+from ferrum.cache.page_table import PageGroup as PageGroup
+from ferrum.cache.page_table import PageTable as PageTable
 from ferrum.contract.async_executor import AsyncModelExecutor as AsyncModelExecutor
 from ferrum.contract.capabilities import AttentionType as AttentionType
 from ferrum.contract.capabilities import ExecutorCapabilities as ExecutorCapabilities
 from ferrum.contract.capabilities import ExecutorTraits as ExecutorTraits
 from ferrum.contract.decoder_llm import DecoderOnlyLLM as DecoderOnlyLLM
 from ferrum.contract.decoder_llm import LlmRuntimeConfig as LlmRuntimeConfig
+from ferrum.contract.decoder_llm import StepwiseLLM as StepwiseLLM
 from ferrum.contract.decoder_llm import UnifiedItem as UnifiedItem
 from ferrum.contract.executor import ModelExecutor as ModelExecutor
+from ferrum.contract.executor_protocols import AnyExecutor as AnyExecutor
 from ferrum.contract.executor_protocols import BatchModelExecutor as BatchModelExecutor
 from ferrum.contract.executor_protocols import SpeculativeExecutor as SpeculativeExecutor
 from ferrum.contract.executor_registry import ExecutorRegistry as ExecutorRegistry
@@ -35,6 +39,11 @@ from ferrum.contract.io_types import SpeculativeDecodeOutput as SpeculativeDecod
 from ferrum.contract.io_types import TokenId as TokenId
 from ferrum.contract.io_types import UnifiedBatch as UnifiedBatch
 from ferrum.contract.io_types import UnifiedBatchItem as UnifiedBatchItem
+from ferrum.contract.sequences import SequenceStore as SequenceStore
+from ferrum.contract.sequences import StoreGroup as StoreGroup
+from ferrum.core.config import EngineConfig as EngineConfig
+from ferrum.core.config import ModelConfig as ModelConfig
+from ferrum.core.config import Switches as Switches
 from ferrum.core.errors import CapacityError as CapacityError
 from ferrum.core.errors import CheckpointError as CheckpointError
 from ferrum.core.errors import ConfigError as ConfigError
@@ -60,10 +69,14 @@ from ferrum.core.errors import Unsupported as Unsupported
 from ferrum.core.kv_shape import KvShape as KvShape
 from ferrum.core.memory_plan import MemoryPlan as MemoryPlan
 from ferrum.core.memory_plan import MemoryRequirements as MemoryRequirements
+from ferrum.core.memory_plan import PoolPart as PoolPart
 from ferrum.core.params import SamplingParams as SamplingParams
 from ferrum.core.snapshots import CacheMetricsSnapshot as CacheMetricsSnapshot
 from ferrum.core.snapshots import LoraMetricsSnapshot as LoraMetricsSnapshot
+from ferrum.core.snapshots import PrefixCounts as PrefixCounts
+from ferrum.core.snapshots import SpeculationCounts as SpeculationCounts
 from ferrum.core.step import CARRY as CARRY
+from ferrum.core.step import FinishedStep as FinishedStep
 from ferrum.core.step import Hidden as Hidden
 from ferrum.core.step import PendingStep as PendingStep
 from ferrum.core.step import Rows as Rows
@@ -84,6 +97,13 @@ from ferrum.engine.request_output import Logprob as Logprob
 from ferrum.engine.request_output import RequestMetrics as RequestMetrics
 from ferrum.engine.request_output import RequestOutput as RequestOutput
 from ferrum.engine.request_output import Usage as Usage
+from ferrum.engine.session import Session as Session
+from ferrum.runtime.adapted_llm import AdaptedLLM as AdaptedLLM
+from ferrum.runtime.adapted_llm import MinimalLLM as MinimalLLM
 from ferrum.runtime.decoder_lm import DecoderLM as DecoderLM
 from ferrum.runtime.llm_executor import LlmExecutor as LlmExecutor
+from ferrum.runtime.load import ModelPlan as ModelPlan
 from ferrum.runtime.load import load_executor as load_executor
+from ferrum.runtime.load import plan_model as plan_model
+from ferrum.runtime.local_executor import LocalExecutor as LocalExecutor
+from ferrum.server.server_config import ServerConfig as ServerConfig

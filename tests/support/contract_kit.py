@@ -209,6 +209,16 @@ def make_fake(**options: int | None) -> Kit:
     return Kit(FakeContractExecutor(lm, chosen), passes=lambda: lm.passes, check=lm.pages.check)
 
 
+class FourMethods:
+    """The fake model with the least that a model must have."""
+
+    def __init__(self, options: Options) -> None:
+        self.inner = FakeLM(options)
+        self.config = self.inner.config
+        self.prefill, self.decode, self.release = self.inner.prefill, self.inner.decode, self.inner.release
+        self.kv_capacity = self.inner.kv_capacity
+
+
 def make_llm(**options: int | None) -> Kit:
     """The fake model behind `LlmExecutor`."""
     chosen = Options(**options)  # type: ignore[arg-type]

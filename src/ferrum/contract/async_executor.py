@@ -105,6 +105,11 @@ class AsyncModelExecutor:
         return self.executor.info
 
     @property
+    def in_use(self) -> bool:
+        """Whether the executor's lease is held or a step is running."""
+        return self.executor.in_use
+
+    @property
     def memory_requirements(self) -> MemoryRequirements:
         """The formula that bounds the memory for work of a given size."""
         return self.executor.memory_requirements

@@ -90,8 +90,8 @@ class DecoderOnlyLLM(ABC):
         """Forget every sequence."""
 
     @abstractmethod
-    def kv_capacity(self) -> int:
-        """Return the number of tokens that fit in the cache."""
+    def kv_capacity(self) -> int | None:
+        """Return the number of tokens that fit in the cache; None without a limit."""
 
     def set_lora_adapter(self, cache_id: str, name: str) -> None:
         """Use an adapter for a sequence. Raises Unsupported if the model takes none."""

@@ -1,11 +1,52 @@
-"""Protocols of executors: what clients of batches and of drafts need."""
+"""Protocols of executors: what registries, and clients of batches and of drafts, need."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
-from ferrum.contract.io_types import DecodeInput, DecodeOutput, PrefillInput, PrefillOutput, SpeculativeDecodeOutput
+from ferrum.contract.capabilities import ExecutorCapabilities
+from ferrum.contract.executor_state import ExecutorMetrics, ExecutorStatus
+from ferrum.contract.io_types import (
+    DecodeInput,
+    DecodeOutput,
+    ModelInfo,
+    PrefillInput,
+    PrefillOutput,
+    SpeculativeDecodeOutput,
+)
+
+VERBS: Final = ("info", "prefill", "decode", "release_cache", "capabilities", "status", "metrics", "shutdown")
+"""What `AnyExecutor` has."""
+
+
+class AnyExecutor(Protocol):
+    """An object with the verbs of an executor: a `ModelExecutor`, an `AsyncModelExecutor`, or one written by hand."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model."""
+
+    def prefill(self, inputs: Any) -> Any:
+        """Process a prompt or its next chunk."""
+
+    def decode(self, inputs: Any) -> Any:
+        """Process one more token."""
+
+    def release_cache(self, cache_id: Any) -> Any:
+        """Free a sequence."""
+
+    def capabilities(self) -> ExecutorCapabilities:
+        """Return what it can do."""
+
+    def status(self) -> ExecutorStatus:
+        """Return its status now."""
+
+    def metrics(self) -> ExecutorMetrics:
+        """Return counts and speeds."""
+
+    def shutdown(self) -> Any:
+        """End."""
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from secrets import token_hex
 from typing import Final
 
 from ferrum.contract.capabilities import ExecutorTraits
-from ferrum.contract.decoder_llm import DecoderOnlyLLM, UnifiedItem
+from ferrum.contract.decoder_llm import DecoderOnlyLLM, LlmRuntimeConfig, UnifiedItem
 from ferrum.contract.executor import ModelExecutor
 from ferrum.contract.io_types import DataType, LogitsPolicy, ModelInfo
 from ferrum.contract.sequences import StoreGroup
@@ -19,7 +19,9 @@ from ferrum.core.option_fields import check_number
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.span_checks import check_kind, refuse_span
 from ferrum.core.step import Array, Hidden, Outcome, Span, StepBatch, StepOutput
+from ferrum.core.values import whole
 from ferrum.kernels.reference.reference_math import best_tokens
+from ferrum.runtime.adapted_llm import AdaptedLLM, MinimalLLM
 from ferrum.runtime.fault_isolation import run_isolated, split_refused
 from ferrum.runtime.span_results import SpanRows, result_alone
 
@@ -32,7 +34,8 @@ class LlmExecutor(ModelExecutor):
     """An executor that runs steps through a model's `unified_forward`. A failed step is run again span by span.
 
     Args:
-        model: the model; only this executor may change its sequences from now on.
+        model: the model, or one of four methods, which becomes an `AdaptedLLM`. Only this executor may change its
+            sequences from now on.
         info: its description.
         max_batch_size: maximum sequences of one step.
         cache_prefix: see `NamedVerbs`.
@@ -44,18 +47,21 @@ class LlmExecutor(ModelExecutor):
 
     def __init__(
         self,
-        model: DecoderOnlyLLM,
+        model: DecoderOnlyLLM | MinimalLLM,
         info: ModelInfo,
         *,
         max_batch_size: int = MAX_BATCH_SIZE,
         cache_prefix: str = "llm-cache",
     ) -> None:
-        check_kind(model, DecoderOnlyLLM, param="model")
+        own = type(model)
+        if not isinstance(model, DecoderOnlyLLM):
+            model = AdaptedLLM(model)
         check_kind(info, ModelInfo, param="info")
         check_number("max_batch_size", max_batch_size, 1, limits.MAX_BATCH_SIZE)
         self._model = model
-        self._sequences = LlmSequences(model)
-        super().__init__(info, llm_traits(model, info, max_batch_size), self._sequences, cache_prefix=cache_prefix)
+        self._sequences = LlmSequences(model, max_batch_size * model.config.max_seq_len)
+        traits = llm_traits(model.config, info, max_batch_size, own, self._sequences.capacity_tokens)
+        super().__init__(info, traits, self._sequences, cache_prefix=cache_prefix)
         self.warmup()
 
     def _run(self, batch: StepBatch) -> StepOutput:
@@ -112,14 +118,20 @@ def _policy(rows: SpanRows) -> LogitsPolicy:
 
 
 class LlmSequences:
-    """A sequence store over a model with its own cache: names, lengths and generations, but no pages."""
+    """A sequence store over a model with its own cache: names, lengths and generations, but no pages.
+
+    Args:
+        model: the model.
+        usual: its capacity in tokens if it reports none.
+    """
 
     groups: tuple[StoreGroup, ...] = ()
     used = 0
     shared = 0
 
-    def __init__(self, model: DecoderOnlyLLM) -> None:
+    def __init__(self, model: DecoderOnlyLLM, usual: int) -> None:
         self._model = model
+        self._usual = usual
         self._generations: dict[str, int] = {}
         self._copies: dict[str, str] = {}
         self._clock = 0
@@ -131,8 +143,9 @@ class LlmSequences:
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that the model's cache holds."""
-        return self._model.kv_capacity()
+        """Tokens that the model's cache holds. Raises RequestError if the model reports none but no integer."""
+        capacity = self._model.kv_capacity()
+        return self._usual if capacity is None else whole("kv_capacity", capacity, least=1)
 
     def __contains__(self, cache_id: str) -> bool:
         return cache_id in self._generations
@@ -165,6 +178,8 @@ class LlmSequences:
     def free(self, group: str) -> int:
         """Return the tokens that still fit, without regard to sharing by forks."""
         assert group == _CACHE, "the only part of the plan"
+        if self._model.kv_capacity() is None:
+            return self._usual
         return max(0, self.capacity_tokens - sum(map(self._model.length, self.ids())))
 
     def truncate(self, cache_id: str, length: int) -> None:
@@ -222,22 +237,23 @@ class LlmSequences:
         return PrefixCounts()
 
 
-def llm_traits(model: DecoderOnlyLLM, info: ModelInfo, max_batch_size: int) -> ExecutorTraits:
-    """Return the traits of a model: its memory is estimated from its dtype."""
-    config = model.config
+def llm_traits(
+    config: LlmRuntimeConfig, info: ModelInfo, max_batch_size: int, kind: type, capacity: int
+) -> ExecutorTraits:
+    """Return the traits of a model of some class and capacity: its memory is estimated from its dtype."""
     for name in ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "vocab_size"):
         if (found := getattr(info, name)) != (expected := getattr(config, name)):
             raise ConfigError(f"{name} is {found}, but the model's config has {expected}", param="info")
     part = PoolPart(
         name=_CACHE,
-        num_pages=model.kv_capacity(),
+        num_pages=capacity,
         page_size=1,
         page_bytes=info.kv_bytes_per_token(info.dtype),
     )
     weights = info.num_parameters * info.dtype.bits // 8
     return ExecutorTraits(
-        backend=type(model).__name__,
-        numerics_id=f"{type(model).__module__}.{type(model).__qualname__}",
+        backend=kind.__name__,
+        numerics_id=f"{kind.__module__}.{kind.__qualname__}",
         kv_dtype=DataType(info.dtype),
         max_batch_size=max_batch_size,
         max_sequence_length=config.max_seq_len,

@@ -1,0 +1,190 @@
+"""Executors and models written by hand, through the names of `ferrum` alone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ferrum
+from ferrum import (
+    AsyncModelExecutor,
+    DataType,
+    DecodeInput,
+    ExecutorInUse,
+    ExecutorRegistry,
+    LlmExecutor,
+    LlmRuntimeConfig,
+    ModelInfo,
+    RequestError,
+)
+
+contract = pytest.mark.contract
+CONFIG = LlmRuntimeConfig(hidden_size=1, num_layers=1, num_kv_heads=1, head_dim=1, vocab_size=10, max_seq_len=32)
+INFO = ModelInfo(
+    model_id="sum",
+    family="Sum",
+    num_parameters=1,
+    vocab_size=10,
+    max_sequence_length=32,
+    hidden_size=1,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=1,
+    dtype=DataType.FLOAT32,
+)
+
+
+class Sum:
+    """A model of four methods that expects the sum of all tokens so far, modulo 10."""
+
+    config = CONFIG
+
+    def __init__(self) -> None:
+        self.sums: dict[str, int] = {}
+
+    def prefill(self, cache_id: str, tokens: list[int]) -> list[float]:
+        assert cache_id not in self.sums
+        self.sums[cache_id] = sum(tokens) % 10
+        return self.logits(cache_id)
+
+    def decode(self, cache_id: str, token: int, pos: int) -> list[float]:
+        assert pos > 0
+        self.sums[cache_id] = (self.sums[cache_id] + token) % 10
+        return self.logits(cache_id)
+
+    def release(self, cache_id: str) -> None:
+        self.sums.pop(cache_id, None)
+
+    def logits(self, cache_id: str) -> list[float]:
+        return [float(token == self.sums[cache_id]) for token in range(10)]
+
+
+def best(logits: Any) -> list[int]:
+    assert logits.dtype == np.float32
+    return logits.reshape(-1, 10).argmax(axis=1).tolist()
+
+
+@contract("3.LlmExecutor")
+def test_a_model_of_four_methods_has_every_verb() -> None:
+    model = Sum()
+    with LlmExecutor(model, INFO) as executor:
+        assert best(executor.forward([1, 2, 3])) == [1, 3, 6] and executor.status().backend == "Sum"
+        handle = executor.prefill([1, 2]).kv_cache
+        chunk = executor.prefill(ferrum.PrefillInput([3, 4], kv_cache=handle, logits="all"))
+        assert best(chunk.logits) == [6, 0]
+        branch = executor.fork(chunk.kv_cache)
+        one, two = executor.batch_decode([DecodeInput([1], chunk.kv_cache), DecodeInput([2], branch)])
+        assert (best(one.logits), best(two.logits)) == ([1], [2])
+        rows = executor.forward_verify([DecodeInput([token], one.kv_cache) for token in (1, 1, 1)])
+        assert [best(row.logits) for row in rows] == [[2], [3], [4]]
+        kept = executor.truncate_kv(rows[-1].kv_cache, 3)
+        draft = executor.speculative_decode(DecodeInput([0], kept), [6, 2, 9])
+        assert draft.accepted_tokens == (6, 2) and best(draft.next_logits) == [4]
+        with pytest.raises(RequestError):
+            executor.decode(DecodeInput([11], draft.kv_cache))
+        assert executor.kv_capacity() == 32 * 32 and executor.supports_batch_size(32)
+        executor.release_cache(two.kv_cache)
+        assert set(model.sums) == {draft.kv_cache.cache_id}
+    assert model.sums == {}
+
+
+@contract("3.LlmExecutor")
+@pytest.mark.parametrize("name", ["config", "prefill", "decode", "release"])
+def test_what_a_model_lacks_is_named(name: str) -> None:
+    class Lacking:
+        def __getattr__(self, asked: str) -> Any:
+            if asked == name:
+                raise AttributeError(asked)
+            return getattr(Sum(), asked)
+
+    with pytest.raises(RequestError, match=f"lacks {name}$") as caught:
+        LlmExecutor(Lacking(), INFO)
+    assert caught.value.param == "model"
+    with pytest.raises(RequestError, match="lacks config, prefill"):
+        LlmExecutor(Sum, INFO)  # type: ignore[arg-type]
+
+
+@contract("3.kv_capacity")
+@pytest.mark.parametrize("capacity", [None, 64, 0, "x"])
+def test_a_model_may_have_no_limit_and_no_wrong_one(capacity: Any) -> None:
+    model: Any = Sum()
+    model.kv_capacity = lambda: capacity
+    if capacity in (0, "x"):
+        with pytest.raises(RequestError) as caught:
+            LlmExecutor(model, INFO)
+        assert caught.value.param == "kv_capacity"
+        return
+    executor = LlmExecutor(model, INFO, max_batch_size=4)
+    assert executor.kv_capacity() == (capacity or 4 * 32)
+    for _ in range(8):
+        executor.prefill([1] * 8)
+    assert executor.supports_batch_size(1) is (capacity is None)
+
+
+class Echo(ferrum.ModelExecutor):
+    """An executor whose logits name the token itself."""
+
+    pages: ferrum.PageTable
+
+    def __init__(self) -> None:
+        part = ferrum.PoolPart(name="all", num_pages=8, page_size=4, page_bytes=16)
+        traits = ferrum.ExecutorTraits(
+            backend="echo",
+            numerics_id="echo-1",
+            kv_dtype=DataType.FLOAT32,
+            max_batch_size=4,
+            max_sequence_length=32,
+            memory=ferrum.MemoryPlan(weights=0, activations=0, activation_row=0, tables=0, pool=(part,)),
+        )
+        super().__init__(INFO, traits, ferrum.PageTable([ferrum.PageGroup("all", 8, 4, None)]))
+
+    def _run(self, batch: ferrum.StepBatch) -> ferrum.StepOutput:
+        return ferrum.StepOutput(tuple(map(self._one, batch.spans)))
+
+    def _one(self, span: ferrum.Span) -> Any:
+        if not self.pages.reserve(span.cache_id, span.end):
+            return ferrum.KvExhausted("no free pages")
+        self.pages.commit(span.cache_id, span.end)
+        return ferrum.SpanResult(span.end, logits=np.eye(10, dtype=np.float32)[list(span.tokens)])
+
+
+@contract("2.submit")
+def test_an_executor_by_hand_has_every_verb() -> None:
+    with Echo() as executor:
+        handle = executor.prefill(ferrum.PrefillInput([1, 2, 3], logits="all")).kv_cache
+        assert best(executor.decode(DecodeInput([7], executor.fork(handle))).logits) == [7]
+        assert executor.truncate_kv(handle, 2).block_table == (0,)
+        with pytest.raises(ferrum.KvExhausted):
+            executor.batch_prefill([ferrum.PrefillInput([1] * 20)] * 2)
+        assert executor.cache_metrics_snapshot().sequences == 2
+
+
+class Remote:
+    """An executor by hand that passes its verbs on."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.info = inner.info
+        for verb in ("prefill", "decode", "release_cache", "capabilities", "status", "metrics", "shutdown"):
+            setattr(self, verb, getattr(inner, verb))
+
+
+@contract("2.ExecutorRegistry")
+def test_a_registry_takes_anything_that_has_the_verbs() -> None:
+    registry, inner = ExecutorRegistry(), LlmExecutor(Sum(), INFO)
+    remote, awaited = Remote(inner), AsyncModelExecutor(inner)
+    registry.register("remote", remote)
+    registry.register("awaited", awaited)
+    registry.get("remote").prefill([1, 2])
+    assert asyncio.run(awaited.prefill([3])).kv_cache.sequence_length == 1
+    assert registry.get_metrics("remote").prefill_operations == registry.get_metrics("awaited").prefill_operations == 2
+    with inner.lease("an engine"), pytest.raises(ExecutorInUse):
+        registry.remove("awaited")
+    assert registry.remove("awaited") is awaited and registry.remove("remote") is remote
+    del remote.decode
+    with pytest.raises(RequestError, match="lacks decode"):
+        registry.register("remote", remote)
