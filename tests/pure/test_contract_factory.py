@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -185,7 +186,7 @@ def test_every_knob_reaches_the_loader(factory, loader):
         (replace(BASE, dtype=DataType.INT8), "dtype"),
         (replace(BASE, device="tpu"), "device"),
         (replace(BASE, executor_type="Sequential", max_batch_size=4), "max_batch_size"),
-        (replace(BASE, max_batch_size=None), "max_batch_size"),
+        (replace(BASE, max_batch_size="x"), "max_batch_size"),
         (replace(BASE, max_batch_size=True), "max_batch_size"),
         (replace(BASE, max_sequence_length=2.5), "max_sequence_length"),
         (replace(BASE, model_info=replace(INFO, num_layers=None)), "num_layers"),
@@ -204,6 +205,10 @@ def test_every_knob_reaches_the_loader(factory, loader):
         (memory(memory_pool_size=PAGE_SIZE * PER_TOKEN - 1), "memory_pool_size"),
         (memory(memory_pool_size=10**6, max_memory_usage=10**5), "max_memory_usage"),
         (memory(max_memory_usage=1000), "max_memory_usage"),
+        (memory(max_memory_usage=0.0), "max_memory_usage"),
+        (memory(max_memory_usage=90.0), "max_memory_usage"),
+        (memory(max_memory_usage=float("nan")), "max_memory_usage"),
+        (memory(max_memory_usage="half"), "max_memory_usage"),
         (optimization(enable_kernel_fusion=False), "enable_kernel_fusion"),
         (optimization(enable_mixed_precision=True), "enable_mixed_precision"),
         (optimization(optimization_level=-1), "optimization_level"),
@@ -242,6 +247,46 @@ def test_defaults_run_and_options_and_levels_reach_the_loader(factory, loader):
         factory.create_executor(optimization(optimization_level=level))
         levels.append((loader.asked.get("kernels"), loader.asked.get("replay")))
     assert levels == [("reference", False), ("reference", None), (None, False), (None, None)]
+
+
+@contract("2.ExecutorConfig")
+def test_every_type_runs_with_its_own_defaults(factory, loader):
+    for kind, size in zip(factory.supported_types(), (1, 32, 32, 32), strict=True):
+        factory.create_executor(ExecutorConfig(model_info=INFO, executor_type=kind))
+        assert loader.asked["max_batch_size"] == size
+
+
+@contract("2.ExecutorConfig")
+def test_a_share_of_memory_is_of_what_is_available(loader):
+    total = make_fake().executor.memory_plan.total
+    factory = ModelExecutorFactory(loader, memory=lambda: 2 * total)
+    factory.create_executor(memory(max_memory_usage=0.5))
+    with pytest.raises(CapacityError, match=f"max_memory_usage = {int(0.49 * 2 * total)}"):
+        factory.create_executor(memory(max_memory_usage=0.49))
+    assert loader.made[-1].closed == 1
+    config = memory(max_memory_usage=0.9)
+    assert ExecutorConfig.from_json(config.to_json()) == config
+    with pytest.raises(ConfigError) as caught:
+        ModelExecutorFactory(loader, memory=5)
+    assert caught.value.param == "memory"
+
+
+@contract("2.serialisation")
+@pytest.mark.parametrize(
+    ("spelling", "dtype"), [("FP32", "float32"), ("FP16", "float16"), ("BF16", "bfloat16"), ("Float32", "float32")]
+)
+def test_spellings_of_the_rust_engine_are_read(factory, loader, spelling, dtype):
+    values = {**ExecutorConfig(model_info=INFO).to_dict(), "device": "CPU", "dtype": spelling}
+    values["model_info"] = {**values["model_info"], "device": "CPU", "dtype": "FP32"}
+    config = ExecutorConfig.from_json(json.dumps(values))
+    assert (config.device, config.dtype, config.model_info) == (Device.CPU, DataType(dtype), INFO)
+    factory.create_executor(config)
+    assert (loader.asked["device"], loader.asked["dtype"]) == ("cpu", dtype)
+    assert ExecutorConfig.from_dict({**values, "device": {"CUDA": 0}}).device is Device.CUDA
+    for field, other in (("device", "TPU"), ("device", {"CPU": 0, "CUDA": 1}), ("dtype", "FP8"), ("dtype", None)):
+        with pytest.raises(RequestError) as caught:
+            ExecutorConfig.from_dict({**values, field: other})
+        assert caught.value.param == field
 
 
 @contract("2.ExecutorConfig")

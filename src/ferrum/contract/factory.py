@@ -14,7 +14,7 @@ from typing import Any, Final
 from ferrum.contract.capabilities import AttentionType, head_sharing
 from ferrum.contract.executor import ModelExecutor
 from ferrum.contract.io_types import DataType, Device, ModelInfo
-from ferrum.core.config import MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, auto_kv_dtype
+from ferrum.core.config import FULL_SEQUENCES, MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, auto_kv_dtype
 from ferrum.core.errors import CapacityError, ConfigError, RequestError, Unsupported
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.option_fields import check_flag, check_number
@@ -80,13 +80,14 @@ class ExecutorMemoryConfig(JsonRecord):
         enable_memory_pooling: always true: keys and values live in a pool.
         memory_pool_size: maximum bytes of the KV pool; None takes what memory allows.
         enable_kv_cache_sharing: always true: forks share pages.
-        max_memory_usage: maximum bytes in total; creating a larger executor fails.
+        max_memory_usage: maximum bytes in total, or a share in (0, 1] of the memory that the process has available at
+            the creation; creating a larger executor fails.
     """
 
     enable_memory_pooling: bool = True
     memory_pool_size: int | None = None
     enable_kv_cache_sharing: bool = True
-    max_memory_usage: int | None = None
+    max_memory_usage: int | float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +116,7 @@ class ExecutorConfig(JsonRecord):
 
     Attributes:
         model_info: the model; `model_id` is the directory, GGUF file or hub id to load.
+        max_batch_size: maximum sequences in one step; None takes 1 for a Sequential executor, else 32.
         max_sequence_length: maximum tokens of a sequence; None takes the model's context.
         executor_options: `quantize`, `kv_dtype`, `kernels`, `isa`, `threads`, `kv_capacity`, `max_rows`,
             `replay` and `cache_prefix`, as `load_executor` takes them.
@@ -124,7 +126,7 @@ class ExecutorConfig(JsonRecord):
     executor_type: ExecutorType = ExecutorType.CONTINUOUS_BATCH
     device: Device = Device.CPU
     dtype: DataType = DataType.BFLOAT16
-    max_batch_size: int = 32
+    max_batch_size: int | None = None
     max_sequence_length: int | None = None
     attention_config: ExecutorAttentionConfig = field(default_factory=ExecutorAttentionConfig)
     memory_config: ExecutorMemoryConfig = field(default_factory=ExecutorMemoryConfig)
@@ -138,16 +140,24 @@ class ModelExecutorFactory:
     Args:
         load: `load_executor`, or a function with the same arguments; None takes `load_executor`.
         devices: devices that this build can compute on.
+        memory: returns the bytes available to the process; None takes the system's.
     """
 
     def __init__(
-        self, load: Callable[..., ModelExecutor] | None = None, *, devices: frozenset[Device] = frozenset({Device.CPU})
+        self,
+        load: Callable[..., ModelExecutor] | None = None,
+        *,
+        devices: frozenset[Device] = frozenset({Device.CPU}),
+        memory: Callable[[], int] | None = None,
     ) -> None:
         if load is None:
             load = import_module("ferrum").load_executor  # lazily: this room must not import the runtime
         if not callable(load):
             raise ConfigError(f"must be a function like load_executor, not {shown(load)}", param="load")
+        if memory is not None and not callable(memory):
+            raise ConfigError(f"must be a function that returns bytes, not {shown(memory)}", param="memory")
         self._load = load
+        self._memory = memory
         self._devices = devices
 
     def supported_types(self) -> list[ExecutorType]:
@@ -162,9 +172,14 @@ class ModelExecutorFactory:
             CapacityError: the executor needs more than `max_memory_usage`.
         """
         config = self._validated(config)
+        limit = config.memory_config.max_memory_usage
+        if isinstance(limit, float):
+            available = self._memory or import_module("ferrum.runtime.memory").available_memory
+            limit = int(limit * available())
         executor = self._load(config.model_info.model_id, **_arguments(config))
         try:
             _check_loaded(executor, config)
+            _check_memory(executor, limit)
             executor.warmup()
         except BaseException:
             executor.shutdown()
@@ -231,11 +246,12 @@ def _problems(c: ExecutorConfig) -> Iterator[tuple[str, str]]:
     block, window = attention.block_size, attention.sliding_window_size
     pool, usage, page = memory.memory_pool_size, memory.max_memory_usage, _page_bytes(c)
     least = c.model_info.num_parameters // 2 + page
+    limit = None if isinstance(usage, float) else usage
     mixed, plain = c.dtype is not DataType.FLOAT32, is_one_of(c.executor_options.get("kernels", "auto"), _PLAIN)
     level, replays = speed.optimization_level, c.executor_options.get("replay") is True
     speculative, sequential = (c.executor_type is kind for kind in (ExecutorType.SPECULATIVE, ExecutorType.SEQUENTIAL))
     table: tuple[tuple[object, str, bool, str], ...] = (
-        (c, "max_batch_size", c.max_batch_size == 1 or not sequential, "1 for a Sequential executor"),
+        (c, "max_batch_size", c.max_batch_size in (None, 1) or not sequential, "1 for a Sequential executor"),
         (c, "max_sequence_length", length <= context, f"at most the model's context, {shown(context)}"),
         (c, "max_sequence_length", length > 1 or not speculative, "at least 2 for a Speculative one"),
         (
@@ -257,13 +273,9 @@ def _problems(c: ExecutorConfig) -> Iterator[tuple[str, str]]:
         (memory, "enable_memory_pooling", memory.enable_memory_pooling, "true: the KV cache is one pool"),
         (memory, "enable_kv_cache_sharing", memory.enable_kv_cache_sharing, "true: forks share pages"),
         (memory, "memory_pool_size", pool is None or pool >= page, f"at least {shown(page)} bytes, one page"),
-        (memory, "max_memory_usage", usage is None or usage >= (pool or 1), "at least the size of the pool"),
-        (
-            memory,
-            "max_memory_usage",
-            usage is None or usage >= least,
-            f"at least {shown(least)}",
-        ),
+        (memory, "max_memory_usage", not isinstance(usage, float) or 0 < usage <= 1, "bytes, or a share in (0, 1]"),
+        (memory, "max_memory_usage", limit is None or limit >= (pool or 1), "at least the size of the pool"),
+        (memory, "max_memory_usage", limit is None or limit >= least, f"at least {shown(least)}"),
         (speed, "enable_kernel_fusion", speed.enable_kernel_fusion, "true: operations are always fused"),
         (speed, "enable_mixed_precision", speed.enable_mixed_precision in (None, mixed), f"{mixed} with {c.dtype}"),
         (speed, "optimization_level", level in _LEVELS, "0, 1, 2 or 3"),
@@ -303,6 +315,8 @@ def _model_options(config: ExecutorConfig) -> dict[str, Any]:
     """Return the options that a config has in common with `ModelConfig`."""
     names = ("device", "dtype", "max_batch_size", "max_sequence_length")
     options = {name: value for name, value in config.executor_options.items() if name in _MODEL_OPTIONS}
+    if config.max_batch_size is None:
+        options["max_batch_size"] = 1 if config.executor_type is ExecutorType.SEQUENTIAL else FULL_SEQUENCES
     return {name: getattr(config, name) for name in names} | options
 
 
@@ -329,6 +343,10 @@ def _check_loaded(executor: ModelExecutor, config: ExecutorConfig) -> None:
     if window is not None and window not in windows:
         sizes = ", ".join(str(each) for each in windows if each is not None) or "none"
         raise ConfigError(f"the model's windows are {sizes}, not {window}", param="sliding_window_size")
-    limit, total = config.memory_config.max_memory_usage, executor.memory_plan.total
+
+
+def _check_memory(executor: ModelExecutor, limit: float | None) -> None:
+    """Refuse an executor beyond a number of bytes. Raises CapacityError."""
+    total = executor.memory_plan.total
     if limit is not None and total > limit:
         raise CapacityError(f"the executor needs {total} bytes, more than max_memory_usage = {limit}")

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, NewType
 
+from ferrum.contract.formats import DataType as DataType
+from ferrum.contract.formats import Device as Device
 from ferrum.contract.integer_lists import integer_matrix, only_row, token_matrix
 from ferrum.core.errors import RequestError
 from ferrum.core.json_record import JsonRecord
@@ -21,43 +23,6 @@ from ferrum.core.values import listed, shown, whole
 
 TokenId = NewType("TokenId", int)
 """An index into the vocabulary."""
-
-
-class DataType(StrEnum):
-    """Number formats."""
-
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-    INT8 = "int8"
-    INT4 = "int4"
-
-    @property
-    def bits(self) -> int:
-        """Bits of one number."""
-        return int("".join(letter for letter in self.value if letter.isdecimal()))
-
-    def stored_bytes(self, dim: int) -> int:
-        """Return the bytes of a key or value of `dim` elements in the KV pool; int8 adds a float32 scale.
-
-        Raises RequestError for a `dim` that is no integer or less than 0.
-        """
-        dim = whole("dim", dim, least=0)
-        return dim * self.bits // 8 + (4 if self is DataType.INT8 and dim else 0)
-
-
-def data_type(format: str) -> DataType:
-    """Return the number format of a weight format, with integers of 4 to 6 bits as int4."""
-    if format in set(DataType):
-        return DataType(format)
-    return DataType.INT8 if format == "q8_0" else DataType.INT4
-
-
-class Device(StrEnum):
-    """Devices that hold tensors."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
 
 
 LAYERS: Final = "layers"
@@ -185,8 +150,9 @@ class PrefillInput(TokenInput):
 
     Attributes:
         input_ids: [B, S] token ids; [S] is taken as [1, S]. B must be 1: use `batch_prefill` for several prompts.
-        attention_mask: [B, S], or [B, stored + S] with a handle. Must be all ones.
-        position_ids: [B, S]. Must be stored, stored + 1, ...
+        attention_mask: [B, S], or [B, stored + S] with a handle: ones, and zeros for padding at either end of the S,
+            which is left out; results are of the other tokens alone.
+        position_ids: [B, S]. Must be stored, stored + 1, ... at the tokens that are no padding.
         kv_cache: the sequence to continue, or None to begin one.
         logits: "last" or "all" positions.
         return_hidden_states: True also returns the final hidden states, [B, S, H]; "layers" those of each layer, if the
@@ -234,7 +200,7 @@ class PrefillOutput:
 
     Attributes:
         logits: float32 [B, 1, V] for the last position, or [B, S, V].
-        kv_cache: the sequence, `S` tokens longer.
+        kv_cache: the sequence, `S` tokens longer (less the padding).
         hidden_states: float32 [B, S, H], if asked for; with "layers" L + 1 of them, as `transformers` orders them: the
             input of each layer, then the final states.
         attention_weights: per layer [heads, S, length], if asked for.

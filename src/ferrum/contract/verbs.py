@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.executor_log import logger
 from ferrum.contract.handles import Handles, check_name
-from ferrum.contract.input_checks import as_prompt, check_mask, check_positions
+from ferrum.contract.input_checks import as_prompt, check_positions, real_tokens
 from ferrum.contract.integer_lists import token_matrix, token_row
 from ferrum.contract.io_types import (
     LAYERS,
@@ -321,14 +321,14 @@ class NamedVerbs(ABC):
         if inputs.kv_cache is not None:
             self._handles.check(inputs.kv_cache, exact=True)
             start = inputs.kv_cache.sequence_length
-        end = start + inputs.sequence_length
-        check_mask(inputs, end)
-        self._check_options(inputs, range(start, end))
+        real = real_tokens(inputs, start)
+        tokens = inputs.input_ids[0][real]
+        self._check_options(inputs, range(start, start + len(tokens)), real)
         want, rows = SPAN_WANTS[LogitsPolicy(inputs.logits)]
         return Span(
             inputs.kv_cache.cache_id if inputs.kv_cache else self._new_id(self._prefix, self._fresh),
             start,
-            inputs.input_ids[0],
+            tokens,
             want,
             rows,
             _HIDDEN[inputs.return_hidden_states],
@@ -365,9 +365,9 @@ class NamedVerbs(ABC):
         want, rows = SPAN_WANTS[item.policy]
         return Span(cache_id, stored, tuple(item.q_tokens), want, rows, adapter=item.adapter)
 
-    def _check_options(self, inputs: PrefillInput | DecodeInput, stored: range) -> None:
+    def _check_options(self, inputs: PrefillInput | DecodeInput, stored: range, real: slice = slice(None)) -> None:
         """Refuse positions other than where the tokens will be stored, and what the kernels do not keep."""
-        check_positions(inputs, stored)
+        check_positions(inputs, stored, real)
         reason = f'{self.traits.backend} does not keep them: load the model with kernels="reference"'
         if inputs.return_attention_weights and not self.traits.attention_weights:
             raise Unsupported("return_attention_weights", reason)

@@ -119,11 +119,11 @@ def _value(hint: Any, value: Any, name: str) -> Any:
 
 
 def _either(parts: tuple[Any, ...], value: Any, name: str) -> Any:
-    """Return `value` as one of two types; a union is always a type or None here."""
+    """Return `value` as one of some types; a union is a type or None here, or an integer, a float or None."""
     if value is None and NoneType in parts:
         return None
-    (hint,) = (part for part in parts if part is not NoneType)
-    return _value(hint, value, name)
+    hints = [part for part in parts if part is not NoneType]
+    return _value(type(value) if type(value) in hints else hints[0], value, name)
 
 
 def _primitive(hint: type, value: Any, name: str) -> Any:

@@ -14,7 +14,8 @@ from ferrum.cache.page_table import PageTable
 from ferrum.cache.pool import PageGroup, capacity_tokens
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.decoder_llm import LlmRuntimeConfig
-from ferrum.contract.io_types import DataType, Device, ModelInfo, data_type
+from ferrum.contract.formats import DataType, Device, data_type
+from ferrum.contract.io_types import ModelInfo
 from ferrum.core.config import MAX_DRAFT, MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, Switches, auto_kv_dtype
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.kv_shape import KvShape

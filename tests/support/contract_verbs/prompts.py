@@ -82,18 +82,39 @@ def test_trivial_masks_and_positions_are_accepted(executor):
 
 
 @contract("1.PrefillInput")
+@contract("2.batch_prefill")
+@pytest.mark.parametrize(("left", "right"), [(2, 0), (0, 3), (1, 2)])
+def test_padding_at_either_end_is_left_out(executor, left, right):
+    expected, mask = truth(executor, [*PROMPT, *OTHER]), [*[0] * left, *[1] * 7, *[0] * right]
+    padded = PrefillInput([99] * left + PROMPT + [99] * right, mask, logits="all")
+    plain, first = executor.batch_prefill([PrefillInput(PROMPT, logits="all"), padded])
+    same(first.logits, plain.logits)
+    assert first.kv_cache.sequence_length == 7
+    own = [*[0] * right, *[1] * 4, *[0] * left]
+    chunk = [99] * right + OTHER + [99] * left
+    positions = [*[0] * right, 7, 8, 9, 10, *[1] * left]
+    for whole, base in ((own, first), ([*mask, *own], plain)):  # of the chunk, or of all tokens so far
+        second = executor.prefill(PrefillInput(chunk, whole, positions, base.kv_cache))
+        same(second.logits[0], expected[-1:])
+        assert second.kv_cache.sequence_length == 11
+
+
+@contract("1.PrefillInput")
 @contract("1.DecodeInput")
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("attention_mask", [[0, 1, 1, 1, 1, 1, 1]]),
-        ("attention_mask", [[1, 1, 1, 1, 1, 1, 0]]),
+        ("attention_mask", [[0, 1, 1, 0, 1, 1, 0]]),
+        ("attention_mask", [[1, 1, 2, 1, 1, 1, 1]]),
+        ("attention_mask", [[0] * 7]),
+        ("attention_mask", [[0] + [1] * 7]),
         ("attention_mask", [[1, 1]]),
         ("attention_mask", [[1] * 7, [0] * 7]),
         ("attention_mask", [[1] * 7] * 2),
         ("position_ids", [[1, 2, 3, 4, 5, 6, 7]]),
         ("position_ids", [[0, 1, 2, 3, 4, 5, 5]]),
         ("position_ids", [[0]]),
+        ("position_ids", [[0, 0, 1, 2, 3, 4, 5]]),
         ("position_ids", [[0, 1, 2, 3, 4, 5, 6]] * 2),
     ],
 )
