@@ -28,8 +28,9 @@ _HOMES: Final = {
             "ExecutorAttentionConfig ExecutorConfig ExecutorMemoryConfig ExecutorType ModelExecutorFactory "
             "OptimizationConfig"
         ),
+        "ferrum.contract.formats": "DataType Device",
         "ferrum.contract.io_types": (
-            "DataType DecodeInput DecodeOutput Device GenericKvCacheHandle KvCacheHandle LogitsPolicy ModelInfo "
+            "DecodeInput DecodeOutput GenericKvCacheHandle KvCacheHandle LogitsPolicy ModelInfo "
             "PrefillInput PrefillOutput SpeculativeDecodeOutput TokenId UnifiedBatch UnifiedBatchItem"
         ),
         "ferrum.contract.sequences": "SequenceStore StoreGroup",

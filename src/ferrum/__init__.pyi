@@ -25,10 +25,10 @@ from ferrum.contract.factory import ExecutorMemoryConfig as ExecutorMemoryConfig
 from ferrum.contract.factory import ExecutorType as ExecutorType
 from ferrum.contract.factory import ModelExecutorFactory as ModelExecutorFactory
 from ferrum.contract.factory import OptimizationConfig as OptimizationConfig
-from ferrum.contract.io_types import DataType as DataType
+from ferrum.contract.formats import DataType as DataType
+from ferrum.contract.formats import Device as Device
 from ferrum.contract.io_types import DecodeInput as DecodeInput
 from ferrum.contract.io_types import DecodeOutput as DecodeOutput
-from ferrum.contract.io_types import Device as Device
 from ferrum.contract.io_types import GenericKvCacheHandle as GenericKvCacheHandle
 from ferrum.contract.io_types import KvCacheHandle as KvCacheHandle
 from ferrum.contract.io_types import LogitsPolicy as LogitsPolicy

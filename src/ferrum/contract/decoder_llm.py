@@ -24,7 +24,11 @@ class LlmRuntimeConfig(JsonRecord):
     """The sizes needed to run a model, without its architecture.
 
     Attributes:
+        hidden_size: numbers of a token's hidden state.
+        num_layers: number of layers.
+        num_kv_heads: heads of keys and values.
         head_dim: the checkpoint's, which may differ from hidden_size / heads.
+        vocab_size: upper limit of token ids.
         max_seq_len: maximum tokens of a sequence.
     """
 
@@ -38,7 +42,14 @@ class LlmRuntimeConfig(JsonRecord):
 
 @dataclass(frozen=True, slots=True)
 class UnifiedItem:
-    """One sequence's part of a forward pass: `tokens` from position `pos`, which must be its stored length."""
+    """One sequence's part of a forward pass.
+
+    Attributes:
+        cache_id: the sequence; an unknown one begins.
+        tokens: the tokens to process.
+        pos: the position of the first, which must be the stored length.
+        policy: the rows whose logits to return.
+    """
 
     cache_id: str
     tokens: tuple[int, ...]

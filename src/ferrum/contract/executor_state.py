@@ -33,6 +33,7 @@ class ExecutorMetrics(JsonRecord):
 
     Attributes:
         total_operations: prefill_operations + decode_operations.
+        prefill_operations, decode_operations: served spans of that kind.
         avg_prefill_latency, avg_decode_latency: mean duration of the window's steps of that kind, in ms; 0 without one.
         p95_prefill_latency, p95_decode_latency: their 95th percentile by nearest rank: the value at the rank ceil(0.95
             x n), in ms.
@@ -199,10 +200,12 @@ class ExecutorStatus(JsonRecord):
     """An executor's status at one moment.
 
     Attributes:
+        state: Initializing, Ready, Busy, Error or Shutdown.
         is_ready: whether it takes steps (Ready or Busy).
         current_batch_size: sequences of the running step, 0 between steps.
         prefill_operations, decode_operations: spans served since the start, as `ExecutorMetrics` counts them.
         avg_prefill_time_ms, avg_decode_time_ms: as in `ExecutorMetrics`.
+        memory_usage: its memory; nothing is allocated after the shutdown.
         last_operation: seconds since the last step ended, None before the first.
         backend: the kernels in use.
         numerics_id: equal ids give equal bits.

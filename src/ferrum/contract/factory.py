@@ -22,7 +22,7 @@ from ferrum.core.span_checks import check_kind, is_one_of
 from ferrum.core.values import shown
 
 _MODEL_OPTIONS: Final = frozenset({"quantize", "kv_dtype", "kernels", "isa", "threads", "kv_capacity"})
-_OPTIONS: Final = _MODEL_OPTIONS | {"max_rows", "replay", "log_tokens", "cache_prefix"}
+OPTIONS: Final = _MODEL_OPTIONS | {"max_rows", "replay", "log_tokens", "cache_prefix"}
 _PLAIN: Final = ("auto", "reference")
 _LEVELS: Final[Mapping[int, Mapping[str, Any]]] = {
     0: {"kernels": "reference", "replay": False},
@@ -116,10 +116,13 @@ class ExecutorConfig(JsonRecord):
 
     Attributes:
         model_info: the model; `model_id` is the directory, GGUF file or hub id to load.
+        executor_type: the way it is used: Sequential, Batch, ContinuousBatch or Speculative.
+        device: device to compute on; this build has the CPU.
+        dtype: format of the weights: float32, bfloat16 or float16.
         max_batch_size: maximum sequences in one step; None takes 1 for a Sequential executor, else 32.
         max_sequence_length: maximum tokens of a sequence; None takes the model's context.
-        executor_options: `quantize`, `kv_dtype`, `kernels`, `isa`, `threads`, `kv_capacity`, `max_rows`,
-            `replay` and `cache_prefix`, as `load_executor` takes them.
+        attention_config, memory_config, optimization_config: the configurations below.
+        executor_options: further options of `load_executor`, listed below.
     """
 
     model_info: ModelInfo
@@ -257,8 +260,8 @@ def _problems(c: ExecutorConfig) -> Iterator[tuple[str, str]]:
         (
             c,
             "executor_options",
-            c.executor_options.keys() <= _OPTIONS,
-            f"of no names but {', '.join(sorted(_OPTIONS))}",
+            c.executor_options.keys() <= OPTIONS,
+            f"of no names but {', '.join(sorted(OPTIONS))}",
         ),
         (attention, "enable_paged_attention", attention.enable_paged_attention, "true: the only KV store is paged"),
         (attention, "enable_flash_attention", attention.enable_flash_attention, "true: keys are read in blocks"),

@@ -47,6 +47,8 @@ class ModelInfo(JsonRecord):
         num_parameters: numbers in the checkpoint; a tied head counts once.
         vocab_size: upper limit of token ids.
         max_sequence_length: the checkpoint's context, in tokens.
+        hidden_size: numbers of a token's hidden state.
+        num_layers: all layers, also those that store nothing.
         num_heads, num_kv_heads, head_dim: of the attention layers (if they differ, of the first that stores).
         dtype: of the dense weights.
         device: location of the weights.
@@ -323,7 +325,11 @@ class UnifiedBatchItem:
 
 @dataclass(frozen=True, slots=True)
 class UnifiedBatch:
-    """Any mixture of chunks, decodes and verifications, computed in one pass."""
+    """Any mixture of chunks, decodes and verifications, computed in one pass.
+
+    Attributes:
+        items: at most one per sequence.
+    """
 
     items: tuple[UnifiedBatchItem, ...]
 

@@ -30,6 +30,7 @@ class PoolPart(JsonRecord):
     """One layer group of the KV pool.
 
     Attributes:
+        name: of the group in the page table.
         num_pages, page_size: number of pages, and tokens per page.
         page_bytes: bytes of a page over the group's layers, padding included.
         resident_tokens: maximum tokens of one sequence held at once (a window and its slack); None holds all of them.

@@ -59,10 +59,13 @@ class Sampling:
     `history[:p]`, and of (seed, p, choice). So neither the batch nor preemption can change it.
 
     Attributes:
+        params: the request's parameters.
+        seed: of the draws.
         history: the sequence's tokens, prompt first: a list that its owner only appends to. It may lack the newest
             tokens, if their steps are in flight.
         prompt_length: prompt tokens in `history` (presence and frequency penalties skip them).
         eos_token_ids: the model's end tokens; `min_tokens` forbids them and the request's own stop ids.
+        choice: number of the choice, if a request has several.
         bad_words: token sequences that may not be completed.
     """
 
@@ -97,6 +100,7 @@ class Span:
         start: number of tokens already cached; must equal the stored length.
         tokens: the tokens to process (ids, or CARRY), the last `drafts` of them draft tokens to verify.
         want, rows, hidden: what to return for which rows.
+        drafts: how many of the last tokens are drafts to verify.
         sampling: required with `Want.TOKEN`; the same object in every span of a sequence.
         masks: a grammar's bit mask per sampled row: a bit per vocabulary id, least significant first, set = allowed.
         score: log-probabilities of given next tokens, independent of `want`.
@@ -129,6 +133,9 @@ _cache_id, _tokens = attrgetter("cache_id"), attrgetter("tokens")  # these run n
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """The spans of one step.
+
+    Attributes:
+        spans: at most one per sequence.
 
     Raises:
         RequestError: a sequence appears twice, or the items are not spans.
@@ -200,7 +207,12 @@ Outcome: TypeAlias = SpanResult | FerrumError
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """One outcome per span, in the batch's order."""
+    """One outcome per span, in the batch's order.
+
+    Attributes:
+        results: a `SpanResult`, or the error that ended the span.
+        seconds: duration of the step.
+    """
 
     results: tuple[Outcome, ...]
     seconds: float = field(default=0.0, compare=False)

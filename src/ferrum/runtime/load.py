@@ -97,8 +97,7 @@ def load_executor(
         page_size: tokens per page of the KV pool.
         max_rows: maximum tokens of one forward pass; a larger step takes several.
         replay: run the recorded program; None follows the environment (FERRUM_DISABLE_GRAPHS).
-        log_tokens: log the best tokens of each span; None follows the environment (FERRUM_LOG_TOKENS). The executor's
-            property of that name changes it later.
+        log_tokens: log the best tokens of each span; None follows the environment (FERRUM_LOG_TOKENS).
         cache_prefix: new sequences are named `<prefix>-0`, `<prefix>-1`, ...
         progress: called with the bytes loaded and the bytes in total.
 
@@ -108,18 +107,11 @@ def load_executor(
         ModelNotFound, CheckpointError: the model does not exist, or its files are damaged.
         CapacityError: not enough memory for the weights, the KV pool or the buffers of a step.
     """
-    switches = Switches.from_environment()
-    if replay is not None:
-        check_flag("replay", replay)
-        switches = replace(switches, disable_graphs=not replay)
-    if log_tokens is not None:
-        check_flag("log_tokens", log_tokens)
-        switches = replace(switches, log_tokens=log_tokens)
     config = ModelConfig(
         model=as_text(model), device=device, dtype=dtype, quantize=quantize, kv_dtype=kv_dtype,
         kernels=kernels, isa=isa, threads=threads, max_batch_size=max_batch_size,
         max_sequence_length=max_sequence_length, kv_capacity=kv_capacity,
-        models_dir=as_text(models_dir), switches=switches,
+        models_dir=as_text(models_dir), switches=_switches(replay, log_tokens),
     )  # fmt: skip
     return build_executor(
         config,
@@ -129,6 +121,18 @@ def load_executor(
         cache_prefix=cache_prefix,
         progress=progress,
     )
+
+
+def _switches(replay: bool | None, log_tokens: bool | None) -> Switches:
+    """Return the environment's switches, with arguments in their place."""
+    switches = Switches.from_environment()
+    if replay is not None:
+        check_flag("replay", replay)
+        switches = replace(switches, disable_graphs=not replay)
+    if log_tokens is not None:
+        check_flag("log_tokens", log_tokens)
+        switches = replace(switches, log_tokens=log_tokens)
+    return switches
 
 
 def build_executor(
