@@ -168,7 +168,7 @@ with LLM("ferrum-tiny", host="process", child=Child(log_objects=True), generatio
     environment = {**os.environ, "FERRUM_LOG_TOKENS": "1"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
-    assert {line["logger"] for line in lines} == {"ferrum.tokens"}
+    assert {line["logger"] for line in lines} == {"ferrum.executor", "ferrum.tokens"}
 
 
 def test_a_log_record_is_one_json_line() -> None:

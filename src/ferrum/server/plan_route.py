@@ -31,7 +31,7 @@ class Fitting(Reply):
 
 
 class Plan(Reply):
-    """The reply of GET /v1/plan, in bytes; `activation_row` is for one token."""
+    """The reply of GET /v1/plan, in bytes; `activation_row` is for one token, `allowance` comes on top of `total`."""
 
     object: Literal["plan"]
     model: str
@@ -41,6 +41,7 @@ class Plan(Reply):
     activation_row: int
     tables: int
     libraries: int
+    allowance: int
     draft_model: int
     total: int
     kv_capacity: int
