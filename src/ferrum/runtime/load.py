@@ -18,7 +18,6 @@ from ferrum.contract.formats import DataType, Device, data_type
 from ferrum.contract.io_types import ModelInfo
 from ferrum.core.config import MAX_DRAFT, MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, Switches, auto_kv_dtype
 from ferrum.core.errors import ConfigError, Unsupported
-from ferrum.core.kv_shape import KvShape
 from ferrum.core.logging import warn_once
 from ferrum.core.memory_plan import MemoryPlan, PoolPart, longest_sequence, size
 from ferrum.core.option_fields import as_text, check_flag, check_number
@@ -44,7 +43,7 @@ from ferrum.runtime.memory import (
     free_memory,
     memory_for,
     pool_groups,
-    pool_part,
+    pool_parts,
     refuse_too_large,
 )
 from ferrum.runtime.open_model import open_model
@@ -238,7 +237,7 @@ def _assemble(
     )
     kv_format = _kv_format(config, checkpoint, parameters, asks)
     groups = pool_groups(asks.kv_layers, kv_format, limits, chosen.kernels.planned_page_bytes)
-    parts = _pool_parts(groups, asks.kv_layers, chosen.kernels, limits)
+    parts = pool_parts(groups, asks.kv_layers, limits, chosen.kernels.planned_page_bytes)
     positions = longest_sequence(parts, context)  # no sequence has a token after them
     with memory_for(f"the weights, and the rotations of {positions:,} positions (max_sequence_length)"):
         decoder = build_decoder(spec, parameters, chosen.kernels, 1 if planning else positions)
@@ -286,14 +285,6 @@ def _kv_format(config: ModelConfig, checkpoint: TensorStore, parameters: Paramet
         parameters = PlannedParameters(checkpoint, config.dtype, quantize=config.quantize)
         parameters.matrix(EMBEDDING, (asks.shapes[EMBEDDING][0], asks.shapes[EMBEDDING][1]))
     return auto_kv_dtype(parameters.format)
-
-
-def _pool_parts(
-    groups: Sequence[PoolGroup], kv_layers: Sequence[KvShape], kernels: Kernels, limits: PoolLimits
-) -> tuple[PoolPart, ...]:
-    """Return the groups as the memory plan shows them."""
-    pairs = zip(groups, kv_layers, strict=True)
-    return tuple(pool_part(group, kernels.planned_page_bytes(group), kv.window, limits) for group, kv in pairs)
 
 
 def _language_model(

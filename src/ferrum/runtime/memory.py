@@ -198,6 +198,17 @@ def pool_part(group: PoolGroup, page_bytes: int, window: int | None, limits: Poo
     )
 
 
+def pool_parts(
+    groups: Sequence[PoolGroup],
+    kv_layers: Sequence[KvShape],
+    limits: PoolLimits,
+    page_bytes: Callable[[PoolGroup], int],
+) -> tuple[PoolPart, ...]:
+    """Return the groups of `pool_groups` as the memory plan shows them."""
+    pairs = zip(groups, kv_layers, strict=True)
+    return tuple(pool_part(group, page_bytes(group), kv.window, limits) for group, kv in pairs)
+
+
 def return_free_memory() -> None:
     """Return memory freed by loading to the system: glibc keeps up to 64 MiB of it (`mallopt(3)`)."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
