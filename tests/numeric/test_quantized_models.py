@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ferrum.contract.io_types import data_type
+from ferrum.contract.formats import data_type
 from ferrum.core import config
 from ferrum.core.errors import ConfigError
 from ferrum.core.step import Rows, Span, StepBatch, Want

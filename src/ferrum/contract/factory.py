@@ -14,7 +14,7 @@ from typing import Any, Final
 from ferrum.contract.capabilities import AttentionType, head_sharing
 from ferrum.contract.executor import ModelExecutor
 from ferrum.contract.io_types import DataType, Device, ModelInfo
-from ferrum.core.config import FULL_SEQUENCES, MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, auto_kv_dtype
+from ferrum.core.config import MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, auto_kv_dtype
 from ferrum.core.errors import CapacityError, ConfigError, RequestError, Unsupported
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.option_fields import check_flag, check_number
@@ -119,7 +119,7 @@ class ExecutorConfig(JsonRecord):
         executor_type: the way it is used: Sequential, Batch, ContinuousBatch or Speculative.
         device: device to compute on; this build has the CPU.
         dtype: format of the weights: float32, bfloat16 or float16.
-        max_batch_size: maximum sequences in one step; None takes 1 for a Sequential executor, else 32.
+        max_batch_size: maximum sequences in one step; None takes 1 for a Sequential executor, else as `ModelConfig`.
         max_sequence_length: maximum tokens of a sequence; None takes the model's context.
         attention_config, memory_config, optimization_config: the configurations below.
         executor_options: further options of `load_executor`, listed below.
@@ -318,8 +318,8 @@ def _model_options(config: ExecutorConfig) -> dict[str, Any]:
     """Return the options that a config has in common with `ModelConfig`."""
     names = ("device", "dtype", "max_batch_size", "max_sequence_length")
     options = {name: value for name, value in config.executor_options.items() if name in _MODEL_OPTIONS}
-    if config.max_batch_size is None:
-        options["max_batch_size"] = 1 if config.executor_type is ExecutorType.SEQUENTIAL else FULL_SEQUENCES
+    if config.max_batch_size is None and config.executor_type is ExecutorType.SEQUENTIAL:
+        options["max_batch_size"] = 1
     return {name: getattr(config, name) for name in names} | options
 
 

@@ -74,7 +74,7 @@ def load_executor(
     kernels: str = "auto",
     isa: str = "auto",
     threads: int | None = None,
-    max_batch_size: int = 32,
+    max_batch_size: int | None = None,
     max_sequence_length: int | None = None,
     kv_capacity: int | None = None,
     models_dir: str | os.PathLike[str] | None = None,
@@ -221,12 +221,13 @@ def _assemble(
     parameters = _parameters(config, checkpoint, chosen.kernels, progress, planning=planning)
     if not is_packed(checkpoint):  # packed tensors have other shapes, and load at once
         parameters.expect(asks.shapes, spec.ignored_names, asks.exact)
+    sequences = config.max_batch_size or min(config.max_sequences, bounds.max_rows)
     limits = PoolLimits(
         page_size=bounds.page_size,
-        max_batch_size=config.max_sequences,
+        max_batch_size=sequences,
         full_sequences=config.full_sequences,
         max_sequence_length=context,
-        max_rows=max(bounds.max_rows, config.max_sequences),
+        max_rows=max(bounds.max_rows, sequences),
         max_draft=MAX_DRAFT,
         kv_capacity=config.kv_capacity,
         memory_pool_size=bounds.memory_pool_size,
