@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from family_twin import MODELS
 from ferrum.cli.main import execute
 from ferrum.core.errors import ConfigError, RequestError
 from ferrum.kernels.operations import F32
@@ -23,8 +25,9 @@ from ferrum.runtime.packed import PackedParameters
 from ferrum.runtime.packing import pack_directory
 from gguf_twin import TOKENIZER, write_gguf
 from packed_kit import copy_of
+from text_samples import write
 from tiny import Case, directory_of, find, model_of
-from tiny_with_tokenizer import spoken
+from tiny_with_tokenizer import letters, spoken
 
 LLAMA, TIED = "llama3", "qwen3-mqa-wide-head-tied"
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -124,6 +127,23 @@ def test_a_gguf_file_is_calibrated_as_it_lies(tmp_path: Path) -> None:
     line = ["quantize", str(tmp_path / "model.gguf"), str(out), "--calibrate", str(tmp_path / "text")]
     assert execute(line) == 0
     assert json.loads((out / "config.json").read_text())["quantization_config"]["calibrated"] is True
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "deepseek-v2"])
+def test_experts_and_latent_attention_are_calibrated(name: str, tmp_path: Path) -> None:
+    """Experts multiply the rows that are sent to them, and products of heads the heads of their input."""
+    shutil.copytree(directory_of(MODELS[name]), tmp_path / "model")
+    write(tmp_path / "model", letters())
+    (tmp_path / "text").write_text(TEXT)
+    outs = [tmp_path / "calibrated", tmp_path / "plain"]
+    for out, options in zip(outs, (["--calibrate", str(tmp_path / "text")], []), strict=True):
+        assert execute(["quantize", str(tmp_path / "model"), str(out), *options]) == 0
+    calibrated, plain = (load_file(out / "model.safetensors") for out in outs)
+    changed = {tensor for tensor, blocks in plain.items() if not np.array_equal(blocks, calibrated[tensor])}
+    found = importance_of(tmp_path / "model")
+    wanted = {each for each in found if each in plain and plain[each].dtype == np.uint8}
+    assert any("experts.down_proj" in each for each in wanted)
+    assert (wanted - changed, changed - wanted) == (set(), set())
 
 
 def test_short_texts_and_models_without_a_tokenizer_are_refused() -> None:

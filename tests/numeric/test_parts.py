@@ -34,6 +34,7 @@ from ferrum.models.tensor_names import HEAD
 from ferrum.nn.attention import Attention
 from ferrum.nn.linear import Linear
 from ferrum.nn.mlp import PlainMlp
+from ferrum.nn.named_weight import named_weights
 from ferrum.nn.norm import Norm
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
@@ -332,5 +333,6 @@ def test_every_matrix_has_its_name_in_the_checkpoint_once(tied: bool) -> None:
     matrices = {name for name, info in checkpoint.tensors.items() if len(info.shape) == 2}
     assert decoder.weights.keys() == matrices and (HEAD in matrices) is not tied
     assert len({id(weight) for weight in decoder.weights.values()}) == len(matrices)
+    assert {each.name for each in named_weights(decoder)} == matrices, "also in parts of this file"
     for name, weight in decoder.weights.items():
         assert np.array_equal(weight.dequantize(), checkpoint.read(name).astype(np.float32))

@@ -20,7 +20,6 @@ from ferrum.models.families import FAMILIES
 from ferrum.models.llama import llama
 from ferrum.models.spec import DecoderSpec
 from ferrum.models.tensor_views import Runs, View
-from ferrum.nn.linear import Linear
 from ferrum.nn.mlp import GatedMlp
 from ferrum.quant.gguf_blocks import weight_of
 from ferrum.quant.schemes import SCHEMES
@@ -156,7 +155,7 @@ class FusedMlp:
         return GatedMlp(
             gate=make.matrix("gate_proj.weight", (inner, hidden), View(both, slice(0, inner))),
             up=make.matrix("up_proj.weight", (inner, hidden), View(both, slice(inner, 2 * inner))),
-            down=Linear([make.matrix("down_proj.weight", (hidden, inner), exact=True)]),
+            down=make.linear(("down_proj",), (hidden,), inner, exact=True),
         )
 
 

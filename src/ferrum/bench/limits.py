@@ -148,7 +148,7 @@ def distinct_experts(routing: Routing, rows: int) -> float:
 
 def weights(program: Program) -> tuple[Weight, ...]:
     """Return every matrix of a program once, including the embedding."""
-    found = [weight for op in program.ops for weight in op.spec.pick(op.arguments, Kind.TABLE, Kind.MATRIX)]
+    found = [weight for op in program.ops for weight in op.weights()]
     return tuple({id(weight): weight for weight in found}.values())
 
 

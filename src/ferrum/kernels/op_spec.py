@@ -131,6 +131,10 @@ class Op:
         """Return the arguments that are values."""
         return self.spec.pick(self.arguments, Kind.VALUE)
 
+    def weights(self) -> tuple[Any, ...]:
+        """Return the arguments that are weights, which `nn.named_weight.weight_names` names."""
+        return self.spec.pick(self.arguments, Kind.MATRIX, Kind.TABLE)
+
 
 @dataclass(frozen=True, slots=True)
 class Program:

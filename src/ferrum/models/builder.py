@@ -15,12 +15,13 @@ from ferrum.core.errors import CheckpointError
 from ferrum.core.kv_shape import KvShape
 from ferrum.kernels.interface import ParameterForms
 from ferrum.kernels.op_attributes import Activation
-from ferrum.kernels.operations import Array, Weight
+from ferrum.kernels.operations import Array
 from ferrum.kernels.vectors import ones, temperatures
 from ferrum.models.tensor_names import ParameterSource
 from ferrum.models.tensor_views import Rows, View
 from ferrum.nn.block import Layer, Part
 from ferrum.nn.linear import Linear
+from ferrum.nn.named_weight import NamedWeight
 from ferrum.nn.norm import Norm
 
 
@@ -108,7 +109,7 @@ class Builder:
     positions: int
     renames: tuple[tuple[str, str], ...] = ()
     prefix: str = ""
-    weights: dict[str, Weight] = field(default_factory=dict)
+    weights: dict[str, NamedWeight] = field(default_factory=dict)
     ropes: dict[tuple[tuple[float, ...], float], Array] = field(default_factory=dict)
     temperatures: dict[tuple[float, int, int], Array] = field(default_factory=dict)
     stores: dict[KvShape, list[StoringSpec]] = field(default_factory=dict)
@@ -123,17 +124,20 @@ class Builder:
         """Return the builder of a part of that name; without a name, of the same."""
         return replace(self, prefix=self._full(name)) if name else self
 
-    def matrix(self, name: str, shape: tuple[int, int], view: View | None = None, *, exact: bool = False) -> Weight:
+    def matrix(
+        self, name: str, shape: tuple[int, int], view: View | None = None, *, exact: bool = False
+    ) -> NamedWeight:
         """Return the matrix [N, K] of that name, which may be a view of tensors; if `exact`, in float32."""
         name = self._placed(name, view)
         given = self.source.matrix(name, shape, exact=exact)
-        self.weights[name] = weight = self.kernels.weight(given)
+        weight = self.kernels.weight(given)
+        self.weights[name] = named = NamedWeight(name, weight)
         if weight is not given:
             del given
             self.source.release(name)
-        return weight
+        return named
 
-    def shared(self, name: str, shape: tuple[int, int], view: View) -> Weight:
+    def shared(self, name: str, shape: tuple[int, int], view: View) -> NamedWeight:
         """Return a matrix of that whole name, which parts of several layers use."""
         return self.weights[name] if name in self.weights else self.matrix(name, shape, view)
 
@@ -188,8 +192,8 @@ class Builder:
             return None if place is None else View((f"{place.source}.{kind}",), place.rows)
 
         parts = list(zip(names, sizes, strict=True))
-        weights = [self.matrix(f"{n}.weight", (size, inputs), view(n, "weight"), exact=exact) for n, size in parts]
-        biases = [self.vector(f"{n}.bias", size, view(n, "bias")) for n, size in parts] if bias else None
+        weights = tuple(self.matrix(f"{n}.weight", (size, inputs), view(n, "weight"), exact=exact) for n, size in parts)
+        biases = tuple(self.vector(f"{n}.bias", size, view(n, "bias")) for n, size in parts) if bias else ()
         return Linear(weights, biases, activation)
 
     def rope(self, frequencies: tuple[float, ...], scaling: float) -> Array:

@@ -15,6 +15,7 @@ from ferrum.models.spec import DecoderSpec
 from ferrum.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, LAYERS, ParameterSource
 from ferrum.models.tensor_views import View
 from ferrum.nn.block import Layer
+from ferrum.nn.named_weight import NamedWeight
 from ferrum.nn.norm import Norm
 
 
@@ -28,17 +29,17 @@ class Decoder:
     """
 
     spec: DecoderSpec
-    embedding: Weight
+    embedding: NamedWeight
     layers: tuple[Layer, ...]
     final_norm: Norm
-    head: Weight
+    head: NamedWeight
     weights: Mapping[str, Weight]
     kv_layers: tuple[KvShape, ...]
 
     def __call__(self, kernels: Operations, states: list[Array] | None = None) -> NetworkOutput:
         """Run one step; `states` collects the input of each layer and the final states, [R, H] each."""
         spec = self.spec
-        residual, delta = kernels.embed(self.embedding, spec.embedding_scale), None  # [R, H]
+        residual, delta = kernels.embed(self.embedding.weight, spec.embedding_scale), None  # [R, H]
         for layer in self.layers:
             if states is not None:
                 factor = self.final_norm.factor
@@ -47,7 +48,7 @@ class Decoder:
         _, x = self.final_norm.add(kernels, residual, delta)
         if states is not None:
             states.append(x)
-        logits = kernels.head(kernels.gather(x), self.head, spec.logit_scale, spec.softcap)  # [G, V]
+        logits = kernels.head(kernels.gather(x), self.head.weight, spec.logit_scale, spec.softcap)  # [G, V]
         return NetworkOutput(logits, kernels.best(logits), kernels.gather_hidden(x), kernels.finite(x))
 
 
@@ -111,7 +112,8 @@ def _decoder(spec: DecoderSpec, make: Builder) -> Decoder:
     layers = tuple(layer.build(make.under(f"{LAYERS}.{index}")) for index, layer in enumerate(spec.layers))
     final_norm = make.norm(FINAL_NORM)
     head = embedding if spec.tied_head else make.matrix(HEAD, matrix)
-    return Decoder(spec, embedding, layers, final_norm, head, make.weights, make.kv_layers)
+    weights = {name: each.weight for name, each in make.weights.items()}
+    return Decoder(spec, embedding, layers, final_norm, head, weights, make.kv_layers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ from typing import Final
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.kernels.group_weights import PANEL
 from ferrum.kernels.op_attributes import SILU, Activation, Routing
-from ferrum.kernels.operations import Array, Weight
+from ferrum.kernels.operations import Array
 from ferrum.models.builder import Builder
 from ferrum.models.spec import MlpSpec
 from ferrum.models.tensor_views import Runs, View
 from ferrum.nn.experts import Experts
+from ferrum.nn.named_weight import NamedWeight
 from ferrum.nn.norm import Norm
 
 MAX_EXPERTS: Final = 4096
@@ -120,7 +121,7 @@ class ExpertsSpec:
         sizes = make.hidden_size, self.intermediate_size
         return sizes if name == "down_proj" else (sizes[1], sizes[0])
 
-    def _matrix(self, make: Builder, name: str) -> Weight:
+    def _matrix(self, make: Builder, name: str) -> NamedWeight:
         count, (outputs, inputs) = self.routing.num_experts, self._sizes(make, name)
         if self.fused is None:
             view = View(tuple(f"experts.{expert}.{name}.weight" for expert in range(count)))

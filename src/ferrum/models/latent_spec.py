@@ -8,12 +8,12 @@ from ferrum.core.errors import Unsupported
 from ferrum.core.kv_shape import KvShape
 from ferrum.kernels.group_weights import PANEL
 from ferrum.kernels.op_attributes import AttentionShape
-from ferrum.kernels.operations import Weight
 from ferrum.models.attention_spec import RopeSpec
 from ferrum.models.builder import Builder
 from ferrum.models.tensor_views import Runs, View
 from ferrum.nn.latent_attention import LatentAttention
 from ferrum.nn.linear import Linear
+from ferrum.nn.named_weight import NamedWeight
 from ferrum.nn.norm import Norm
 
 
@@ -54,12 +54,12 @@ class LatentAttentionSpec:
     def build(self, make: Builder) -> LatentAttention:
         """Return the part with its parameters."""
         heads, latent = self.num_heads, self.latent_dim
-        inputs = [*self._latent(make)]
+        inputs: tuple[NamedWeight, ...] = self._latent(make)
         low_norm = queries = None
         if self.q_rank is None:
-            inputs = [*self._queries(make, "q_proj", make.hidden_size), *inputs]
+            inputs = (*self._queries(make, "q_proj", make.hidden_size), *inputs)
         else:
-            inputs = [make.matrix("q_a_proj.weight", (self.q_rank, make.hidden_size)), *inputs]
+            inputs = (make.matrix("q_a_proj.weight", (self.q_rank, make.hidden_size)), *inputs)
             low_norm = Norm(make.vector("q_a_layernorm.weight", self.q_rank), self.norm_eps)
             queries = Linear(self._queries(make, "q_b_proj", self.q_rank))
         expanded, whole = ("kv_b_proj.weight",), self.nope_dim + self.value_dim
@@ -78,22 +78,22 @@ class LatentAttentionSpec:
             rope=make.rope(self.rope.frequencies, self.rope.scaling),
         )
 
-    def _queries(self, make: Builder, name: str, inputs: int) -> list[Weight]:
+    def _queries(self, make: Builder, name: str, inputs: int) -> tuple[NamedWeight, NamedWeight]:
         """Return the rows of a query projection without and with a rotation."""
         heads, whole, source = self.num_heads, self.nope_dim + self.rope_dim, (f"{name}.weight",)
         plain = View(source, Runs(heads, whole, 0, self.nope_dim))
         turned = View(source, self.rope.rows(heads, whole, rotated=self.rope_dim))
-        return [
+        return (
             make.matrix(f"{name}.nope.weight", (heads * self.nope_dim, inputs), plain),
             make.matrix(f"{name}.rope.weight", (heads * self.rope_dim, inputs), turned),
-        ]
+        )
 
-    def _latent(self, make: Builder) -> list[Weight]:
+    def _latent(self, make: Builder) -> tuple[NamedWeight, NamedWeight]:
         """Return the projections to the latent vector and to the rotated key."""
         source, whole = ("kv_a_proj_with_mqa.weight",), self.latent_dim + self.rope_dim
         turned = self.rope.rows(1, whole, rotated=self.rope_dim)
         plain = slice(0, self.latent_dim)
-        return [
+        return (
             make.matrix("kv_a_proj.latent.weight", (self.latent_dim, make.hidden_size), View(source, plain)),
             make.matrix("kv_a_proj.rope.weight", (self.rope_dim, make.hidden_size), View(source, turned)),
-        ]
+        )

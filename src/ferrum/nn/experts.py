@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ferrum.kernels.op_attributes import SILU, Activation, Routing
-from ferrum.kernels.operations import Array, Operations, Weight
+from ferrum.kernels.operations import Array, Operations
 from ferrum.nn.block import Part
 from ferrum.nn.linear import Linear
+from ferrum.nn.named_weight import NamedWeight
 from ferrum.nn.norm import Norm
 
 
@@ -26,9 +27,9 @@ class Experts:
 
     router: Linear
     routing: Routing
-    gate: Weight
-    up: Weight
-    down: Weight
+    gate: NamedWeight
+    up: NamedWeight
+    down: NamedWeight
     activation: Activation = SILU
     selection_bias: Array | None = None
     expert_scale: Array | None = None
@@ -42,7 +43,7 @@ class Experts:
         """Return [R, H] -> [R, H]."""
         (scores,) = self.router(kernels, x if self.router_norm is None else self.router_norm(kernels, x))
         x = x if self.norm is None else self.norm(kernels, x)
-        weights = self.gate, self.up, self.down
+        weights = self.gate.weight, self.up.weight, self.down.weight
         vectors = self.selection_bias, self.expert_scale, *self.biases
         y = kernels.experts(x, scores, self.routing, *weights, self.activation, *vectors)
         if self.shared is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ferrum.kernels.op_attributes import AttentionShape
-from ferrum.kernels.operations import Array, Operations, Weight
+from ferrum.kernels.operations import Array, Operations
 from ferrum.nn.linear import Linear
+from ferrum.nn.named_weight import NamedWeight
 from ferrum.nn.norm import Norm
 
 
@@ -38,8 +39,8 @@ class LatentAttention:
     low_norm: Norm | None
     queries: Linear | None
     latent_norm: Norm
-    keys: Weight
-    values: Weight
+    keys: NamedWeight
+    values: NamedWeight
     output: Linear
     shape: AttentionShape
     rope: Array
@@ -51,9 +52,9 @@ class LatentAttention:
             first = list(self.queries(kernels, self.low_norm(kernels, first[0])))
         q, q_rope = first
         heads = self.shape.num_heads
-        q = kernels.head_linear(q, self.keys, heads)  # [R, heads x latent]
+        q = kernels.head_linear(q, self.keys.weight, heads)  # [R, heads x latent]
         latent = self.latent_norm(kernels, latent)
         q = kernels.latent_store(q, q_rope, latent, k_rope, self.shape, self.rope)
         attended = kernels.attention(q, self.shape)  # [R, heads x latent]
-        (y,) = self.output(kernels, kernels.head_linear(attended, self.values, heads))
+        (y,) = self.output(kernels, kernels.head_linear(attended, self.values.weight, heads))
         return y

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ferrum.kernels.operations import Array, Operations, Weight
+from ferrum.kernels.operations import Array, Operations
 from ferrum.nn.linear import Linear
+from ferrum.nn.named_weight import NamedWeight
 from ferrum.nn.norm import Norm
 
 
@@ -27,9 +28,9 @@ class LayerInput:
         output: [R, width] -> [R, H].
     """
 
-    embedding: Weight
+    embedding: NamedWeight
     embedding_scale: float
-    table: Weight
+    table: NamedWeight
     table_scale: float
     layers: int
     layer: int
@@ -40,8 +41,8 @@ class LayerInput:
 
     def __call__(self, kernels: Operations, x: Array) -> Array:
         """Return [R, H] -> [R, H]."""
-        (projected,) = self.projection(kernels, kernels.embed(self.embedding, self.embedding_scale))
-        token = kernels.embed(self.table, self.table_scale, self.layers, self.layer)
+        (projected,) = self.projection(kernels, kernels.embed(self.embedding.weight, self.embedding_scale))
+        token = kernels.embed(self.table.weight, self.table_scale, self.layers, self.layer)
         signal = kernels.add(self.norm(kernels, projected), token, scale=0.5**0.5)
         (gate,) = self.gate(kernels, x)
         (y,) = self.output(kernels, kernels.multiply(gate, signal))

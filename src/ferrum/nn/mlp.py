@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ferrum.kernels.op_attributes import SILU, Activation
-from ferrum.kernels.operations import Array, Operations, Weight
+from ferrum.kernels.operations import Array, Operations
 from ferrum.nn.linear import Linear
+from ferrum.nn.named_weight import NamedWeight
 
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
     """Gated feed-forward: down(activation(gate x) * (up x)), [R, H] -> [R, I] -> [R, H]."""
 
-    gate: Weight
-    up: Weight
+    gate: NamedWeight
+    up: NamedWeight
     down: Linear
     activation: Activation = SILU
     gate_bias: Array | None = None
@@ -22,7 +23,8 @@ class GatedMlp:
 
     def __call__(self, kernels: Operations, x: Array) -> Array:
         """Return [R, H] -> [R, H]."""
-        hidden = kernels.gated_linear(x, self.gate, self.up, self.activation, self.gate_bias, self.up_bias)
+        weights, biases = (self.gate.weight, self.up.weight), (self.gate_bias, self.up_bias)
+        hidden = kernels.gated_linear(x, *weights, self.activation, *biases)
         (y,) = self.down(kernels, hidden)
         return y
 

@@ -7,9 +7,9 @@ bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 from ferrum.core.config import ModelConfig, Switches
 from ferrum.core.errors import ConfigError, FerrumError, RequestError
 from ferrum.core.step import Rows, Span, StepBatch, Want
-from ferrum.kernels.interface import NetworkOutput
-from ferrum.kernels.op_spec import Kind, OpSpec
-from ferrum.kernels.operations import F32, Array, Operations, Weight
+from ferrum.kernels.operations import F32
 from ferrum.kernels.reference.reference_math import tree_sum
 from ferrum.models.decoder import Decoder
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.model_source import ModelSource
 from ferrum.runtime.parameters import Progress
+from ferrum.runtime.probed_network import ProbedNetwork
 from ferrum.runtime.text_spans import opening, text_spans
 
 SPAN: Final = 512
@@ -105,30 +104,22 @@ class Calibrator:
 
 
 class InputSquares:
-    """The network of an executor without a recorded program, which also sums the squares of all inputs.
+    """The mean squares of the inputs of every matrix that an executor's network multiplies by.
 
     Args:
-        executor: from now on runs this network.
+        executor: without a recorded program; from now on runs the probed network.
     """
 
     def __init__(self, executor: LocalExecutor) -> None:
-        decoder = executor.lm.network
+        decoder, host = executor.lm.network, executor.lm.kernels.host
         assert isinstance(decoder, Decoder), "the network is walked, not replayed"
-        self._decoder, self._host = decoder, executor.lm.kernels.host
-        self._names = {id(weight): name for name, weight in decoder.weights.items()}
         self._sums: dict[str, NDArray[np.float64]] = {}
         self._rows: dict[str, int] = {}
-        executor.lm.network = self
+        executor.lm.network = ProbedNetwork(decoder, host, self._add, decoder.weights)
 
-    def __call__(self, kernels: Operations, states: list[Array] | None = None) -> NetworkOutput:
-        """Run one step."""
-        return self._decoder(_Watched(kernels, self._add), states)
-
-    def _add(self, inputs: Array, weights: Sequence[Weight]) -> None:
-        x: F32 = self._host(inputs)
+    def _add(self, names: tuple[str, ...], x: F32) -> None:
         squares = tree_sum((x * x).T).astype(np.float64)
-        for weight in weights:
-            name = self._names[id(weight)]
+        for name in names:
             self._sums[name] = self._sums.get(name, 0.0) + squares
             self._rows[name] = self._rows.get(name, 0) + len(x)
 
@@ -142,22 +133,3 @@ def _positive(mean: F32) -> F32:
     """Return mean squares above a small part of the largest; ones if all are zeros."""
     largest = mean.max(initial=0)
     return np.maximum(mean, largest * np.float32(_LEAST)) if largest > 0 else np.ones_like(mean)
-
-
-class _Watched(Operations):
-    """Operations of kernels that show the inputs of every product.
-
-    Args:
-        kernels: compute.
-        show: called with the input [R, K] and the matrices that multiply it.
-    """
-
-    def __init__(self, kernels: Operations, show: Callable[[Array, Sequence[Weight]], None]) -> None:
-        self._kernels, self._show = kernels, show
-
-    def compute(self, spec: OpSpec, arguments: tuple[Any, ...]) -> Any:
-        matrices = spec.pick(arguments, Kind.MATRIX)
-        if matrices:
-            (x,) = spec.pick(arguments, Kind.VALUE)
-            self._show(x, matrices)
-        return getattr(self._kernels, spec.name)(*arguments)
