@@ -104,7 +104,7 @@ def test_error_names_the_number_of_refused_threads(monkeypatch):
     monkeypatch.setattr(native, "load", lambda: Refused)
     monkeypatch.setattr(native, "chosen_tier", lambda isa: "portable")
     with pytest.raises(ConfigError, match=r"300 threads: for want of room") as refusal:
-        choose_kernels("auto", threads=300)
+        choose_kernels("cpu", "auto", threads=300)
     assert refusal.value.param == "threads"
 
 
@@ -114,13 +114,13 @@ def test_reference_kernels_replace_a_missing_library_with_one_warning(monkeypatc
 
     monkeypatch.setattr(native, "load", missing)
     with caplog.at_level(logging.WARNING):
-        assert {choose_kernels("auto").kernels.name for _ in range(3)} == {"reference"}
+        assert {choose_kernels("cpu", "auto").kernels.name for _ in range(3)} == {"reference"}
     (warning,) = caplog.records
     assert "not built, for this test" in warning.message
     for asked in (("native",), ("auto", "avx2")):
         with pytest.raises(Unsupported, match="not built"):
-            choose_kernels(*asked)
-    assert choose_kernels("reference").kernels.name == "reference"
+            choose_kernels("cpu", *asked)
+    assert choose_kernels("cpu", "reference").kernels.name == "reference"
 
 
 def test_library_of_another_arithmetic_is_refused(monkeypatch):
@@ -131,8 +131,14 @@ def test_library_of_another_arithmetic_is_refused(monkeypatch):
         load()
 
 
+def test_a_device_without_a_backend_is_refused():
+    for kernels in ("auto", "native", "reference"):
+        with pytest.raises(Unsupported, match="device=cuda is not supported: this release computes on the CPU"):
+            choose_kernels("cuda", kernels)
+
+
 @pytest.mark.parametrize("option", [{"isa": "portable"}, {"threads": 1}])
 def test_reference_kernels_refuse_native_options(option):
     with pytest.raises(ConfigError) as refusal:
-        choose_kernels("reference", **option)
+        choose_kernels("cpu", "reference", **option)
     assert {refusal.value.param} == option.keys()

@@ -81,7 +81,7 @@ def test_packed_directories_are_equal_and_give_equal_logits(
     source, files, logits = DirectoryModel(directory_of(find(CASE))), [], []
     for kernels in [*TIERS, "reference"]:
         chosen = on(kernels)
-        monkeypatch.setattr(packing, "choose_kernels", lambda *_, chosen=chosen: choose_kernels(**chosen))
+        monkeypatch.setattr(packing, "choose_kernels", lambda *_, chosen=chosen: choose_kernels("cpu", **chosen))
         target = tmp_path / kernels
         packing.pack_directory(source, target, scheme)
         files.append({path.name: path.read_bytes() for path in target.iterdir()})

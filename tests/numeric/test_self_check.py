@@ -93,21 +93,21 @@ def test_a_wrong_tier_is_avoided_and_its_operation_logged(
     require_native()
     plant("norm", TIERS[0])
     if len(TIERS) > 1:
-        chosen = choose_kernels("auto", threads=1)
+        chosen = choose_kernels("cpu", "auto", threads=1)
         assert chosen.kernels.tier == TIERS[1] and f"{TIERS[0]} is not used" in chosen.notes[0]
         assert f"instruction tier {TIERS[0]} is not used" in caplog.text and "norms" in caplog.text
     with pytest.raises(Unsupported, match="norms"):
-        choose_kernels("auto", TIERS[0])
-    assert choose_kernels("auto", TIERS[-1]).notes == () or len(TIERS) == 1
+        choose_kernels("cpu", "auto", TIERS[0])
+    assert choose_kernels("cpu", "auto", TIERS[-1]).notes == () or len(TIERS) == 1
 
 
 def test_the_reference_serves_if_every_tier_is_wrong(plant: Callable[..., None]) -> None:
     require_native()
     plant("attention", *TIERS)
-    chosen = choose_kernels("auto")
+    chosen = choose_kernels("cpu", "auto")
     assert chosen.kernels.name == "reference" and all(tier in chosen.notes[0] for tier in TIERS)
     with pytest.raises(Unsupported, match="attention over"):
-        choose_kernels("native")
+        choose_kernels("cpu", "native")
 
 
 def test_the_command_shows_each_tier_and_exits_with_one_for_a_difference(

@@ -94,6 +94,18 @@ def test_a_backend_without_a_sampler_samples_on_the_host(monkeypatch: pytest.Mon
         assert generated(model, "the rain", **wish)[0].outputs == own
 
 
+def test_only_the_choice_of_a_backend_decides_about_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def chosen(device: str, *_: object, **__: object) -> ChosenKernels:
+        asked.append(device)
+        return ChosenKernels(ToyKernels())
+
+    monkeypatch.setattr(load, "choose_kernels", chosen)
+    with load_executor(directory_of(CASE), device="cuda", kv_capacity=256) as executor:
+        assert executor.traits.backend == "toy" and asked == ["cuda"]
+
+
 def test_the_pool_of_a_device_is_sized_by_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     free = 1 << 20
     monkeypatch.setattr(ToyKernels, "device_memory", lambda _: free, raising=False)

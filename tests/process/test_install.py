@@ -30,7 +30,7 @@ def test_without_a_compiler_ferrum_installs_with_the_reference_kernels(tmp_path:
         "sys.meta_path[:] = [each for each in sys.meta_path if 'ScikitBuild' not in type(each).__name__]\n"
         "import ferrum\n"
         "from ferrum.runtime.backend import choose_kernels\n"
-        "print(ferrum.__file__, *{choose_kernels('auto').kernels.name for _ in range(3)})\n"
+        "print(ferrum.__file__, *{choose_kernels('cpu', 'auto').kernels.name for _ in range(3)})\n"
     )
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(site / "ferrum" / "__init__.py"), "reference"]

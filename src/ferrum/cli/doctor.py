@@ -97,7 +97,7 @@ def _backends() -> Iterator[tuple[str, str]]:
 
     for name in (each for each in KERNELS if each != "auto"):
         try:
-            kernels = choose_kernels(name).kernels
+            kernels = choose_kernels("cpu", name).kernels
             yield f"backend {name}", f"yes: {kernels.description}, arithmetic {kernels.numerics_id}"
         except Unsupported as error:
             yield f"backend {name}", f"no: {error.reason}"

@@ -29,19 +29,29 @@ class ChosenKernels:
 
 
 def choose_kernels(
-    kernels: str, isa: str = "auto", threads: int | None = None, *, head_dim: int = 1, planning: bool = False
+    device: str,
+    kernels: str,
+    isa: str = "auto",
+    threads: int | None = None,
+    *,
+    head_dim: int = 1,
+    planning: bool = False,
 ) -> ChosenKernels:
-    """Return the kernels of that name.
+    """Return the kernels of that name for a device.
 
     Args:
+        device: to compute on; "cpu" is the only one so far.
         kernels: "auto", "native" or "reference"; "auto" falls back to the reference with a warning, unless an
             instruction tier is given.
         isa, threads, head_dim, planning: see `NativeKernels`.
 
     Raises:
-        Unsupported: kernels that this installation lacks, that lack this head size or fail the self-check.
+        Unsupported: another device, or kernels that this installation lacks, that lack this head size or fail the
+            self-check.
         ConfigError: an instruction tier that this machine lacks, or an option that the reference lacks.
     """
+    if device != "cpu":
+        raise Unsupported(f"device={device}", "this release computes on the CPU")
     if kernels == "reference":
         for name, given in (("isa", isa != "auto"), ("threads", threads is not None)):
             if given:

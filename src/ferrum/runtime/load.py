@@ -17,7 +17,7 @@ from ferrum.contract.decoder_llm import LlmRuntimeConfig
 from ferrum.contract.formats import DataType, Device, data_type
 from ferrum.contract.io_types import ModelInfo
 from ferrum.core.config import MAX_DRAFT, MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, Switches, auto_kv_dtype
-from ferrum.core.errors import ConfigError, Unsupported
+from ferrum.core.errors import ConfigError
 from ferrum.core.logging import warn_once
 from ferrum.core.memory_plan import MemoryPlan, PoolPart, longest_sequence, size
 from ferrum.core.option_fields import as_text, check_flag, check_number
@@ -207,14 +207,13 @@ def _assemble(
     planning: bool = False,
 ) -> tuple[DecoderLM, ModelPlan]:
     """Return a model with its kernels and its pool, and its plan. A planned model cannot run steps."""
-    if config.device != "cpu":
-        raise Unsupported(f"device={config.device}", "this release computes on the CPU")
     checkpoint = checkpoint or open_model(config.model, models_dir=config.models_dir).checkpoint()
     spec = model_spec(checkpoint, config.max_sequence_length, planning=planning)
     asks = inventory(spec)
     checkpoint = with_views(checkpoint, asks)
     widest = max(max(kv.key_dim, kv.value_dim) for kv in asks.kv_layers)
-    chosen = choose_kernels(config.kernels, config.isa, config.threads, head_dim=widest, planning=planning)
+    options = config.kernels, config.isa, config.threads
+    chosen = choose_kernels(config.device, *options, head_dim=widest, planning=planning)
     context = _context(spec, config.max_sequence_length)
     if not planning and chosen.kernels.quantizer() is not None:
         refuse_too_large(config, checkpoint, asks)

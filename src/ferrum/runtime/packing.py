@@ -122,7 +122,7 @@ def pack_directory(
     """
     store = check_packing(source, scheme)
     spec = model_spec(store)
-    kernels = choose_kernels("auto").kernels
+    kernels = choose_kernels("cpu", "auto").kernels
     quantizer, sums = quantizer_of(kernels, search), kernels.page_sums()
     asks = inventory(spec)
     store = with_views(store, asks)
