@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from functools import cache
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +52,7 @@ class GgufTensors(TensorStore):
 
     Args:
         path: of the file, or of one part of a split model.
+        shards: the parts, if they are open.
 
     Attributes: see `TensorStore`.
 
@@ -61,10 +61,10 @@ class GgufTensors(TensorStore):
         Unsupported: a type, an architecture or a metadata key that is not understood.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, shards: Sequence[GgufFile] | None = None) -> None:
         self.directory = path
         self.headless = False
-        shards = open_shards(path)
+        shards = shards or open_shards(path)
         self.metadata = shards[0].metadata
         places = [(shard, name) for shard in shards for name in shard.tensors]
         names = {name for _, name in places}
@@ -214,9 +214,15 @@ class GgufModel(ModelSource):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = str(path)
+        self._changed = 0
+        self._shards: Sequence[GgufFile] = ()
+        self._small_files: dict[str, bytes | None] = {}
+
+    def __reduce__(self) -> tuple[type[GgufModel], tuple[Path]]:
+        return GgufModel, (self.path,)  # another process opens the file itself
 
     def checkpoint(self) -> TensorStore:
-        return _split_experts(GgufTensors(self.path))
+        return _split_experts(GgufTensors(self.path, self._opened()))
 
     def digest(self, memory: Path) -> str:
         from ferrum.runtime.model_digest import files_digest
@@ -227,6 +233,9 @@ class GgufModel(ModelSource):
         """Return what the metadata says in the place of a small file."""
         from ferrum.text import gguf_pooling, gguf_sampling, gguf_tokenizer
 
+        metadata = self._metadata()  # of a file that has changed, the small files are made again
+        if name in self._small_files:
+            return self._small_files[name]
         makers: dict[str, Callable[[Mapping[str, Any]], object]] = {
             "config.json": gguf_tokenizer.special_ids,
             "tokenizer.json": gguf_tokenizer.tokenizer_json,
@@ -235,8 +244,11 @@ class GgufModel(ModelSource):
             "modules.json": gguf_pooling.modules,
             f"{gguf_pooling.FOLDER}/config.json": gguf_pooling.pooling_config,
         }
-        found = makers[name](self._metadata()) if name in makers else None
-        return None if found is None else gguf_tokenizer.as_json(found)
+        found = makers[name](metadata) if name in makers else None
+        content = None if found is None else gguf_tokenizer.as_json(found)
+        if name != "tokenizer.json":  # it is large, and read once
+            self._small_files[name] = content
+        return content
 
     def file_names(self, folder: str = "") -> list[str]:
         from ferrum.text import gguf_pooling, gguf_sampling, gguf_tokenizer
@@ -254,12 +266,14 @@ class GgufModel(ModelSource):
         return [name for name, held in present.items() if held]
 
     def _metadata(self) -> Mapping[str, Any]:
-        return _metadata(self.path, self.path.stat().st_mtime_ns)
+        return self._opened()[0].metadata
+
+    def _opened(self) -> Sequence[GgufFile]:
+        """Return the parts, read once; a changed file is read again."""
+        changed = self.path.stat().st_mtime_ns
+        if changed != self._changed:
+            self._shards, self._small_files, self._changed = open_shards(self.path), {}, changed
+        return self._shards
 
     def where(self, name: str) -> str:
         return f"{self.name} ({name})" if name else self.name
-
-
-@cache
-def _metadata(path: Path, changed: int) -> Mapping[str, Any]:  # noqa: ARG001 - a changed file is read again
-    return open_shards(path)[0].metadata
