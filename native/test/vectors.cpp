@@ -1,3 +1,4 @@
+// Recorded inputs and results of the numpy reference, read from a file for a program without Python.
 #include "vectors.hpp"
 
 namespace ferrum {

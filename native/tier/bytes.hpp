@@ -1,6 +1,5 @@
-// Rounding to integers with one common scale: round(x * (levels / max
-// x
-// )); round_whole in kernels/reference/reference_math.py states the rule.
+// Rounding to integers with one common scale: round(x * (levels / max |x|)); round_whole in
+// kernels/reference/reference_math.py states the rule.
 #pragma once
 
 #include "math.hpp"

@@ -62,8 +62,7 @@ inline vi dot(vi total, vi a, vi b) {
 // bytes, or after signed_codes().
 #if defined(FERRUM_PAIRS)
 // Sums of two products of unsigned bytes exceed 16 bits, those of signed bytes do not: multiply
-// code
-// by the other with the code's sign.
+// |code| by the other with the code's sign.
 constexpr int32_t kCodeOffset = 0;
 
 inline vi signed_codes(vi stored) { return stored ^ static_cast<int32_t>(0x80808080); }

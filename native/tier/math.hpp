@@ -5,9 +5,7 @@
 
 namespace ferrum::FERRUM_TIER {
 
-// The nearest integer of
-// x
-// < 2^22, ties to even: adding 1.5 x 2^23 leaves no bits for a fraction.
+// The nearest integer of x, for |x| < 2^22, ties to even: adding 1.5 x 2^23 leaves no bits for a fraction.
 constexpr float kWhole = 12582912.0f;
 constexpr uint32_t kWholeBits = 0x4b400000u;
 
