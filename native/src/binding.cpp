@@ -13,6 +13,7 @@
 
 #include "arrays.hpp"
 #include "attention_binding.hpp"
+#include "block_types.hpp"
 #include "expert_binding.hpp"
 #include "format_names.hpp"
 #include "fused_sums.hpp"
@@ -236,6 +237,7 @@ NB_MODULE(_native, module) {
     module.attr("NUMERICS") = kNumerics;
     module.attr("MAX_HEAD_DIM") = kMaxHead;
     module.attr("BLOCK_FORMATS") = block_format_names();
+    module.attr("BLOCK_TYPES") = block_type_names();
     module.def("tiers", &tier_names);
     module.def("blank", &blank);
     nb::class_<Weight>(module, "Weight")

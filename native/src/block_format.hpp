@@ -1,4 +1,4 @@
-// The formats of quantised weights, and what a panel has per block: quant/block_format.py and quant/panels.py describe both.
+// What a panel has per block of a format of weight_formats.hpp: quant/block_format.py and quant/panels.py describe both.
 //
 // A block of a panel: d and m of its 32 outputs (16 bits each), integer scales and minima of its groups (a byte each), and
 // the rows of codes of its groups.
@@ -37,20 +37,13 @@ struct BlockFormat {
 };
 
 static constexpr BlockFormat block_format(Format format) {
+#define FERRUM_CASE(name, ...) \
+    case Format::name: return {__VA_ARGS__};
     switch (format) {
-        case Format::q8_0: return {32, 32, 8, 128, nullptr, false, Scales::whole, false};
-        case Format::q4_0: return {32, 32, 4, 8, nullptr, false, Scales::whole, false};
-        case Format::q4_1: return {32, 32, 4, 0, nullptr, true, Scales::whole, false};
-        case Format::q5_0: return {32, 32, 5, 16, nullptr, false, Scales::whole, false};
-        case Format::q5_1: return {32, 32, 5, 0, nullptr, true, Scales::whole, false};
-        case Format::q4_k: return {256, 32, 4, 0, nullptr, true, Scales::unsigned_subs, false};
-        case Format::q5_k: return {256, 32, 5, 0, nullptr, true, Scales::unsigned_subs, false};
-        case Format::q6_k: return {256, 16, 6, 32, nullptr, false, Scales::signed_subs, false};
-        case Format::iq4_nl: return {32, 32, 4, 0, kIq4, false, Scales::whole, false};
-        case Format::iq4_xs: return {256, 32, 4, 0, kIq4, false, Scales::signed_subs, false};
-        case Format::mxfp4: return {32, 32, 4, 0, kFp4, false, Scales::whole, true};
+        FERRUM_BLOCK_FORMATS(FERRUM_CASE)
         default: return {};
     }
+#undef FERRUM_CASE
 }
 
 }  // namespace ferrum

@@ -162,6 +162,12 @@ const BlockType& block_type_of(const std::string& name) {
     throw std::invalid_argument("unknown type of blocks: " + name);
 }
 
+std::vector<std::string> block_type_names() {
+    std::vector<std::string> names;
+    for (const BlockType& known : kTypes) names.emplace_back(known.name);
+    return names;
+}
+
 void lay_out_blocks(const BlockType& type, const MatrixArgs& m, int64_t begin, int64_t end, std::byte* panels) {
     const BlockFormat f = block_format(type.format);
     const int64_t blocks = m.inputs / f.inputs;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "block_format.hpp"
 
@@ -23,6 +24,9 @@ struct BlockType {
 
 // Throws std::invalid_argument.
 const BlockType& block_type_of(const std::string& name);
+
+// Names of the types that the library lays out; others come in panels.
+std::vector<std::string> block_type_names();
 
 // Write the panels [begin, end) of a matrix of blocks: matrix.values are its rows.
 void lay_out_blocks(const BlockType& type, const MatrixArgs& matrix, int64_t begin, int64_t end, std::byte* panels);

@@ -14,20 +14,11 @@ struct Name {
     Format format;
 };
 
-constexpr Name kNames[] = {{"float32", Format::f32},
-                           {"float16", Format::f16},
-                           {"bfloat16", Format::bf16},
-                           {"q8_0", Format::q8_0},
-                           {"q4_0", Format::q4_0},
-                           {"q4_1", Format::q4_1},
-                           {"q5_0", Format::q5_0},
-                           {"q5_1", Format::q5_1},
-                           {"q4_k", Format::q4_k},
-                           {"q5_k", Format::q5_k},
-                           {"q6_k", Format::q6_k},
-                           {"iq4_nl", Format::iq4_nl},
-                           {"iq4_xs", Format::iq4_xs},
-                           {"mxfp4", Format::mxfp4}};
+#define FERRUM_FLOAT(name, in_python, ...) {in_python, Format::name},
+#define FERRUM_BLOCK(name, ...) {#name, Format::name},
+constexpr Name kNames[] = {FERRUM_FLOAT_FORMATS(FERRUM_FLOAT) FERRUM_BLOCK_FORMATS(FERRUM_BLOCK)};
+#undef FERRUM_FLOAT
+#undef FERRUM_BLOCK
 
 constexpr std::pair<const char*, Curve> kCurves[] = {{"scaled", Curve::scaled}, {"capped", Curve::capped},
                                                      {"silu", Curve::silu},     {"gelu", Curve::gelu},

@@ -7,10 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace ferrum {
+#include "weight_formats.hpp"
 
-// Floats, and the formats of block_format.hpp.
-enum class Format { f32, bf16, f16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4 };
+namespace ferrum {
 
 constexpr int kNumerics = 2;  // equals VERSION in kernels/numerics.py
 

@@ -19,22 +19,17 @@ constexpr int64_t kFewPlaces = 2;
 // Call work with the tiles of a format.
 template <class Work>
 auto with_tiles(Format format, Work work) {
+#define FERRUM_FLOAT(name, in_python, elements) \
+    case Format::name: return work(FloatTiles<elements>{});
+#define FERRUM_BLOCK(name, ...) \
+    case Format::name: return work(GroupTiles<Format::name>{});
     switch (format) {
-        case Format::bf16: return work(FloatTiles<Bf16>{});
-        case Format::f16: return work(FloatTiles<F16>{});
-        case Format::q8_0: return work(GroupTiles<Format::q8_0>{});
-        case Format::q4_0: return work(GroupTiles<Format::q4_0>{});
-        case Format::q4_1: return work(GroupTiles<Format::q4_1>{});
-        case Format::q5_0: return work(GroupTiles<Format::q5_0>{});
-        case Format::q5_1: return work(GroupTiles<Format::q5_1>{});
-        case Format::q4_k: return work(GroupTiles<Format::q4_k>{});
-        case Format::q5_k: return work(GroupTiles<Format::q5_k>{});
-        case Format::q6_k: return work(GroupTiles<Format::q6_k>{});
-        case Format::iq4_nl: return work(GroupTiles<Format::iq4_nl>{});
-        case Format::iq4_xs: return work(GroupTiles<Format::iq4_xs>{});
-        case Format::mxfp4: return work(GroupTiles<Format::mxfp4>{});
-        default: return work(FloatTiles<F32>{});
+        FERRUM_FLOAT_FORMATS(FERRUM_FLOAT)
+        FERRUM_BLOCK_FORMATS(FERRUM_BLOCK)
     }
+#undef FERRUM_FLOAT
+#undef FERRUM_BLOCK
+    __builtin_unreachable();
 }
 
 template <class T>

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ferrum.contract.formats import data_type
 from ferrum.core import config
 from ferrum.core.errors import ConfigError
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.quant.backend_quantizer import quantize
-from ferrum.quant.block_format import BLOCK_FORMATS
+from ferrum.quant.block_format import BLOCK_FORMATS, data_type
 from ferrum.quant.panels import panel_shape
 from ferrum.quant.schemes import SCHEMES
 from ferrum.runtime.checkpoint import Checkpoint

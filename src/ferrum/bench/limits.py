@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from ferrum.bench.workloads import Pass
 from ferrum.core.json_record import JsonRecord
 from ferrum.kernels.op_attributes import AttentionShape, Routing
 from ferrum.kernels.op_spec import Extent, Kind, Op, Pool, Program
 from ferrum.kernels.operations import Weight
+from ferrum.quant.block_format import BLOCK_FORMATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,6 @@ class Rates(JsonRecord):
     bfloat16: float
     int8: float
     int4: float = 0.0
-
-
-_BYTE_FORMATS: Final = frozenset({"q8_0", "iq4_nl", "iq4_xs", "mxfp4"})
-"""Formats of signed bytes, as stored or after a table; other blocks have small integers without a sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,4 +167,4 @@ def _peak_of(format: str) -> str:
         return "float32"
     if format == "bfloat16":
         return format
-    return "int8" if format in _BYTE_FORMATS else "int4"
+    return "int8" if BLOCK_FORMATS[format].signed_bytes else "int4"

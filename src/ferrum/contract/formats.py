@@ -37,13 +37,6 @@ class DataType(StrEnum):
         return dim * self.bits // 8 + (4 if self is DataType.INT8 and dim else 0)
 
 
-def data_type(format: str) -> DataType:
-    """Return the number format of a weight format, with integers of 4 to 6 bits as int4."""
-    if format in set(DataType):
-        return DataType(format)
-    return DataType.INT8 if format == "q8_0" else DataType.INT4
-
-
 class Device(StrEnum):
     """Devices that hold tensors. `Device("CPU")`, as in the Rust engine's JSON, is understood."""
 

@@ -20,6 +20,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from ferrum.contract.formats import DataType
+
 _IQ4: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The 16 integers of IQ4_NL and IQ4_XS (ggml's `kvalues_iq4nl`)."""
 
@@ -59,6 +61,11 @@ class BlockFormat:
     sub: np.dtype[Any] | None = None
 
     @property
+    def signed_bytes(self) -> bool:
+        """Whether products take its integers as signed bytes; others are small integers without a sign."""
+        return self.bits == 8 or self.table is not None
+
+    @property
     def groups(self) -> int:
         """Groups of a block."""
         return self.block // self.group
@@ -90,4 +97,11 @@ BLOCK_FORMATS: Final[Mapping[str, BlockFormat]] = {
         BlockFormat("mxfp4", 4, table=_FP4, scale=np.dtype(ml_dtypes.bfloat16)),
     )
 }
-"""The formats by name. The native library knows the same ones (`native/src/block_format.hpp`)."""
+"""The formats by name. The native library has the same list (`native/src/weight_formats.hpp`)."""
+
+
+def data_type(format: str) -> DataType:
+    """Return the contract's number format of a weight format, with integers of 4 to 6 bits as int4."""
+    if format in BLOCK_FORMATS:
+        return DataType.INT8 if BLOCK_FORMATS[format].bits == 8 else DataType.INT4
+    return DataType(format)

@@ -148,7 +148,7 @@ def fixed_weight(kind: BlockFormat, shape: tuple[int, int], inputs: Inputs) -> R
     outputs, blocks = shape[0], kind.blocks(shape[1])
     groups = blocks * kind.groups
     bits = (inputs.numbers(outputs, groups, kind.group + 1, at=31) * np.float32(1 << 23)).astype(np.int32)
-    largest = (128 if kind.table or kind.bits == 8 else 1 << kind.bits) * (1 if kind.sub is None else 256)
+    largest = (128 if kind.signed_bytes else 1 << kind.bits) * (1 if kind.sub is None else 256)
     scales = (inputs.numbers(outputs, blocks, at=3) / np.float32(largest)).astype(kind.scale)
     subs = None if kind.sub is None else (bits[..., -1] & 255).astype(np.uint8)
     rows = BlockRows(

@@ -14,7 +14,7 @@ from ferrum.cache.page_table import PageTable
 from ferrum.cache.pool import PageGroup, capacity_tokens
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.decoder_llm import LlmRuntimeConfig
-from ferrum.contract.formats import DataType, Device, data_type
+from ferrum.contract.formats import DataType, Device
 from ferrum.contract.io_types import ModelInfo
 from ferrum.core.config import MAX_DRAFT, MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, Switches, auto_kv_dtype
 from ferrum.core.errors import ConfigError
@@ -31,6 +31,7 @@ from ferrum.models.families import decoder_spec
 from ferrum.models.spec import DecoderSpec
 from ferrum.models.tensor_names import EMBEDDING
 from ferrum.quant.backend_quantizer import quantizer_of
+from ferrum.quant.block_format import data_type
 from ferrum.runtime.backend import choose_kernels
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.decoder_lm import DecoderLM

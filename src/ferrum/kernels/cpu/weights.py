@@ -13,11 +13,6 @@ from ferrum.kernels.operations import F32, Int32, Weight
 _DENSE: Final = {"float32": np.float32, "float16": np.uint16, "bfloat16": np.uint16}
 """Floating-point formats, and the element type that the library takes."""
 
-_GGUF_TYPES: Final = frozenset(
-    ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
-)
-"""Types whose blocks the library lays out (`native/src/block_types.cpp`). Others come in panels."""
-
 
 class DenseSource(Protocol):
     """A floating-point weight with its elements [N, K], row-major."""
@@ -103,15 +98,16 @@ def pack(library: Any, runtime: Any, weight: Weight, *, blank: bool = False) -> 
     if blank:
         native = library.blank(format, *weight.shape)
     elif blocks:
-        native = runtime.over_panels(format, _panels(runtime, cast(BlockSource, weight)), *weight.shape)
+        native = runtime.over_panels(format, _panels(library, runtime, cast(BlockSource, weight)), *weight.shape)
     else:
         floats = native_floats(cast(DenseSource, weight).values if dense else weight.dequantize())
         native = runtime.over_panels(format, runtime.pack(*floats), *weight.shape)
     return PackedWeight(native, runtime, weight.shape, format, library)
 
 
-def _panels(runtime: Any, weight: BlockSource) -> NDArray[np.uint8]:
-    if weight.gguf is None or weight.gguf[0] not in _GGUF_TYPES:
+def _panels(library: Any, runtime: Any, weight: BlockSource) -> NDArray[np.uint8]:
+    """Return panels: laid out by the library if it knows the type of a file's blocks, else by `quant`."""
+    if weight.gguf is None or weight.gguf[0] not in library.BLOCK_TYPES:
         return weight.panels.reshape(-1)
     type, blocks = weight.gguf
     panels: NDArray[np.uint8] = runtime.pack_blocks(type, np.ascontiguousarray(blocks))

@@ -1,0 +1,34 @@
+// The formats of weights, one line each: the library's enumeration, names, sizes and products follow from these lists.
+// BLOCK_FORMATS in quant/block_format.py has the same blocks; tests/house/test_one_list.py compares both.
+#pragma once
+
+namespace ferrum {
+
+// Floats: an enumerator, the name in Python, the elements of its tiles (tier/products.hpp).
+#define FERRUM_FLOAT_FORMATS(X)   \
+    X(f32, "float32", F32)        \
+    X(bf16, "bfloat16", Bf16)     \
+    X(f16, "float16", F16)
+
+// Blocks: an enumerator, which is also the name in Python, and the members of BlockFormat (block_format.hpp): inputs,
+// group, bits, offset, table, minima, scales, wide range.
+#define FERRUM_BLOCK_FORMATS(X)                                           \
+    X(q8_0, 32, 32, 8, 128, nullptr, false, Scales::whole, false)         \
+    X(q4_0, 32, 32, 4, 8, nullptr, false, Scales::whole, false)           \
+    X(q4_1, 32, 32, 4, 0, nullptr, true, Scales::whole, false)            \
+    X(q5_0, 32, 32, 5, 16, nullptr, false, Scales::whole, false)          \
+    X(q5_1, 32, 32, 5, 0, nullptr, true, Scales::whole, false)            \
+    X(q4_k, 256, 32, 4, 0, nullptr, true, Scales::unsigned_subs, false)   \
+    X(q5_k, 256, 32, 5, 0, nullptr, true, Scales::unsigned_subs, false)   \
+    X(q6_k, 256, 16, 6, 32, nullptr, false, Scales::signed_subs, false)   \
+    X(iq4_nl, 32, 32, 4, 0, kIq4, false, Scales::whole, false)            \
+    X(iq4_xs, 256, 32, 4, 0, kIq4, false, Scales::signed_subs, false)     \
+    X(mxfp4, 32, 32, 4, 0, kFp4, false, Scales::whole, true)
+
+#define FERRUM_FORMATS(X) FERRUM_FLOAT_FORMATS(X) FERRUM_BLOCK_FORMATS(X)
+
+#define FERRUM_ENUMERATOR(name, ...) name,
+enum class Format { FERRUM_FORMATS(FERRUM_ENUMERATOR) };
+#undef FERRUM_ENUMERATOR
+
+}  // namespace ferrum
