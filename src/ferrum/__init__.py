@@ -46,7 +46,7 @@ _HOMES: Final = {
         "ferrum.core.params": "SamplingParams",
         "ferrum.core.snapshots": "CacheMetricsSnapshot LoraMetricsSnapshot PrefixCounts SpeculationCounts",
         "ferrum.core.step": (
-            "CARRY FinishedStep Hidden PendingStep Rows Sampling Score Span SpanResult StepBatch StepOutput "
+            "CARRY FinishedStep Hidden PendingStep Rows Sampling Score Span SpanExtras SpanResult StepBatch StepOutput "
             "TokenLogprobs Want"
         ),
         "ferrum.core.types": "FinishReason",

@@ -83,6 +83,7 @@ from ferrum.core.step import Rows as Rows
 from ferrum.core.step import Sampling as Sampling
 from ferrum.core.step import Score as Score
 from ferrum.core.step import Span as Span
+from ferrum.core.step import SpanExtras as SpanExtras
 from ferrum.core.step import SpanResult as SpanResult
 from ferrum.core.step import StepBatch as StepBatch
 from ferrum.core.step import StepOutput as StepOutput

@@ -15,13 +15,13 @@ from ferrum import (
     DecodeInput,
     Hidden,
     PrefillInput,
-    Span,
     StepBatch,
     Unsupported,
     Want,
     load_executor,
 )
 from native_twin import require_native
+from span_kit import span_of
 from tiny import Case, directory_of, find, model_of, tokens_of
 
 contract = pytest.mark.contract
@@ -92,7 +92,7 @@ def test_native_kernels_name_the_way_out() -> None:
             with pytest.raises(Unsupported, match='kernels="reference"'):
                 call()
         for more in ({"hidden": Hidden.LAYERS}, {"attention_weights": True}):
-            span = Span("s", 0, (1,), Want.LOGITS, **more)
+            span = span_of({"cache_id": "s", "start": 0, "tokens": (1,), "want": Want.LOGITS, **more})
             (error,) = executor.submit(StepBatch((span,))).result().results
             assert isinstance(error, Unsupported) and 'kernels="reference"' in str(error)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Span
 from ferrum.runtime.step_tables import DecodeTables, Piece, stage
+from span_kit import EXTRAS, special
 
 SAMPLING = Sampling(SamplingParams(), 0, 1, [1])
 SIZE = 4
@@ -71,6 +74,7 @@ def test_a_sequence_that_began_again_has_its_new_rows(pages: PageTable) -> None:
         [Span("a", 7, (100,), sampling=SAMPLING)],
         [Span("a", 7, (np.int32(7),), sampling=SAMPLING)],  # type: ignore[arg-type]
         [decode(7), Span("b", 7, (7,), sampling=SAMPLING)],
+        *[[replace(decode(7), extras=special(field))] for field in EXTRAS],
     ],
 )
 def test_any_other_step_is_not_followed(pages: PageTable, spans: list[Span]) -> None:

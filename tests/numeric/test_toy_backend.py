@@ -22,7 +22,7 @@ from test_engine_real import test_sampled_results_do_not_depend_on_how_they_are_
 
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Rows as Wanted
-from ferrum.core.step import Sampling, Score, Span, SpanResult, StepBatch, Want
+from ferrum.core.step import Sampling, Score, Span, SpanExtras, SpanResult, StepBatch, Want
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.runtime import load
 from ferrum.runtime.backend import ChosenKernels
@@ -54,8 +54,8 @@ def verified() -> SpanResult:
     prompt = tokens_of(CASE, 20)
     params = SamplingParams(temperature=0.9, top_p=0.9, logprobs=3, repetition_penalty=1.2)
     sampling = Sampling(params, seed=5, prompt_length=20, history=prompt)
-    scored = Span("s", 0, tuple(prompt[:-1]), Want.NONE, score=Score(tuple(prompt[1:]), 2))
-    drafted = Span("s", 19, (prompt[-1], 17, 3, 99, 3), rows=Wanted.ALL, drafts=4, sampling=sampling)
+    scored = Span("s", 0, tuple(prompt[:-1]), Want.NONE, extras=SpanExtras(score=Score(tuple(prompt[1:]), 2)))
+    drafted = Span("s", 19, (prompt[-1], 17, 3, 99, 3), rows=Wanted.ALL, sampling=sampling, extras=SpanExtras(drafts=4))
     with load_executor(directory_of(CASE), max_rows=3, max_batch_size=3, kv_capacity=256) as executor:
         (scores,) = executor.submit(StepBatch((scored,))).result().results
         assert len(scores.scores) == 19

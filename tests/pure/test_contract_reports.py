@@ -25,7 +25,7 @@ from ferrum.core.errors import InvalidTransition, RequestError, StepError
 from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements, PoolPart
 from ferrum.core.params import SamplingParams
 from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, PrefixCounts, SpeculationCounts
-from ferrum.core.step import Rows, Sampling, Span, StepBatch, Want, fastest_batch_size
+from ferrum.core.step import Rows, Sampling, Span, SpanExtras, StepBatch, Want, fastest_batch_size
 
 contract = pytest.mark.contract
 
@@ -218,7 +218,7 @@ def test_metrics_are_zero_before_the_first_step(executor):
 @contract("2.metrics")
 def test_a_span_is_a_prefill_or_a_decode(executor):
     executor.submit(StepBatch((Span("a", 0, (1,), Want.LOGITS),)))
-    executor.submit(StepBatch((Span("a", 1, (1, 2, 3), Want.LOGITS, Rows.ALL, drafts=2),)))
+    executor.submit(StepBatch((Span("a", 1, (1, 2, 3), Want.LOGITS, Rows.ALL, extras=SpanExtras(drafts=2)),)))
     executor.submit(StepBatch((Span("a", 4, (1, 2), Want.NONE), Span("b", 7, (1,)))))
     metrics = executor.metrics()
     assert (metrics.prefill_operations, metrics.decode_operations) == (2, 1)  # the last span failed
@@ -259,10 +259,10 @@ def test_drafts_are_counted_in_spans_that_sample(executor):
     sampling = Sampling(SamplingParams(temperature=0.0), seed=0, prompt_length=2, history=[1, 2])
     (result,) = executor.submit(StepBatch((Span("a", 0, (1, 2), sampling=sampling),))).result().results
     (right,) = result.tokens
-    executor.submit(StepBatch((Span("a", 2, (right, 5), Want.LOGITS, Rows.ALL, drafts=1),)))
+    executor.submit(StepBatch((Span("a", 2, (right, 5), Want.LOGITS, Rows.ALL, extras=SpanExtras(drafts=1)),)))
     assert executor.cache_metrics_snapshot().speculation == SpeculationCounts()
     for name, guess in (("b", right), ("c", right - 1)):
-        span = Span(name, 0, (1, 2, guess), rows=Rows.ALL, drafts=1, sampling=sampling)
+        span = Span(name, 0, (1, 2, guess), rows=Rows.ALL, sampling=sampling, extras=SpanExtras(drafts=1))
         executor.submit(StepBatch((span,)))
     assert executor.cache_metrics_snapshot().speculation == SpeculationCounts(2, 2, 1, (1,))
 

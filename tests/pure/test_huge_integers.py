@@ -15,9 +15,10 @@ from ferrum.contract.io_types import DecodeInput, PrefillInput, UnifiedBatch, Un
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
-from ferrum.core.step import Score, Span, StepBatch, Want
+from ferrum.core.step import Score, StepBatch, Want
 from ferrum.core.values import is_huge, shown
 from ferrum.server.server_config import ServerConfig
+from span_kit import span_of
 
 HUGE = 10**5000
 FORMS = {
@@ -49,7 +50,7 @@ def test_options_refuse_huge_integers(record: type, name: str, form: str) -> Non
 def span(**given: Any) -> None:
     submit = make_fake().executor.submit
     for each in ({"start": 0}, {"start": 1, **given}):
-        one = Span(**{"cache_id": "a", "tokens": (1,), "want": Want.NONE, **each})
+        one = span_of({"cache_id": "a", "tokens": (1,), "want": Want.NONE, **each})
         (result,) = submit(StepBatch((one,))).result().results
     if isinstance(result, Exception):
         raise result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ferrum.contract.executor import ModelExecutor
-from ferrum.core.step import Sampling, Score, Span, SpanResult, StepBatch, TokenLogprobs, Want
+from ferrum.core.step import Sampling, Score, Span, SpanExtras, SpanResult, StepBatch, TokenLogprobs, Want
 from ferrum.core.types import FinishReason, Request
 
 
@@ -32,9 +32,10 @@ def alone(executor: ModelExecutor, request: Request, choice: int, context: int) 
     stored = 0
     while stored == 0 or (len(history) < context and len(history) - len(prompt) != params.max_tokens):
         if params.max_tokens == 0:
-            span = Span("alone", 0, prompt, Want.NONE, score=score)
+            span = Span("alone", 0, prompt, Want.NONE, extras=SpanExtras(score=score).or_none())
         else:
-            span = Span("alone", stored, tuple(history[stored:]), sampling=sampling, score=None if stored else score)
+            extras = SpanExtras(score=None if stored else score).or_none()
+            span = Span("alone", stored, tuple(history[stored:]), sampling=sampling, extras=extras)
         (result,) = executor.submit(StepBatch((span,))).result().results
         assert isinstance(result, SpanResult), result
         if stored == 0 and score is not None:

@@ -118,7 +118,7 @@ class ModelExecutor(NamedVerbs):
             if isinstance(result, FerrumError):
                 continue
             served.append(span)
-            if span.drafts and span.want is Want.TOKEN:
+            if span.extras is not None and span.drafts and span.want is Want.TOKEN:
                 self._count_drafts(span.drafts, result.accepted)
         self._recorder.record(served, output.seconds)
         log_step(batch, output)

@@ -80,7 +80,7 @@ class StepRecorder:
         for span in served:
             count = len(span.tokens)
             tokens += count
-            decodes += span.start > 0 and count == 1 + span.drafts
+            decodes += span.start > 0 and count == 1 + (0 if span.extras is None else span.extras.drafts)
         prefills = len(served) - decodes
         if served:
             self._operations = (self._operations[0] + prefills, self._operations[1] + decodes)

@@ -35,7 +35,7 @@ from ferrum.contract.sequences import SequenceStore, Undo
 from ferrum.contract.verb_outputs import decode_output, prefill_output, row_of, verified_output
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
 from ferrum.core.span_checks import check_kind, check_tokens, inputs_of
-from ferrum.core.step import Array, Hidden, PendingStep, Rows, Span, SpanResult, StepBatch, Want
+from ferrum.core.step import Array, Hidden, PendingStep, Rows, Span, SpanExtras, SpanResult, StepBatch, Want
 from ferrum.core.values import kept_length, shown
 
 Input = TypeVar("Input", PrefillInput, DecodeInput)
@@ -153,13 +153,13 @@ class NamedVerbs(ABC):
             rows = [self._decode_span(each, ahead) for ahead, each in enumerate(inputs)]
             if len({(row.cache_id, row.start) for row in rows}) != 1:
                 raise RequestError("all inputs must continue the same sequence at the same length", param="kv_cache")
+            weights = [each.return_attention_weights for each in inputs]
             span = replace(
                 rows[0],
                 tokens=tuple(each.token for each in inputs),
                 rows=Rows.ALL,
-                drafts=len(inputs) - 1,
                 hidden=max((row.hidden for row in rows), key=list(_HIDDEN.values()).index),
-                attention_weights=any(each.return_attention_weights for each in inputs),
+                extras=SpanExtras(len(inputs) - 1, attention_weights=any(weights)).or_none(),
             )
             (result,) = self._step([span], "input_ids")
             handles = [self._handles.make(span.cache_id, span.start + row + 1) for row in range(len(inputs))]
@@ -195,7 +195,9 @@ class NamedVerbs(ABC):
             first = self._decode_span(inputs)
             self._check_tokens((inputs.token,), first.start, "input_ids")
             self._check_tokens(drafts, first.start + 1, "draft_tokens")
-            span = replace(first, tokens=(inputs.token, *drafts), rows=Rows.ALL, drafts=len(drafts))
+            span = replace(
+                first, tokens=(inputs.token, *drafts), rows=Rows.ALL, extras=SpanExtras(len(drafts)).or_none()
+            )
             with self._undo.guard([span], settled=not drafts):
                 (result,) = self._step([span], "draft_tokens")
                 accepted = self._count_accepted(result.logits, drafts, acceptance_threshold)
@@ -332,7 +334,7 @@ class NamedVerbs(ABC):
             want,
             rows,
             _HIDDEN[inputs.return_hidden_states],
-            attention_weights=inputs.return_attention_weights,
+            extras=SpanExtras(attention_weights=inputs.return_attention_weights).or_none(),
         )
 
     def _decode_span(self, inputs: DecodeInput, ahead: int = 0) -> Span:
@@ -346,7 +348,7 @@ class NamedVerbs(ABC):
             (inputs.token,),
             Want.LOGITS,
             hidden=_HIDDEN[inputs.return_hidden_states],
-            attention_weights=inputs.return_attention_weights,
+            extras=SpanExtras(attention_weights=inputs.return_attention_weights).or_none(),
         )
 
     def _unified_span(self, item: UnifiedBatchItem) -> Span:
@@ -363,7 +365,9 @@ class NamedVerbs(ABC):
         if item.pos_offset != stored:
             raise RequestError(f"must be the stored length {stored}, not {item.pos_offset}", param="pos_offset")
         want, rows = SPAN_WANTS[item.policy]
-        return Span(cache_id, stored, tuple(item.q_tokens), want, rows, adapter=item.adapter)
+        return Span(
+            cache_id, stored, tuple(item.q_tokens), want, rows, extras=SpanExtras(adapter=item.adapter).or_none()
+        )
 
     def _check_options(self, inputs: PrefillInput | DecodeInput, stored: range, real: slice = slice(None)) -> None:
         """Refuse positions other than where the tokens will be stored, and what the kernels do not keep."""

@@ -16,7 +16,7 @@ from ferrum.core.errors import (
     UnknownSequence,
     Unsupported,
 )
-from ferrum.core.step import Rows, Sampling, Score, Span, Want
+from ferrum.core.step import NO_EXTRAS, Rows, Sampling, Score, Span, SpanExtras, Want
 from ferrum.core.values import integer, listed, shown
 
 Input = TypeVar("Input")
@@ -100,15 +100,31 @@ def wrong_type(span: Span) -> RequestError | None:
         return RequestError(f"must be a string, not {shown(span.cache_id)}", param="cache_id")
     if type(span.tokens) is not tuple and not _is_list(span.tokens):
         return RequestError(f"must be a list of token ids, not {type(span.tokens).__name__}", param="tokens")
-    for param, value in (("start", span.start), ("drafts", span.drafts)):
-        if type(value) is not int and not _is_integer(value):
-            return RequestError(f"must be an integer, not {shown(value)}", param=param)
+    if type(span.start) is not int and not _is_integer(span.start):
+        return RequestError(f"must be an integer, not {shown(span.start)}", param="start")
     if span.sampling is not None and not isinstance(span.sampling, Sampling):
         return RequestError(f"must be Sampling, not {type(span.sampling).__name__}", param="sampling")
-    if span.score is not None and not isinstance(span.score, Score):
-        return RequestError(f"must be Score, not {type(span.score).__name__}", param="score")
-    if span.score is not None and not _is_list(span.score.targets):
-        return RequestError(f"must have a list of targets, not {shown(span.score.targets)}", param="score")
+    return None if span.extras is None else _wrong_extras(span.extras)
+
+
+def _wrong_extras(extras: SpanExtras) -> RequestError | None:
+    """Return an error if there are no extras in the record, or if a field has the wrong type, else None."""
+    if not isinstance(extras, SpanExtras):
+        return RequestError(f"must be SpanExtras or None, not {type(extras).__name__}", param="extras")
+    if type(extras.drafts) is not int and not _is_integer(extras.drafts):
+        return RequestError(f"must be an integer, not {shown(extras.drafts)}", param="drafts")
+    if not _is_list(extras.masks) or not all(mask is None or isinstance(mask, bytes) for mask in extras.masks):
+        return RequestError(f"must be a list of bytes or None, not {shown(extras.masks)}", param="masks")
+    if extras.score is not None and not isinstance(extras.score, Score):
+        return RequestError(f"must be Score, not {type(extras.score).__name__}", param="score")
+    if extras.score is not None and not _is_list(extras.score.targets):
+        return RequestError(f"must have a list of targets, not {shown(extras.score.targets)}", param="score")
+    if extras.adapter is not None and not isinstance(extras.adapter, str):
+        return RequestError(f"must be a string, not {shown(extras.adapter)}", param="adapter")
+    if type(extras.attention_weights) is not bool:
+        return RequestError(f"must be true or false, not {shown(extras.attention_weights)}", param="attention_weights")
+    if extras == NO_EXTRAS:
+        return RequestError("must be None for a span without any extra, not SpanExtras()", param="extras")
     return None
 
 

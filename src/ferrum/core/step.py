@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from operator import attrgetter
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Any, Final, Protocol, TypeAlias
 
 from ferrum.core.errors import FerrumError, RequestError
@@ -92,6 +93,33 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class SpanExtras:
+    """Everything that makes a span special. A plain span has none, so the fast path knows it by one comparison.
+
+    Attributes:
+        drafts: how many of the last tokens are drafts to verify.
+        masks: a grammar's bit mask per sampled row: a bit per vocabulary id, least significant first, set = allowed.
+        score: log-probabilities of given next tokens, independent of `want`.
+        adapter: name of a loaded adapter, or None.
+        attention_weights: also return the attention probabilities, if the backend keeps them.
+    """
+
+    drafts: int = 0
+    masks: tuple[bytes | None, ...] = ()
+    score: Score | None = None
+    adapter: str | None = None
+    attention_weights: bool = False
+
+    def or_none(self) -> SpanExtras | None:
+        """Return the record as `Span.extras` takes it: None if no field is set."""
+        return None if self == NO_EXTRAS else self
+
+
+NO_EXTRAS: Final = SpanExtras()
+"""The values that the fields of a span without extras have."""
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """One sequence's part of a step.
 
@@ -100,12 +128,8 @@ class Span:
         start: number of tokens already cached; must equal the stored length.
         tokens: the tokens to process (ids, or CARRY), the last `drafts` of them draft tokens to verify.
         want, rows, hidden: what to return for which rows.
-        drafts: how many of the last tokens are drafts to verify.
         sampling: required with `Want.TOKEN`; the same object in every span of a sequence.
-        masks: a grammar's bit mask per sampled row: a bit per vocabulary id, least significant first, set = allowed.
-        score: log-probabilities of given next tokens, independent of `want`.
-        attention_weights: also return the attention probabilities, if the backend keeps them.
-        adapter: name of a loaded adapter, or None.
+        extras: what makes the span special; None for a plain one. A record without any field set is refused.
     """
 
     cache_id: str
@@ -114,20 +138,56 @@ class Span:
     want: Want = Want.TOKEN
     rows: Rows = Rows.LAST
     hidden: Hidden = Hidden.NONE
-    drafts: int = 0
     sampling: Sampling | None = None
-    masks: tuple[bytes | None, ...] = ()
-    score: Score | None = None
-    adapter: str | None = None
-    attention_weights: bool = False
+    extras: SpanExtras | None = None
 
     @property
     def end(self) -> int:
         """Stored length after every token of the span is processed."""
         return self.start + len(self.tokens)
 
+    @property
+    def drafts(self) -> int:
+        """How many of the last tokens are drafts."""
+        return (self.extras or NO_EXTRAS).drafts
 
-_cache_id, _tokens = attrgetter("cache_id"), attrgetter("tokens")  # these run no Python code per span
+    @property
+    def masks(self) -> tuple[bytes | None, ...]:
+        """Bit masks of a grammar."""
+        return (self.extras or NO_EXTRAS).masks
+
+    @property
+    def score(self) -> Score | None:
+        """Log-probabilities to return."""
+        return (self.extras or NO_EXTRAS).score
+
+    @property
+    def adapter(self) -> str | None:
+        """Name of the adapter in use."""
+        return (self.extras or NO_EXTRAS).adapter
+
+    @property
+    def attention_weights(self) -> bool:
+        """Whether to return attention probabilities."""
+        return (self.extras or NO_EXTRAS).attention_weights
+
+
+# These run no Python code per span.
+_cache_id, _tokens = attrgetter("cache_id"), attrgetter("tokens")
+_want, _hidden, _extras = attrgetter("want"), attrgetter("hidden"), attrgetter("extras")
+
+
+def is_plain(spans: Sequence[Span]) -> bool:
+    """Return whether every span samples one token after one, and nothing else: such steps may take the fast path.
+
+    Nothing else asks: what a span may want in addition is in `Span.extras`, so a new field of it is never plain.
+    """
+    return (
+        all(map(is_, map(_extras, spans), repeat(None)))
+        and all(map(is_, map(_want, spans), repeat(Want.TOKEN)))
+        and all(map(is_, map(_hidden, spans), repeat(Hidden.NONE)))
+        and set(map(len, map(_tokens, spans))) <= {1}
+    )
 
 
 @dataclass(frozen=True, slots=True)

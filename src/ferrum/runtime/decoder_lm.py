@@ -16,7 +16,7 @@ from ferrum.cache.page_table import PageCopy, PageTable
 from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, StepError, Unsupported, as_step_error
 from ferrum.core.span_checks import refuse_span
-from ferrum.core.step import CARRY, Hidden, Outcome, Span, SpanResult, StepBatch, StepOutput
+from ferrum.core.step import CARRY, Hidden, Outcome, Span, SpanResult, StepBatch, StepOutput, is_plain
 from ferrum.kernels.interface import Kernels, Network, NetworkOutput, RawPages, StepTables
 from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.op_spec import Extent
@@ -27,7 +27,7 @@ from ferrum.runtime.flights import Flights, carries
 from ferrum.runtime.sharded_replay import ShardedReplay
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_passes import cut_into_passes, distribute
-from ferrum.runtime.step_tables import DecodeTables, KeptRows, Piece, is_decode, stage
+from ferrum.runtime.step_tables import DecodeTables, KeptRows, Piece, stage
 from ferrum.sampling.backend_sampler import sampler_of
 from ferrum.sampling.sampler import Verification, accept
 
@@ -160,7 +160,7 @@ class DecoderLM(StepwiseLLM):
             outcomes.update((span.cache_id, as_step_error(error)) for span in spans)
             self._free_refused(outcomes, new)
         self._flights.depart(step.spans, new)
-        if len(step.passes) == 1 and not outcomes and all(map(is_decode, batch.spans)):
+        if len(step.passes) == 1 and not outcomes and is_plain(batch.spans) and all(map(_start, batch.spans)):
             self._decodes = DecodeTables(batch.spans, step.passes[0][1], self.pages)
         return step
 
@@ -207,18 +207,23 @@ class DecoderLM(StepwiseLLM):
         return KvExhausted(f"no free pages for {len(span.tokens)} more tokens of {span.cache_id!r}")
 
     def _refusal(self, span: Span) -> FerrumError | None:
-        if (span.attention_weights or span.hidden is Hidden.LAYERS) and not self.kernels.captures:
-            reason = f'the {self.kernels.name} kernels do not keep them: load the model with kernels="reference"'
-            return Unsupported("attention weights and states of layers", reason)
-        if span.hidden is Hidden.LAYERS and self.pool is not self.kernels:
-            return Unsupported("states of layers", "several ranks compute them: load the model on one")
         error = self._flights.refuse_carry(span)
         if error is not None:
             return error
         if carries(span):
             span = replace(span, tokens=(0, *span.tokens[1:]))
         config, stored = self._config, self._flights.length(span.cache_id)
-        return refuse_span(span, stored, vocab_size=config.vocab_size, max_sequence_length=config.max_seq_len)
+        error = refuse_span(span, stored, vocab_size=config.vocab_size, max_sequence_length=config.max_seq_len)
+        return self._lacks(span) if error is None else error
+
+    def _lacks(self, span: Span) -> FerrumError | None:
+        """Return what a valid span asks for that these kernels do not keep, or None."""
+        if (span.attention_weights or span.hidden is Hidden.LAYERS) and not self.kernels.captures:
+            reason = f'the {self.kernels.name} kernels do not keep them: load the model with kernels="reference"'
+            return Unsupported("attention weights and states of layers", reason)
+        if span.hidden is Hidden.LAYERS and self.pool is not self.kernels:
+            return Unsupported("states of layers", "several ranks compute them: load the model on one")
+        return None
 
     def _passes(self, rows: Mapping[str, SpanRows]) -> Iterator[list[Piece]]:
         return cut_into_passes(list(rows.values()), self.max_rows, self.max_logit_rows)
@@ -351,4 +356,5 @@ class DecoderLM(StepwiseLLM):
         return StepOutput(results)
 
 
-_cache_id, _length = attrgetter("cache_id"), attrgetter("length")  # these run no Python code per span
+# These run no Python code per span.
+_cache_id, _start, _length = attrgetter("cache_id"), attrgetter("start"), attrgetter("length")

@@ -65,4 +65,6 @@ def _may_be_draft_fault(span: Span, outcome: Outcome) -> bool:
 
 
 def _without_drafts(span: Span) -> Span:
-    return replace(span, tokens=span.tokens[: -span.drafts], drafts=0, rows=Rows.LAST)
+    assert span.extras is not None, "it has drafts"
+    extras = replace(span.extras, drafts=0, masks=span.masks[:1]).or_none()
+    return replace(span, tokens=span.tokens[: -span.drafts], rows=Rows.LAST, extras=extras)

@@ -86,7 +86,7 @@ class Flights:
             if flight is None:
                 flight = _Flight(span.cache_id in new, span.start, samples=False, computed=span.start)
                 self._flights[span.cache_id] = flight
-            flight.planned = None if span.drafts and span.want is Want.TOKEN else span.end
+            flight.planned = span.end if span.extras is None or not (span.drafts and span.want is Want.TOKEN) else None
             flight.samples = span.want is Want.TOKEN
             flight.steps += 1
 

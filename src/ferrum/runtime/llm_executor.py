@@ -72,11 +72,12 @@ class LlmExecutor(ModelExecutor):
 
     def _refusal(self, span: Span) -> FerrumError | None:
         """Return why a span cannot run, or None."""
-        if span.hidden is not Hidden.NONE or span.attention_weights:
-            return Unsupported("hidden states and attention weights", "a model behind LlmExecutor only returns logits")
         stored = self._model.length(span.cache_id) if span.cache_id in self._sequences else None
         config = self._model.config
-        return refuse_span(span, stored, vocab_size=config.vocab_size, max_sequence_length=config.max_seq_len)
+        error = refuse_span(span, stored, vocab_size=config.vocab_size, max_sequence_length=config.max_seq_len)
+        if error is None and (span.hidden is not Hidden.NONE or span.attention_weights):
+            return Unsupported("hidden states and attention weights", "a model behind LlmExecutor only returns logits")
+        return error
 
     def _attempt(self, spans: Sequence[Span]) -> dict[str, Outcome]:
         rows = [SpanRows(span) for span in spans]

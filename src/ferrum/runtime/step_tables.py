@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ferrum.cache.page_table import PageGroup, PageTable
-from ferrum.core.step import CARRY, Hidden, Span, Want
+from ferrum.core.step import CARRY, Span, is_plain
 from ferrum.kernels.interface import StepTables
 from ferrum.kernels.operations import F32, Int32
 from ferrum.sampling.sampler import is_plain_greedy
@@ -114,17 +114,6 @@ def _page_rows(pieces: Sequence[Piece], pages: RowSource, group: str) -> Int32:
     return table
 
 
-def is_decode(span: Span) -> bool:
-    """Return whether a span of a known sequence samples one token after one other, and nothing else."""
-    return (
-        len(span.tokens) == 1
-        and span.start > 0
-        and span.want is Want.TOKEN
-        and span.hidden is Hidden.NONE
-        and not (span.drafts or span.masks or span.score or span.adapter or span.attention_weights)
-    )
-
-
 class DecodeTables:
     """Tables of steps in which the same sequences decode: made once, then patched from step to step.
 
@@ -163,13 +152,13 @@ class DecodeTables:
         starts = self.ends
         if len(spans) != len(starts) or max(starts) >= max_length:
             return None
-        tokens, ends = [], []
+        tokens, ends = list[int](), list[int]()
         for span, cache_id, start, sampling in zip(spans, self.cache_ids, starts, self._samplings, strict=True):
-            if span.cache_id != cache_id or span.start != start or span.sampling is not sampling or not is_decode(span):
+            if span.cache_id != cache_id or span.start != start or span.sampling is not sampling:
                 return None
-            tokens.append(span.tokens[0])
+            tokens += span.tokens
             ends.append(start + 1)
-        if set(map(type, tokens)) != {int} or min(tokens) < CARRY or max(tokens) >= vocab_size:
+        if not is_plain(spans) or set(map(type, tokens)) != {int} or min(tokens) < CARRY or max(tokens) >= vocab_size:
             return None
         changed = self._pages.find_changed_rows(self.cache_ids, starts, ahead, self._changes)
         if changed is None:

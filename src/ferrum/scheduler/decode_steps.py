@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ferrum.core.step import CARRY, Span, StepBatch
+from ferrum.core.step import StepBatch, is_plain
 from ferrum.core.types import Sequence
 from ferrum.scheduler.page_protocol import Pages
+from ferrum.scheduler.sequence import make_span
 from ferrum.scheduler.step_plan import Plan
 
 
@@ -45,17 +46,15 @@ class DecodeSteps:
         self.sequences = ()
 
     def plan(self) -> Plan | None:
-        """Return the next step; None if a sequence is about to end, or if pages run out."""
+        """Return the next step; None if a sequence is about to end or has more to ask, or if pages run out."""
         spans, starts = [], []
         for sequence in self.sequences:
-            pending = sequence.pending
-            known = len(sequence.tokens) + pending
+            known = len(sequence.tokens) + sequence.pending
             if known >= sequence.limit:
                 return None
-            token = CARRY if pending else sequence.tokens[-1]
-            adapter = sequence.request.adapter
-            spans.append(Span(sequence.cache_id, known - 1, (token,), sampling=sequence.sampling, adapter=adapter))
+            # A sequence that has generated a token has all log-probabilities of its prompt.
+            spans.append(make_span(sequence, 1, scored=len(sequence.request.prompt)))
             starts.append(known - 1)
-        if not self._pages.reserve_next(self._cache_ids, starts):
+        if not is_plain(spans) or not self._pages.reserve_next(self._cache_ids, starts):
             return None
         return Plan(StepBatch(tuple(spans)), self.sequences, sum(starts), self._tenant)

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Series
 from ferrum.cache.page_hashes import PrefixScope
 from ferrum.core.errors import FerrumError, KvExhausted, RequestError
 from ferrum.core.policy_config import POLICY, PolicyConfig
-from ferrum.core.step import Want
+from ferrum.core.step import Want, is_plain
 from ferrum.core.types import FinishReason, Sequence, TokenEvent
 from ferrum.scheduler.admission import Admission, GrowthReserve
 from ferrum.scheduler.decode_steps import DecodeSteps
@@ -116,7 +116,7 @@ class StepPlanner(ABC):
         if plan is not None:
             for sequence, span in zip(plan.sequences, plan.batch.spans, strict=True):
                 self._in_flight[sequence.cache_id] = self._in_flight.get(sequence.cache_id, 0) + 1
-                sequence.ahead += len(span.tokens) - span.drafts
+                sequence.ahead += len(span.tokens) - (0 if span.extras is None else span.extras.drafts)
                 sequence.pending += span.want is Want.TOKEN
         return plan
 
@@ -129,8 +129,10 @@ class StepPlanner(ABC):
         if self._starved:
             return True
         may_draft = self.drafter.may_draft
-        sampling = [each for each in self._running if each.pending and each.finish is None]
-        return any(may_draft(each) or not runs_ahead(each) for each in sampling)
+        for each in self._running:
+            if each.pending and each.finish is None and (may_draft(each) or not runs_ahead(each)):
+                return True
+        return False
 
     def _plan_step(self) -> Plan | None:
         """Return the next step, planned in full."""
@@ -156,8 +158,7 @@ class StepPlanner(ABC):
         """Return whether a step decodes all running sequences, and no draft token can join the next one."""
         if len(plan.sequences) < len(self._running) or any(map(self.drafter.may_draft, plan.sequences)):
             return False
-        pairs = zip(plan.sequences, plan.batch.spans, strict=True)
-        return all(each.generated and len(span.tokens) == 1 and span.want is Want.TOKEN for each, span in pairs)
+        return is_plain(plan.batch.spans) and all(each.generated for each in plan.sequences)
 
     def _plan_decodes(self, step: OpenStep) -> None:
         """Add spans for the running sequences that are one token behind."""

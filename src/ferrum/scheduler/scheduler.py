@@ -114,7 +114,7 @@ class Scheduler(StepPlanner):
             self._in_flight[sequence.cache_id] -= 1
             if not self._in_flight[sequence.cache_id]:
                 del self._in_flight[sequence.cache_id]
-            sequence.ahead -= len(span.tokens) - span.drafts
+            sequence.ahead -= len(span.tokens) - (0 if span.extras is None else span.extras.drafts)
             sequence.pending -= span.want is Want.TOKEN
             if sequence.finish is not None:
                 if sequence.cache_id not in self._in_flight:

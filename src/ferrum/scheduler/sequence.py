@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, RequestError
-from ferrum.core.step import CARRY, Hidden, Rows, Sampling, Score, Span, SpanResult, TokenLogprobs, Want
+from ferrum.core.step import (
+    CARRY,
+    Hidden,
+    Rows,
+    Sampling,
+    Score,
+    Span,
+    SpanExtras,
+    SpanResult,
+    TokenLogprobs,
+    Want,
+)
 from ferrum.core.types import FinishReason, Pooling, Request, Sequence, TokenEvent
 
 
@@ -88,19 +99,21 @@ def make_span(sequence: Sequence, count: int, *, scored: int, drafts: tuple[int,
     """
     start = sequence.computed + sequence.ahead
     end = start + count
-    finishing = end == len(sequence.tokens) + sequence.pending and sequence.request.params.max_tokens != 0
+    request = sequence.request
+    finishing = end == len(sequence.tokens) + sequence.pending and request.params.max_tokens != 0
     carried = (CARRY,) if end > len(sequence.tokens) else ()
+    score = None if request.params.prompt_logprobs is None else _score(sequence, start, end, scored)
     return Span(
         sequence.cache_id,
         start,
         tuple(sequence.tokens[start:end]) + carried + drafts,
-        want=Want.TOKEN if finishing else Want.NONE,
-        rows=Rows.ALL if drafts else Rows.LAST,
-        drafts=len(drafts),
-        sampling=sequence.sampling if finishing else None,
-        hidden=Hidden.NONE if sequence.request.pooling is None else _hidden(sequence, end),
-        score=None if sequence.request.params.prompt_logprobs is None else _score(sequence, start, end, scored),
-        adapter=sequence.request.adapter,
+        Want.TOKEN if finishing else Want.NONE,
+        Rows.ALL if drafts else Rows.LAST,
+        Hidden.NONE if request.pooling is None else _hidden(sequence, end),
+        sequence.sampling if finishing else None,
+        SpanExtras(drafts=len(drafts), score=score, adapter=request.adapter).or_none()
+        if drafts or score is not None or request.adapter is not None
+        else None,
     )
 
 

@@ -15,7 +15,8 @@ from ferrum.contract.io_types import DecodeInput, LogitsPolicy, UnifiedBatch, Un
 from ferrum.core.errors import ExecutorInUse, RequestError, StepError, UnknownSequence, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.policy_config import PolicyConfig
-from ferrum.core.step import CARRY, Rows, Score, Span, StepBatch, Want
+from ferrum.core.step import CARRY, Rows, Score, Span, SpanExtras, StepBatch, Want
+from span_kit import span_of
 
 
 @contract("1.UnifiedBatch")
@@ -114,13 +115,17 @@ def test_an_invalid_start_fails_its_own_span(executor):
         ("tokens", (None, 5, 1.5, "12", b"12", {1: 2}, {CARRY}, np.array([1, 2]), iter((1, 2)), (np.array([1, 2]),))),
         ("drafts", (None, "1", 1.0, (1,))),
         ("sampling", (5, SamplingParams())),
+        ("extras", (5, {"drafts": 1}, SpanExtras())),
+        ("masks", (5, "1", (1,))),
+        ("adapter", (5, b"1", np.array([1, 2]))),
+        ("attention_weights", (1, None, "yes")),
         ("score", (5, (1, 2), Score(None, 1), Score("1", 1), Score((-1,), 1), Score((10**6,), 1), Score((1.5,), 1))),
     ],
 )
 def test_a_field_of_a_wrong_type_fails_its_own_span(executor, param, values):
     handle = begin(executor)
     fields = {"start": 0, "tokens": (1, 2), "want": Want.LOGITS}
-    bad = [Span(**{"cache_id": f"bad-{number}", **fields, param: each}) for number, each in enumerate(values)]
+    bad = [span_of({"cache_id": f"bad-{number}", **fields, param: each}) for number, each in enumerate(values)]
     good = Span("good", 0, tuple(OTHER), Want.LOGITS)
     *outcomes, result = executor.submit(StepBatch((*bad, good))).result().results
     for outcome in outcomes:

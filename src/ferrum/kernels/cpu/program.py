@@ -49,7 +49,10 @@ class NativeProgram(Replay):
     def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
         counts = self._begin(kernels, tables)
         self._kernels.run(self._native)
-        return NetworkOutput(*[matrix[: counts[extent]] for extent, matrix in self._output])
+        rows = list[NDArray[Any]]()  # filled by a loop, since a comprehension is one more call per step
+        for extent, matrix in self._output:
+            rows.append(matrix[: counts[extent]])
+        return NetworkOutput(*rows)
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
         self._begin(kernels, tables)

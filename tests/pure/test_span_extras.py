@@ -1,0 +1,80 @@
+"""A span with any extra takes no fast path, whatever the extra is: the tests go through the fields of the record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ferrum.core.params import SamplingParams
+from ferrum.core.step import Hidden, Sampling, Span, SpanExtras, Want, is_plain
+from ferrum.core.types import Sequence
+from ferrum.scheduler import decode_steps, planner
+from ferrum.scheduler.sequence import make_span
+from scheduler_bench import Bench
+from span_kit import EXTRAS, special
+
+PLAIN = Span("a", 5, (1,), sampling=Sampling(SamplingParams(), 0, 1, [1]))
+
+
+def test_one_token_after_one_is_plain() -> None:
+    assert is_plain([PLAIN, replace(PLAIN, cache_id="b")])
+
+
+@pytest.mark.parametrize("changes", [{"want": Want.NONE}, {"hidden": Hidden.LAST}, {"tokens": (1, 2)}, {"tokens": ()}])
+def test_other_tokens_or_results_are_not_plain(changes: dict[str, Any]) -> None:
+    assert not is_plain([PLAIN, replace(PLAIN, **changes)])
+
+
+@pytest.mark.parametrize("field", EXTRAS)
+def test_no_extra_is_plain(field: str) -> None:
+    assert not is_plain([PLAIN, replace(PLAIN, extras=special(field))])
+
+
+def test_a_record_without_extras_is_none() -> None:
+    assert SpanExtras().or_none() is None
+    assert SpanExtras(drafts=1).or_none() == SpanExtras(drafts=1)
+
+
+def decoding() -> Bench:
+    """Return a scheduler that has begun to decode one sequence by the fast path."""
+    bench = Bench()
+    bench.add("a", 5, max_tokens=20)
+    for _ in range(3):
+        bench.step()
+    assert bench.scheduler._decodes.sequences
+    return bench
+
+
+@pytest.mark.parametrize("field", EXTRAS)
+def test_the_fast_path_ends_where_a_span_gets_an_extra(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(sequence: Sequence, count: int, **more: Any) -> Span:
+        return replace(make_span(sequence, count, **more), extras=special(field))
+
+    bench = decoding()
+    monkeypatch.setattr(decode_steps, "make_span", made)
+    assert bench.scheduler._decodes.plan() is None
+
+
+@pytest.mark.parametrize("field", EXTRAS)
+def test_the_fast_path_does_not_begin_from_a_span_with_an_extra(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(sequence: Sequence, count: int, **more: Any) -> Span:
+        return replace(make_span(sequence, count, **more), extras=special(field))
+
+    bench = decoding()
+    bench.scheduler._decodes.end()
+    monkeypatch.setattr(planner, "make_span", made)
+    plan = bench.scheduler.plan()
+    assert plan is not None and plan.batch.spans[0].extras == special(field)
+    assert not bench.scheduler._decodes.sequences
+
+
+def test_the_fast_path_plans_what_the_planner_does() -> None:
+    fast, slow = decoding().scheduler, decoding().scheduler
+    slow._decodes.end()
+    first, second = fast.plan(), slow.plan()
+    assert first is not None and second is not None
+    assert first.tenant is not None and second.tenant is None, "only the first took the fast path"
+    pairs = zip(first.batch.spans, second.batch.spans, strict=True)
+    assert all(replace(one, sampling=None) == replace(other, sampling=None) for one, other in pairs)
