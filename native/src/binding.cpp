@@ -74,10 +74,25 @@ void check_spans(const In<int32_t>& span_rows, size_t rows) {
 
 void assign(std::vector<int32_t>& to, const In<int32_t>& from) { to.assign(from.data(), from.data() + from.size()); }
 
+// Keep the rows that are used in place of embeddings, and which rows of the step they are.
+void take_given(Step& step, const std::optional<In<int32_t>>& rows, const MaybeFloats& given) {
+    step.given_of.clear();
+    if (!given) return;
+    require(rows && given->ndim() == 2 && rows->size() == given->shape(0), "expected one row of numbers per given row");
+    step.given_of.assign(step.token_ids.size(), -1);
+    for (size_t index = 0; index < rows->size(); ++index) {
+        const int32_t row = rows->data()[index];
+        require(row >= 0 && static_cast<size_t>(row) < step.given_of.size(), "a given row is not in the step");
+        step.given_of[static_cast<size_t>(row)] = static_cast<int32_t>(index);
+    }
+    step.given_columns = static_cast<int64_t>(given->shape(1));
+    step.given.assign(given->data(), given->data() + given->size());
+}
+
 // Return the greatest position.
 int32_t begin(Runtime& runtime, const In<int32_t>& token_ids, const In<int32_t>& positions, const In<int32_t>& span_rows,
               const std::vector<In<int32_t>>& pages, const In<int32_t>& logit_rows, const In<int32_t>& hidden_rows,
-              const MaybeFloats& embeddings) {
+              const std::optional<In<int32_t>>& given_rows, const MaybeFloats& given) {
     require(static_cast<int64_t>(pages.size()) == runtime.pool.size(), "number of page tables is not the number of groups");
     require(token_ids.size() == positions.size() && span_rows.size() > 0, "token_ids, positions and span_rows have contradictory sizes");
     check_spans(span_rows, token_ids.size());
@@ -98,8 +113,7 @@ int32_t begin(Runtime& runtime, const In<int32_t>& token_ids, const In<int32_t>&
         assign(step.pages[group], pages[group]);
         step.strides[group] = static_cast<int64_t>(pages[group].shape(1));
     }
-    step.has_embeddings = embeddings.has_value();
-    if (embeddings) step.embeddings.assign(embeddings->data(), embeddings->data() + embeddings->size());
+    take_given(step, given_rows, given);
     return step.positions.empty() ? 0 : *std::max_element(step.positions.begin(), step.positions.end());
 }
 
@@ -279,7 +293,7 @@ NB_MODULE(_native, module) {
         }, nb::arg(), nb::arg(), as_is, released)
         .def("begin", &begin, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("span_rows").noconvert(),
              nb::arg("pages").noconvert(), nb::arg("logit_rows").noconvert(), nb::arg("hidden_rows").noconvert(),
-             nb::arg("embeddings").noconvert().none())
+             nb::arg("given_rows").noconvert().none(), nb::arg("given").noconvert().none())
         .def("run", [](Runtime& r, const Program& program) { run_all(r, program.operations); },
              released)
         .def("run", &run_all, released);

@@ -15,11 +15,13 @@ void copy_row(const float* from, float* to, int64_t columns) {
 void Embed::run(Runtime& runtime, int thread) {
     const Step& step = runtime.step;
     const int64_t columns = table_->inputs();
+    const bool replaces = stride_ == 1 && !step.given_of.empty() && step.given_columns == columns;
     const auto [begin, end] = share(runtime, step.count(out_.extent), thread);
     for (int64_t row = begin; row < end; ++row) {
         float* to = out_.data + row * columns;
-        if (step.has_embeddings && stride_ == 1) {
-            copy_row(step.embeddings.data() + row * columns, to, columns);
+        const int32_t given = replaces ? step.given_of[static_cast<size_t>(row)] : -1;
+        if (given >= 0) {
+            copy_row(step.given.data() + given * columns, to, columns);
             continue;
         }
         table_->row(step.token_ids[static_cast<size_t>(row)] * stride_ + offset_, to);

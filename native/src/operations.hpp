@@ -28,8 +28,8 @@ struct Rows {
     int64_t extent;
 };
 
-// Rows of a packed table times `scale`: of each token, row token x stride + offset. With a stride of 1, the embeddings of
-// the step if it has some.
+// Rows of a packed table times `scale`: of each token, row token x stride + offset. With a stride of 1, the given
+// rows of the step in place of those they stand for, unless the table has another width: then it holds no embeddings.
 class Embed final : public Operation {
 public:
     Embed(WeightPointer table, Rows out, float scale = 1, int64_t stride = 1, int64_t offset = 0)

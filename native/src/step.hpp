@@ -15,8 +15,9 @@ struct Step {
     std::vector<int32_t> token_ids, positions, span_rows, row_span, logit_rows, hidden_rows;
     std::vector<std::vector<int32_t>> pages;  // per group [S, stride]
     std::vector<int64_t> strides;
-    std::vector<float> embeddings;
-    bool has_embeddings = false;
+    std::vector<float> given;       // rows used in place of embeddings
+    std::vector<int32_t> given_of;  // per row of the step, its row in `given` or -1; empty if no row is given
+    int64_t given_columns = 0;
 
     int64_t spans() const { return static_cast<int64_t>(span_rows.size()) - 1; }
 

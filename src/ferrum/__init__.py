@@ -46,8 +46,8 @@ _HOMES: Final = {
         "ferrum.core.params": "SamplingParams",
         "ferrum.core.snapshots": "CacheMetricsSnapshot LoraMetricsSnapshot PrefixCounts SpeculationCounts",
         "ferrum.core.step": (
-            "CARRY FinishedStep Hidden PendingStep Rows Sampling Score Span SpanExtras SpanResult StepBatch StepOutput "
-            "TokenLogprobs Want"
+            "CARRY FinishedStep Hidden Inputs PendingStep Rows Sampling Score Span SpanExtras SpanResult StepBatch "
+            "StepOutput TokenLogprobs Want"
         ),
         "ferrum.core.types": "FinishReason",
         "ferrum.engine.async_engine": "AsyncEngine",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import pytest
 
@@ -12,12 +13,13 @@ from ferrum.cache.page_hashes import PartialPages, PrefixScope
 from ferrum.cache.page_table import PageCopy, PageGroup, PageTable
 from ferrum.cache.pool import PageHash
 from ferrum.core.snapshots import PrefixCounts
+from ferrum.core.step import Inputs
 
 SIZE = 4
 SCOPE = PrefixScope(model="m", weights="bfloat16", kv_format="bfloat16", page_size=SIZE, numerics_id="n")
 
 
-def hashes_of(tokens: Sequence[int], scope: PrefixScope = SCOPE, **owner: str | None) -> list[PageHash]:
+def hashes_of(tokens: Sequence[int], scope: PrefixScope = SCOPE, **owner: Any) -> list[PageHash]:
     page_hashes: list[PageHash] = []
     scope.extend(page_hashes, scope.root(**{"adapter": None, "tenant": "", "salt": "", **owner}), tokens)
     return page_hashes
@@ -46,10 +48,10 @@ def test_page_hash_depends_on_scope_adapter_tenant_and_salt() -> None:
     tokens = range(SIZE)
     fields = {"model": "x", "weights": "x", "kv_format": "x", "page_size": 2, "numerics_id": "x"}
     scopes = [SCOPE, *(replace(SCOPE, **{name: value}) for name, value in fields.items())]
-    owners: list[dict[str, str | None]] = [
+    owners: list[dict[str, Any]] = [
         {},
-        {"adapter": ""},
-        {"adapter": "a"},
+        {"adapter": b""},
+        {"adapter": b"a"},
         {"tenant": "a"},
         {"salt": "a"},
         {"tenant": "ab", "salt": "c"},
@@ -59,6 +61,28 @@ def test_page_hash_depends_on_scope_adapter_tenant_and_salt() -> None:
     first += [hashes_of(tokens, **owner)[0] for owner in owners[1:]]
     first += [hashes_of([0, 1, 2, 4])[0], hashes_of([1, 0, 2, 3])[0]]
     assert all(one != other for one, other in combinations(first, 2))
+
+
+def test_page_hash_depends_on_given_rows_and_their_places() -> None:
+    """The tokens are the same everywhere: placeholders."""
+
+    def named(*inputs: Inputs) -> list[PageHash]:
+        page_hashes: list[PageHash] = []
+        SCOPE.extend(page_hashes, SCOPE.root(adapter=None, tenant="", salt=""), [7] * 3 * SIZE, inputs)
+        return page_hashes
+
+    def image(positions: Sequence[int], digest: bytes) -> Inputs:
+        return Inputs(tuple(positions), [None] * len(positions), digest)
+
+    places = ((5, 6), (6, 7), (5, 7), (5,), (5, 6, 9), (4, 5, 6))
+    inputs = [(), *((image(each, b"one"),) for each in places), (image((5, 6), b"other"),)]
+    inputs += [(image((5,), b"one"), image((6,), b"one")), (image((5,), b"one"), image((6,), b"other"))]
+    pages = [named(*each) for each in inputs]
+    assert len({page[0] for page in pages}) == 1, "the rows begin in the second page"
+    second = [page[1] for page in pages]
+    assert second[1] == second[5], "the row at position 9 is in the third page"
+    assert len(set(second)) == len(second) - 1
+    assert named(image((5, 6), b"one")) == named(image((5, 6), b"one"))
 
 
 def test_page_hash_depends_on_position_and_previous_tokens() -> None:

@@ -7,7 +7,7 @@ import pytest
 from fakes import FakeModel
 from ferrum.core.errors import FerrumError, NonFiniteLogits
 from ferrum.core.step import Span
-from ferrum.core.types import FinishReason, Pooling
+from ferrum.core.types import Adapter, FinishReason, Pooling
 from scheduler_bench import CONTEXT, Bench, lengths
 
 
@@ -94,8 +94,8 @@ def test_generated_tokens_are_found_by_the_next_message_of_a_conversation() -> N
     assert cached(bench, "b") == 21, "all except the answer's last token, which was never stored"
 
 
-@pytest.mark.parametrize("owner", [{"tenant": "t"}, {"salt": "s"}, {"adapter": "x"}])
-def test_prefixes_are_separate_by_tenant_salt_and_adapter(owner: dict[str, str]) -> None:
+@pytest.mark.parametrize("owner", [{"tenant": "t"}, {"salt": "s"}, {"adapter": Adapter("x", b"x")}])
+def test_prefixes_are_separate_by_tenant_salt_and_adapter(owner: dict[str, object]) -> None:
     bench = Bench(prefixes=True)
     bench.add("a", 20, max_tokens=1)
     bench.run()

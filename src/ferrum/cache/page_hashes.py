@@ -15,6 +15,7 @@ from itertools import takewhile
 
 from ferrum.cache.pool import HashedPage, PageGroup, PageHash, PagePool
 from ferrum.core.policy_config import POLICY
+from ferrum.core.step import Inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,26 +36,44 @@ class PrefixScope:
     page_size: int
     numerics_id: str
 
-    def root(self, *, adapter: str | None, tenant: str, salt: str) -> PageHash:
+    def root(self, *, adapter: bytes | None, tenant: str, salt: str) -> PageHash:
         """Return the hash that a sequence's first page hash is derived from.
 
         Args:
-            adapter: the adapter in use.
+            adapter: digest of the files of the adapter in use. A name would find the pages of other weights.
             tenant, salt: requests that differ in them share no pages, so timing reveals nothing about the other.
         """
-        fields = (*map(str, astuple(self)), "" if adapter is None else f"adapter {adapter}", tenant, salt)
+        fields = (*map(str, astuple(self)), "" if adapter is None else f"adapter {adapter.hex()}", tenant, salt)
         return sha256(b"".join(_framed(field.encode()) for field in fields)).digest()
 
-    def extend(self, page_hashes: list[PageHash], root: PageHash, tokens: Sequence[int]) -> None:
-        """Append the hashes of the full pages of `tokens` that `page_hashes` does not have yet."""
+    def extend(
+        self, page_hashes: list[PageHash], root: PageHash, tokens: Sequence[int], inputs: Sequence[Inputs] = ()
+    ) -> None:
+        """Append the hashes of the full pages of `tokens` that `page_hashes` does not have yet.
+
+        Args:
+            inputs: given rows of the sequence. Tokens do not name them, since all images have the same placeholder.
+        """
         size = self.page_size
         for page in range(len(page_hashes), len(tokens) // size):
-            previous = page_hashes[-1] if page_hashes else root
-            page_hashes.append(self.hash_page(previous, tokens[page * size : (page + 1) * size]))
+            previous, begin = page_hashes[-1] if page_hashes else root, page * size
+            given = b"".join([_named(each, begin, begin + size) for each in inputs])
+            page_hashes.append(self.hash_page(previous, tokens[begin : begin + size], given))
 
-    def hash_page(self, previous: PageHash, tokens: Sequence[int]) -> PageHash:
-        """Return the hash of a full or partial page with these tokens, after the page `previous` or the root."""
-        return sha256(previous + array("i", tokens).tobytes()).digest()
+    def hash_page(self, previous: PageHash, tokens: Sequence[int], given: bytes = b"") -> PageHash:
+        """Return the hash of a full or partial page with these tokens, after the page `previous` or the root.
+
+        Args:
+            given: names the given rows in a full page.
+        """
+        return sha256(previous + array("i", tokens).tobytes() + given).digest()
+
+
+def _named(inputs: Inputs, begin: int, end: int) -> bytes:
+    """Return what names the rows in a page, and their places in it; nothing if there are none."""
+    found = inputs.at(begin, end)
+    places = array("q", [found.start, *inputs.positions[found.start : found.stop]])
+    return _framed(inputs.digest) + _framed(places.tobytes()) if found else b""
 
 
 def _framed(field: bytes) -> bytes:

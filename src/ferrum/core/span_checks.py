@@ -6,7 +6,8 @@ Validation of single values is in `core/values.py`.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, TypeVar
+from operator import lt
+from typing import Any, TypeVar, cast
 
 from ferrum.core.errors import (
     ContextOverflow,
@@ -16,7 +17,7 @@ from ferrum.core.errors import (
     UnknownSequence,
     Unsupported,
 )
-from ferrum.core.step import NO_EXTRAS, Rows, Sampling, Score, Span, SpanExtras, Want
+from ferrum.core.step import NO_EXTRAS, Inputs, Rows, Sampling, Score, Span, SpanExtras, Want
 from ferrum.core.values import integer, listed, shown
 
 Input = TypeVar("Input")
@@ -121,10 +122,40 @@ def _wrong_extras(extras: SpanExtras) -> RequestError | None:
         return RequestError(f"must have a list of targets, not {shown(extras.score.targets)}", param="score")
     if extras.adapter is not None and not isinstance(extras.adapter, str):
         return RequestError(f"must be a string, not {shown(extras.adapter)}", param="adapter")
+    if not _is_list(extras.inputs) or not all(map(_is_inputs, extras.inputs)):
+        return RequestError("must be a list of Inputs with one row per ascending position", param="inputs")
     if type(extras.attention_weights) is not bool:
         return RequestError(f"must be true or false, not {shown(extras.attention_weights)}", param="attention_weights")
     if extras == NO_EXTRAS:
         return RequestError("must be None for a span without any extra, not SpanExtras()", param="extras")
+    return None
+
+
+def _is_inputs(value: object) -> bool:
+    """Return whether a value is Inputs with a row for each of its positions, which are ascending."""
+    if not isinstance(value, Inputs):
+        return False
+    positions, digest, shape = cast(Any, (value.positions, value.digest, getattr(value.rows, "shape", ())))
+    return (
+        isinstance(digest, bytes)
+        and isinstance(positions, tuple)
+        and len(positions) > 0
+        and all(map(_is_integer, positions))
+        and all(map(lt, positions, positions[1:]))
+        and len(shape) == 2
+        and shape[0] == len(positions)
+    )
+
+
+def _misplaced(span: Span) -> RequestError | None:
+    """Return an error if given inputs are outside the span or share a position, else None."""
+    positions = [position for each in span.inputs for position in each.positions]
+    wrong = [position for position in positions if not span.start <= position < span.end]
+    if wrong:
+        reason = f"have a row at position {wrong[0]}, outside the span from {span.start} to {span.end - 1}"
+        return RequestError(reason, param="inputs")
+    if len(set(positions)) < len(positions):
+        return RequestError("have two rows at one position", param="inputs")
     return None
 
 
@@ -148,6 +179,8 @@ def refuse_span(span: Span, stored: int | None, *, vocab_size: int, max_sequence
         return Unsupported("adapters", "no adapter can be loaded yet")
     if span.want is Want.TOKEN and span.sampling is None:
         return RequestError("is required to sample a token", param="sampling")
+    if (error := _misplaced(span)) is not None:
+        return error
     if span.drafts and not (0 < span.drafts < len(span.tokens) and span.rows is Rows.ALL):
         return RequestError("need rows=ALL and a token before the drafts", param="drafts")
     if span.score is not None and len(span.score.targets) > len(span.tokens):

@@ -8,6 +8,7 @@ here: this room has no numerics.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -93,6 +94,31 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Inputs:
+    """Given rows at positions of a sequence, used in place of its tokens' embeddings: an image, sound, a soft prompt.
+
+    Attributes:
+        positions: of the rows, ascending. The tokens there are placeholders.
+        rows: float32 [positions, H], never changed.
+        digest: of what the rows are made from: equal digests mean equal rows.
+    """
+
+    positions: tuple[int, ...]
+    rows: Array = field(compare=False, repr=False)
+    digest: bytes
+
+    def at(self, start: int, end: int) -> range:
+        """Return which of the rows are at positions from `start` to `end`, the latter not included."""
+        return range(bisect_left(self.positions, start), bisect_left(self.positions, end))
+
+    def within(self, start: int, end: int) -> tuple[Inputs, ...]:
+        """Return the rows at positions from `start` to `end` as inputs; nothing if there are none."""
+        found = self.at(start, end)
+        part = slice(found.start, found.stop)
+        return (Inputs(self.positions[part], self.rows[part], self.digest),) if found else ()
+
+
+@dataclass(frozen=True, slots=True)
 class SpanExtras:
     """Everything that makes a span special. A plain span has none, so the fast path knows it by one comparison.
 
@@ -101,6 +127,7 @@ class SpanExtras:
         masks: a grammar's bit mask per sampled row: a bit per vocabulary id, least significant first, set = allowed.
         score: log-probabilities of given next tokens, independent of `want`.
         adapter: name of a loaded adapter, or None.
+        inputs: given rows at positions of the span.
         attention_weights: also return the attention probabilities, if the backend keeps them.
     """
 
@@ -108,6 +135,7 @@ class SpanExtras:
     masks: tuple[bytes | None, ...] = ()
     score: Score | None = None
     adapter: str | None = None
+    inputs: tuple[Inputs, ...] = ()
     attention_weights: bool = False
 
     def or_none(self) -> SpanExtras | None:
@@ -165,6 +193,11 @@ class Span:
     def adapter(self) -> str | None:
         """Name of the adapter in use."""
         return (self.extras or NO_EXTRAS).adapter
+
+    @property
+    def inputs(self) -> tuple[Inputs, ...]:
+        """Given rows."""
+        return (self.extras or NO_EXTRAS).inputs
 
     @property
     def attention_weights(self) -> bool:

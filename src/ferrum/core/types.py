@@ -12,7 +12,7 @@ from typing import Final
 from ferrum.core.errors import FerrumError
 from ferrum.core.params import SamplingParams
 from ferrum.core.pickling import pickled_by_fields
-from ferrum.core.step import Array, Sampling, TokenLogprobs
+from ferrum.core.step import Array, Inputs, Sampling, TokenLogprobs
 
 UNLIMITED: Final = 1 << 62
 """The limit of a sequence that has none yet."""
@@ -36,6 +36,19 @@ class Pooling(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A loaded adapter.
+
+    Attributes:
+        name: by which requests choose it.
+        digest: of its files: one that is loaded again under its name, with other weights, has another digest.
+    """
+
+    name: str
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A validated request: token ids and numbers only.
 
@@ -53,7 +66,8 @@ class Request:
         tenant: owner of the request, for fair scheduling.
         salt: separates its cached prefixes from those of others.
         trace_id: echoed in every event.
-        adapter: name of a loaded adapter, or None.
+        adapter: a loaded adapter, or None.
+        inputs: given rows at positions of the prompt.
         pooling: how to pool the prompt into a vector (then `params.max_tokens` is 0 and `n` 1), or None.
         prediction: predicted output tokens, used as draft tokens; they do not change the output.
     """
@@ -71,7 +85,8 @@ class Request:
     tenant: str = ""
     salt: str = ""
     trace_id: str = ""
-    adapter: str | None = None
+    adapter: Adapter | None = None
+    inputs: tuple[Inputs, ...] = ()
     pooling: Pooling | None = None
     prediction: tuple[int, ...] = ()
 

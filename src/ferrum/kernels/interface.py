@@ -41,6 +41,18 @@ class PoolGroup:
     format: str
 
 
+class GivenRows(NamedTuple):
+    """Rows of a step that are used in place of embeddings.
+
+    Attributes:
+        rows: [n] int32, which rows of the step they are.
+        values: f32 [n, H].
+    """
+
+    rows: Int32
+    values: F32
+
+
 class StepTables(NamedTuple):
     """Inputs of a step. Only `runtime/step_tables.py` makes them.
 
@@ -50,7 +62,7 @@ class StepTables(NamedTuple):
         pages: per layer group [S, maximum pages of a sequence] int32; -1 for a page that a window group has freed.
         logit_rows: [G] int32 rows with requested logits.
         hidden_rows: [P] int32 rows with requested hidden states.
-        embeddings: f32 [R, H] used in place of embedding rows, or None.
+        given: rows used in place of embeddings, or None.
     """
 
     token_ids: Int32
@@ -59,7 +71,7 @@ class StepTables(NamedTuple):
     pages: tuple[Int32, ...]
     logit_rows: Int32
     hidden_rows: Int32
-    embeddings: F32 | None = None
+    given: GivenRows | None = None
 
 
 class ParameterForms(Protocol):

@@ -81,8 +81,8 @@ class Operations(Protocol):
     def embed(self, table: Table, scale: float = 1.0, stride: int = 1, offset: int = 0) -> Array:
         """Look up rows of the step's tokens, times `scale` -> [R, H].
 
-        With a stride of 1 these are the rows of the token ids, and a step's own embeddings replace them. A table of
-        several rows per token (per-layer embeddings) has a larger stride: row token x stride + offset.
+        With a stride of 1 these are the rows of the token ids, and given rows replace some of them, see `StepTables`.
+        A table of several rows per token (per-layer embeddings) has a larger stride: row token x stride + offset.
         """
         return Value(Extent.ROWS, table.shape[1])
 

@@ -27,7 +27,7 @@ from ferrum.runtime.flights import Flights, carries
 from ferrum.runtime.sharded_replay import ShardedReplay
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_passes import cut_into_passes, distribute
-from ferrum.runtime.step_tables import DecodeTables, KeptRows, Piece, stage
+from ferrum.runtime.step_tables import DecodeTables, KeptRows, Piece, refuse_inputs, stage
 from ferrum.sampling.backend_sampler import sampler_of
 from ferrum.sampling.sampler import Verification, accept
 
@@ -217,13 +217,13 @@ class DecoderLM(StepwiseLLM):
         return self._lacks(span) if error is None else error
 
     def _lacks(self, span: Span) -> FerrumError | None:
-        """Return what a valid span asks for that these kernels do not keep, or None."""
+        """Return why this model cannot run a valid span, or None."""
         if (span.attention_weights or span.hidden is Hidden.LAYERS) and not self.kernels.captures:
             reason = f'the {self.kernels.name} kernels do not keep them: load the model with kernels="reference"'
             return Unsupported("attention weights and states of layers", reason)
         if span.hidden is Hidden.LAYERS and self.pool is not self.kernels:
             return Unsupported("states of layers", "several ranks compute them: load the model on one")
-        return None
+        return refuse_inputs(span, self._config.hidden_size) if span.inputs else None
 
     def _passes(self, rows: Mapping[str, SpanRows]) -> Iterator[list[Piece]]:
         return cut_into_passes(list(rows.values()), self.max_rows, self.max_logit_rows)

@@ -9,8 +9,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ferrum.cache.page_table import PageGroup, PageTable
-from ferrum.core.step import CARRY, Span, is_plain
-from ferrum.kernels.interface import StepTables
+from ferrum.core.errors import RequestError
+from ferrum.core.step import CARRY, Inputs, Span, is_plain
+from ferrum.kernels.interface import GivenRows, StepTables
 from ferrum.kernels.operations import F32, Int32
 from ferrum.sampling.sampler import is_plain_greedy
 
@@ -26,6 +27,7 @@ class Piece(NamedTuple):
         start: position of the first token.
         tokens: ids.
         logit_rows, hidden_rows: rows of this piece whose logits or final hidden states are wanted.
+        inputs: given rows of its span.
     """
 
     cache_id: str
@@ -33,6 +35,7 @@ class Piece(NamedTuple):
     tokens: Sequence[int]
     logit_rows: range
     hidden_rows: range
+    inputs: tuple[Inputs, ...] = ()
 
 
 class RowSource(Protocol):
@@ -71,7 +74,7 @@ class KeptRows:
         return self._rows[cache_id][group]
 
 
-def stage(pieces: Sequence[Piece], pages: RowSource, embeddings: F32 | None = None) -> StepTables:
+def stage(pieces: Sequence[Piece], pages: RowSource) -> StepTables:
     """Return the tables of one forward pass over the pieces, in order."""
     token_ids: list[int] = []
     positions: list[int] = []
@@ -92,8 +95,28 @@ def stage(pieces: Sequence[Piece], pages: RowSource, embeddings: F32 | None = No
         pages=tuple([_page_rows(pieces, pages, group.name) for group in pages.groups]),
         logit_rows=_table(logit_rows),
         hidden_rows=_table(hidden_rows),
-        embeddings=embeddings,
+        given=_given(pieces),
     )
+
+
+def _given(pieces: Sequence[Piece]) -> GivenRows | None:
+    """Return the given rows of the pieces and where they are in the pass; None if there are none."""
+    rows, values, first = list[int](), list[F32](), 0
+    for piece in pieces:
+        for each in piece.inputs:
+            for part in each.within(piece.start, piece.start + len(piece.tokens)):
+                rows += [first + position - piece.start for position in part.positions]
+                values.append(part.rows)
+        first += len(piece.tokens)
+    return GivenRows(_table(rows), np.concatenate(values)) if values else None
+
+
+def refuse_inputs(span: Span, hidden_size: int) -> RequestError | None:
+    """Return why the given rows of a valid span do not fit a model of that hidden size, or None."""
+    for each in span.inputs:
+        if not isinstance(each.rows, np.ndarray) or each.rows.dtype != np.float32 or each.rows.shape[1] != hidden_size:
+            return RequestError(f"must be float32 rows of {hidden_size} numbers, as the hidden states", param="inputs")
+    return None
 
 
 def _table(values: Sequence[int]) -> Int32:

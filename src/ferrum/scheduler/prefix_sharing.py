@@ -157,7 +157,7 @@ class PrefixSharing:
             return
         self._extend_hashes(sequence)
         count, rest = divmod(stored, self._scope.page_size)
-        if rest:
+        if rest and not _has_inputs(sequence, stored - rest, stored):
             previous, tokens = self._hash_before(sequence, count), sequence.tokens[stored - rest : stored]
             page_hash = self._scope.hash_page(previous, tokens)
             self._pages.publish_partial_page(sequence.cache_id, stored, page_hash)
@@ -180,8 +180,11 @@ class PrefixSharing:
         # The next full page may exist, but the sequence's last token has to run in any case.
         if count < len(sequence.page_hashes) and self._pages.has_partial_page(sequence.page_hashes[count]):
             return PartialPage(sequence.page_hashes[count], limit - begin)
+        end = min(limit, begin + self._scope.page_size - 1)
+        if _has_inputs(sequence, begin, end):
+            return None
         previous = self._hash_before(sequence, count)
-        tokens = sequence.tokens[begin : min(limit, begin + self._scope.page_size - 1)]
+        tokens = sequence.tokens[begin:end]
         return self._partial_pages.find(
             previous, tokens, partial(self._scope.hash_page, previous), self._pages.has_partial_page
         )
@@ -193,11 +196,20 @@ class PrefixSharing:
     def _root(self, sequence: Sequence) -> PageHash:
         assert self._scope is not None
         request = sequence.request
-        return self._scope.root(adapter=request.adapter, tenant=request.tenant, salt=request.salt)
+        adapter = None if request.adapter is None else request.adapter.digest
+        return self._scope.root(adapter=adapter, tenant=request.tenant, salt=request.salt)
 
     def _extend_hashes(self, sequence: Sequence) -> None:
         if self._scope is not None and len(sequence.tokens) // self._scope.page_size > len(sequence.page_hashes):
-            self._scope.extend(sequence.page_hashes, self._root(sequence), sequence.tokens)
+            self._scope.extend(sequence.page_hashes, self._root(sequence), sequence.tokens, sequence.request.inputs)
+
+
+def _has_inputs(sequence: Sequence, begin: int, end: int) -> bool:
+    """Return whether a part of the sequence has given rows: such pages are shared in full only.
+
+    Partial pages are found by tokens, which do not name the rows.
+    """
+    return any(each.at(begin, end) for each in sequence.request.inputs)
 
 
 class ChoiceForks:

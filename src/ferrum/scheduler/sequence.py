@@ -103,6 +103,7 @@ def make_span(sequence: Sequence, count: int, *, scored: int, drafts: tuple[int,
     finishing = end == len(sequence.tokens) + sequence.pending and request.params.max_tokens != 0
     carried = (CARRY,) if end > len(sequence.tokens) else ()
     score = None if request.params.prompt_logprobs is None else _score(sequence, start, end, scored)
+    unspecial = not drafts and score is None and request.adapter is None and not request.inputs
     return Span(
         sequence.cache_id,
         start,
@@ -111,10 +112,15 @@ def make_span(sequence: Sequence, count: int, *, scored: int, drafts: tuple[int,
         Rows.ALL if drafts else Rows.LAST,
         Hidden.NONE if request.pooling is None else _hidden(sequence, end),
         sequence.sampling if finishing else None,
-        SpanExtras(drafts=len(drafts), score=score, adapter=request.adapter).or_none()
-        if drafts or score is not None or request.adapter is not None
-        else None,
+        None if unspecial else _extras(request, start, end + len(drafts), len(drafts), score),
     )
+
+
+def _extras(request: Request, start: int, end: int, drafts: int, score: Score | None) -> SpanExtras | None:
+    """Return what makes the request's span from `start` to `end` special; None for a part that is plain."""
+    adapter = None if request.adapter is None else request.adapter.name
+    inputs = [part for each in request.inputs for part in each.within(start, end)]
+    return SpanExtras(drafts=drafts, score=score, adapter=adapter, inputs=tuple(inputs)).or_none()
 
 
 def _score(sequence: Sequence, start: int, end: int, scored: int) -> Score | None:

@@ -30,7 +30,7 @@ VERSION: Final = 1
 SEAL: Final = b',"sha256":"%s"'
 """The end of the last line: the SHA-256 of everything before it, in hexadecimal."""
 
-_LEFT_OUT: Final = frozenset({"request_id", "deadline", "arrival"})
+_LEFT_OUT: Final = frozenset({"inputs", "request_id", "deadline", "arrival"})
 """Fields of a request that a replay cannot use."""
 
 _SHARE: Final = tuple(each.name for each in fields(StepShare) if each.name != "request_id")
@@ -153,6 +153,7 @@ def share_line(step: ComputedStep, share: StepShare) -> dict[str, Any]:
 
 def request_dict(request: Request) -> dict[str, Any]:
     """Return a request as JSON values."""
+    assert request.adapter is None and not request.inputs, "no client can give them yet, and JSON cannot hold them"
     values = {each.name: getattr(request, each.name) for each in fields(request) if each.name not in _LEFT_OUT}
     return {
         **values,

@@ -216,7 +216,7 @@ class NativeKernels(Kernels):
             list(tables.pages),
             tables.logit_rows,
             tables.hidden_rows,
-            tables.embeddings,
+            *(tables.given or (None, None)),
         )
         for rope in self._ropes:
             if furthest >= rope.filled:

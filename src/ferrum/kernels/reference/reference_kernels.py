@@ -108,9 +108,11 @@ class ReferenceKernels(Kernels):
         return cosines, sines
 
     def embed(self, table: Weight, scale: float = 1.0, stride: int = 1, offset: int = 0) -> F32:
-        if self.tables.embeddings is not None and stride == 1:
-            return self.tables.embeddings
-        return table.rows(self.tables.token_ids * stride + offset) * np.float32(scale)
+        rows: F32 = table.rows(self.tables.token_ids * stride + offset) * np.float32(scale)
+        given = self.tables.given
+        if given is not None and stride == 1 and rows.shape[1] == given.values.shape[1]:  # else no embeddings
+            rows[given.rows] = given.values
+        return rows
 
     def norm(self, x: F32, weight: F32, eps: float, bias: F32 | None = None, centred: bool = False) -> F32:
         count = np.float32(x.shape[-1])
