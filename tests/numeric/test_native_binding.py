@@ -83,4 +83,13 @@ def test_contradictory_tables_are_refused(
     runtime: Any, span_rows: Any, pages: np.ndarray[Any, Any], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
-        runtime.begin(ids(1, 2), ids(0, 1), span_rows, [pages], ids(), ids(), None)
+        runtime.begin(ids(1, 2), ids(0, 1), span_rows, [pages], ids(), ids(), None, None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"), [(ids(2), "not in the step"), (ids(-1), "not in the step"), (ids(0, 1), "one row")]
+)
+def test_given_rows_outside_of_a_step_are_refused(runtime: Any, rows: np.ndarray[Any, Any], reason: str) -> None:
+    pages = zeros(1, 1, dtype=np.int32)
+    with pytest.raises(ValueError, match=reason):
+        runtime.begin(ids(1, 2), ids(0, 1), ids(0, 2), [pages], ids(), ids(), rows, zeros(1, 8))

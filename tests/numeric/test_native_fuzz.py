@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrum.cache.page_table import PageCopy
+from ferrum.kernels.interface import GivenRows
 from native_search import examples, seeds
 from native_twin import TIERS, Twin, group_of, normal, same_bits, shape_of, tables_of
 from native_weights import BLOCKS, DTYPES, weight_of, wild
@@ -66,7 +67,10 @@ def test_embeddings_gathers_and_finite_flags(tier, threads, seed, spans, columns
     some = st.lists(st.integers(0, count - 1), max_size=20)
     logit_rows, hidden_rows = (tuple(sorted(set(data.draw(some)))) for _ in range(2))
     tables = tables_of(rng, spans, (), logit_rows, hidden_rows, vocabulary=50)
-    twin.begin(tables._replace(embeddings=normal(rng, count, columns)) if given_rows else tables)
+    if given_rows:
+        rows = np.flatnonzero(rng.random(count) < 0.5).astype(np.int32)
+        tables = tables._replace(given=GivenRows(rows, normal(rng, len(rows), columns)))
+    twin.begin(tables)
     format = data.draw(st.sampled_from([*DTYPES, *BLOCKS]))
     np.testing.assert_array_equal(*twin.both("embed", weight_of(rng, 50, columns, format)))
     x = normal(rng, count, columns)

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ferrum.kernels.interface import GivenRows
 from ferrum.quant.dense import DenseWeight
 from native_twin import TEAMS, TIERS, Twin, normal, same_bits, tables_of
 
@@ -75,9 +76,12 @@ def test_embedding_returns_rows_of_the_packed_table(team, dtype):
         twin.begin(tables)
         np.testing.assert_array_equal(*twin.both("embed", table))
         np.testing.assert_array_equal(*twin.both("embed", table, 6.1))
-        given = normal(rng, len(tables.token_ids), 37)
-        twin.begin(tables._replace(embeddings=given))
-        np.testing.assert_array_equal(twin.native.embed(twin.native.weight(table), 6.1), given)
+        rows = np.arange(0, len(tables.token_ids), 2, dtype=np.int32)
+        given = GivenRows(rows, normal(rng, len(rows), 37))
+        twin.begin(tables._replace(given=given))
+        ours, theirs = twin.both("embed", table, 6.1)
+        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(ours[rows], given.values)
 
 
 @pytest.mark.parametrize("team", TEAMS)
