@@ -223,4 +223,11 @@ FUNCTION_CALL: Final[Schema] = {
     "properties": {"name": {"type": "string"}, "arguments": _ARGUMENTS},
     "required": ["name"],
 }
-TOOL_CALL: Final[Schema] = {"properties": {"function": {"type": "object", **FUNCTION_CALL}}, "required": ["function"]}
+TOOL_CALL: Final[Schema] = {
+    "properties": {
+        "id": either({"type": "string"}, {"type": "null"}),
+        "type": {"enum": ["function", None]},
+        "function": {"type": "object", **FUNCTION_CALL},
+    },
+    "required": ["function"],
+}

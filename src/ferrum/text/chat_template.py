@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from ferrum.core.errors import CheckpointError, FerrumError, RequestError, Unsupported
+from ferrum.core.values import shown
 from ferrum.text import template_probes as probes
 from ferrum.text.model_files import ModelFiles
 from ferrum.text.plain_json import json_objects, plain_json
@@ -364,6 +365,10 @@ def _tool_calls(calls: Any, where: str, argument_text: bool) -> list[dict[str, A
 def _tool_call(call: Any, where: str, argument_text: bool) -> dict[str, Any]:
     if not isinstance(call, dict):
         raise RequestError("must be an object", param=where)
+    if not isinstance(call.get("id"), str | None):
+        raise RequestError("must be a string", param=f"{where}.id")
+    if call.get("type") not in ("function", None):
+        raise RequestError(f"must be 'function', not {shown(call['type'])}", param=f"{where}.type")
     return {**call, "function": _function(call.get("function"), f"{where}.function", argument_text)}
 
 
