@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 
+import recurrent_model
 from fakes import Guesses, admit_all, scope_of
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, Request
@@ -33,22 +34,30 @@ KINDS = 40
 DEPTHS = (0, 1, 2)
 
 
-def load(pages: int) -> LocalExecutor:
+def load(model: str, pages: int) -> LocalExecutor:
+    """Load a model with a window, or one with a recurrent layer next to attention."""
     require_native()
+    options = {"page_size": PAGE_SIZE, "kv_capacity": pages * PAGE_SIZE, "max_sequence_length": CONTEXT}
+    if model == "states":
+        return recurrent_model.load("recurrent with attention", "native", run_ahead=max(DEPTHS), **options)
     directory = directory_of(find("qwen3-windows"))
-    options = {"page_size": PAGE_SIZE, "kv_capacity": pages * PAGE_SIZE}
-    return load_executor(directory, kernels="native", dtype="bfloat16", max_sequence_length=CONTEXT, **options)
+    return load_executor(directory, kernels="native", dtype="bfloat16", **options)
+
+
+@pytest.fixture(scope="module", params=["windows", "states"])
+def model(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def executor() -> Iterator[LocalExecutor]:
-    with load(PAGES) as executor:
+def executor(model: str) -> Iterator[LocalExecutor]:
+    with load(model, PAGES) as executor:
         yield executor
 
 
 @cache
-def quiet() -> LocalExecutor:
-    return load(4 * PAGES)
+def quiet(model: str) -> LocalExecutor:
+    return load(model, 4 * PAGES)
 
 
 @cache
@@ -62,8 +71,8 @@ def request_of(kind: int, *, plain: bool) -> Request:
 
 
 @cache
-def alone_result(kind: int, choice: int, *, plain: bool) -> Alone:
-    return alone(quiet(), request_of(kind, plain=plain), choice, CONTEXT)
+def alone_result(model: str, kind: int, choice: int, *, plain: bool) -> Alone:
+    return alone(quiet(model), request_of(kind, plain=plain), choice, CONTEXT)
 
 
 @dataclass
@@ -92,9 +101,9 @@ class Arrival:
 class Schedule:
     """Requests and a scheduler, as functions of the schedule's number."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, model: str) -> None:
         pick = Random(number)
-        self.number = number
+        self.number, self.model = number, model
         self.drafts = pick.random() < 0.3
         plain = pick.random() < 0.7
         self.arrivals = []
@@ -129,6 +138,7 @@ class Drafts(Guesses):
         self.accepted = 0
         self._random = Random(schedule.number)
         self._arrivals = {each.name: each for each in schedule.arrivals}
+        self._model = schedule.model
 
     def learn(self, sequence: Choice, drafted: int, accepted: int) -> None:
         super().learn(sequence, drafted, accepted)
@@ -141,7 +151,8 @@ class Drafts(Guesses):
         arrival = self._arrivals[sequence.request.request_id]
         if not self.may_draft(sequence):
             return ()
-        right = alone_result(arrival.kind, sequence.choice, plain=arrival.plain).tokens[sequence.generated :]
+        expected = alone_result(self._model, arrival.kind, sequence.choice, plain=arrival.plain)
+        right = expected.tokens[sequence.generated :]
         return tuple(token if self._random.random() < 0.75 else 1 for token in right[: self._random.randrange(5)])
 
 
@@ -195,7 +206,7 @@ def check_alone(schedule: Schedule, run: Run) -> None:
     for arrival in schedule.arrivals:
         for choice in range(request_of(arrival.kind, plain=arrival.plain).params.n):
             outcome = run.outcomes[arrival.name, choice]
-            expected = alone_result(arrival.kind, choice, plain=arrival.plain)
+            expected = alone_result(schedule.model, arrival.kind, choice, plain=arrival.plain)
             count = len(outcome.tokens)
             assert outcome.tokens == expected.tokens[:count] and outcome.logprobs == expected.logprobs[:count]
             if outcome.finish is not FinishReason.ABORT:
@@ -205,11 +216,11 @@ def check_alone(schedule: Schedule, run: Run) -> None:
 
 
 @pytest.mark.parametrize("numbers", [range(100), pytest.param(range(100, 1000), marks=pytest.mark.soak)], ids=len)
-def test_outcomes_do_not_depend_on_the_depth(executor: LocalExecutor, numbers: range) -> None:
-    """The schedules have stops, aborts, preemptions, forks, shared prefixes and drafts; the model has a window."""
+def test_outcomes_do_not_depend_on_the_depth(executor: LocalExecutor, model: str, numbers: range) -> None:
+    """The schedules have stops, aborts, preemptions, forks, shared prefixes and drafts."""
     ahead, seen = Counter[int](), Counter[str]()
     for number in numbers:
-        schedule = Schedule(number)
+        schedule = Schedule(number, model)
         runs = [Run(schedule, depth, executor) for depth in DEPTHS]
         check_alone(schedule, runs[0])
         assert all(run.outcomes == runs[0].outcomes for run in runs), number

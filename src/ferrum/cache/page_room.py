@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ferrum.cache.page_hashes import SequenceHashes
-from ferrum.cache.pool import PageGroup, PagePool
+from ferrum.cache.pool import PageGroup, PagePool, capacity_tokens
+from ferrum.cache.state_slots import StateSlots
+from ferrum.core.config import PAGE_SIZE
 from ferrum.core.errors import UnknownSequence
 from ferrum.core.values import shown
 
@@ -44,23 +46,39 @@ class PageRoom:
     """Pools of all groups and the stored sequences, with questions about room.
 
     Args:
-        groups: at least one, with distinct names.
+        groups: with distinct names; none if no layer stores anything per token. Shared prefixes need one page size.
         max_draft: longest draft. A window group keeps this many tokens and one page more than the next query sees, so
             that a truncation by a draft always succeeds.
+        states: slots of the states of sequences; None if no layer has one.
+        unpaged: tokens that the executor holds where no group limits them.
+
+    Attributes:
+        page_size: tokens per page, of the first group.
+        capacity_tokens: tokens that the whole pool holds.
     """
 
-    def __init__(self, groups: Iterable[PageGroup], *, max_draft: int) -> None:
+    def __init__(
+        self, groups: Iterable[PageGroup], *, max_draft: int, states: StateSlots | None = None, unpaged: int = 0
+    ) -> None:
         self.groups = tuple(groups)
+        self.states = states
+        self.page_size = next((group.page_size for group in self.groups), PAGE_SIZE)
+        self.capacity_tokens = capacity_tokens(self.groups) if self.groups else unpaged
         self._pools = tuple(PagePool(group.num_pages) for group in self.groups)
         self._index = {group.name: index for index, group in enumerate(self.groups)}
         self._max_draft = max_draft
         self._stored: dict[str, Stored] = {}
-        assert self.groups and len(self._index) == len(self.groups), "groups need distinct names"
+        assert len(self._index) == len(self.groups), "groups need distinct names"
         assert all(group.num_pages >= 0 and group.page_size > 0 for group in self.groups)
 
     def free(self, group: str) -> int:
         """Return the number of free pages of the group."""
         return self._pools[self._index[group]].free
+
+    @property
+    def free_slots(self) -> int:
+        """Free slots of states; 0 without states."""
+        return 0 if self.states is None else self.states.free
 
     def fits_empty_pool(self, length: int, step: int) -> bool:
         """Return whether the empty pool holds a sequence of `length` tokens.

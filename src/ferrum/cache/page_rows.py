@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from operator import attrgetter
 
 from ferrum.cache.page_room import FREED, PageRoom, Stored
-from ferrum.cache.pool import PageCopy, PageGroup, capacity_tokens
+from ferrum.cache.pool import PageCopy, PageGroup
+from ferrum.cache.state_slots import StateSlots
 from ferrum.core.errors import RequestError, Unsupported
 from ferrum.core.values import kept_length, shown
 
@@ -24,13 +25,16 @@ class PageRows(PageRoom):
     """Pages of all sequences in all groups.
 
     Args:
-        groups, max_draft: see `PageRoom`.
+        groups, max_draft, states, unpaged: see `PageRoom`.
     """
 
-    def __init__(self, groups: Iterable[PageGroup], *, max_draft: int = 16) -> None:
-        super().__init__(groups, max_draft=max_draft)
+    def __init__(
+        self, groups: Iterable[PageGroup], *, max_draft: int = 16, states: StateSlots | None = None, unpaged: int = 0
+    ) -> None:
+        super().__init__(groups, max_draft=max_draft, states=states, unpaged=unpaged)
         self._copies = [pool.copies for pool in self._pools]
-        self._windowed = any(group.window is not None for group in self.groups)
+        # The next token's commit then changes more than the length.
+        self._changing = states is not None or any(group.window is not None for group in self.groups)
         # One clock for all sequences: an id that is released and used again never repeats a generation.
         self._clock = 0
 
@@ -56,11 +60,6 @@ class PageRows(PageRoom):
         return self._get(cache_id).rows[self._index[group]]
 
     @property
-    def capacity_tokens(self) -> int:
-        """Tokens that the whole pool holds."""
-        return capacity_tokens(self.groups)
-
-    @property
     def used(self) -> int:
         """Number of pages in use, over all groups."""
         return sum([pool.num_pages - pool.free for pool in self._pools])
@@ -73,7 +72,8 @@ class PageRows(PageRoom):
     @property
     def changes(self) -> int:
         """A number that increases with every page that is taken or dropped."""
-        return sum(map(_changes, self._pools))
+        changes: int = sum(map(_changes, self._pools))
+        return changes if self.states is None else changes + self.states.changes
 
     @property
     def shared(self) -> int:
@@ -106,7 +106,7 @@ class PageRows(PageRoom):
             row.extend(pool.take() for _ in range(new))
             if copy or new:
                 stored.changes = self._tick()
-        stored.room = min(len(row) * group.page_size for row, group in zip(stored.rows, self.groups, strict=True))
+        stored.room = self._reserved(stored)
         if length <= stored.length:  # then the partly filled page may still have to be copied
             stored.room = min(stored.room, stored.length)
         return True
@@ -170,7 +170,10 @@ class PageRows(PageRoom):
         )
 
     def commit(self, cache_id: str, length: int) -> None:
-        """Advance the stored length to `length`; window groups free the pages that no later query can see.
+        """Advance the stored length to `length`, and each kind of what is stored: a step has succeeded.
+
+        Window groups free the pages that no later query can see. A state that the step has written becomes the
+        sequence's.
 
         Raises:
             UnknownSequence: no such sequence.
@@ -178,7 +181,7 @@ class PageRows(PageRoom):
         """
         stored = self._get(cache_id)
         if not stored.length <= length <= stored.room:
-            reserved = min(len(row) * group.page_size for row, group in zip(stored.rows, self.groups, strict=True))
+            reserved = self._reserved(stored)
             if not stored.length <= length <= reserved:
                 raise RequestError(f"{length} is not in [{stored.length}, {reserved}]", param="length")
         stored.length = length
@@ -186,13 +189,15 @@ class PageRows(PageRoom):
         self._assign_hashes(stored)
         if not stored.held:
             self._free_unseen(stored)
+        if self.states is not None:
+            self.states.commit(cache_id)
 
     def commit_next(self, cache_ids: Sequence[str], lengths: Sequence[int]) -> None:
         """Advance each of these sequences by one token to its length; see `commit`."""
-        size, known = self.groups[0].page_size, self._stored
+        size, known = self.page_size, self._stored
         for cache_id, length in zip(cache_ids, lengths, strict=True):
             stored = known.get(cache_id)
-            if self._windowed or stored is None or length % size == 0 or length > stored.room:
+            if self._changing or stored is None or length % size == 0 or length > stored.room:
                 self.commit(cache_id, length)
             else:
                 stored.length = length
@@ -218,8 +223,10 @@ class PageRows(PageRoom):
         Raises UnknownSequence.
         """
         held = {cache_id: stored for cache_id in cache_ids if not (stored := self._get(cache_id)).held}
-        for stored in held.values():
+        for cache_id, stored in held.items():
             stored.held = True
+            if self.states is not None:
+                self.states.hold(cache_id, stored.length)
         try:
             yield
         finally:
@@ -227,6 +234,14 @@ class PageRows(PageRoom):
                 stored.held = False
                 if self._stored.get(cache_id) is stored:
                     self._free_unseen(stored)
+                    if self.states is not None:
+                        self.states.unhold(cache_id)
+
+    def abandon(self, cache_id: str) -> None:
+        """Give back what the sequence's failed steps have taken, none of which is in flight. Raises UnknownSequence."""
+        self.trim(cache_id)
+        if self.states is not None:
+            self.states.abandon(cache_id)
 
     def trim(self, cache_id: str) -> None:
         """Release the pages that are reserved beyond the stored length. Raises UnknownSequence."""
@@ -238,8 +253,10 @@ class PageRows(PageRoom):
         stored.room = min(stored.room, stored.length)
 
     def can_truncate(self, cache_id: str, length: int) -> bool:
-        """Return whether the queries from position `length` on still find all they see. Raises UnknownSequence."""
+        """Return whether the tokens from position `length` on still find all they depend on. Raises UnknownSequence."""
         stored = self._get(cache_id)
+        if self.states is not None and not self.states.can_truncate(cache_id, length):
+            return False
         return length == 0 or all(
             freed == 0 or freed * group.page_size <= length - (group.window or 0) + 1
             for group, freed in zip(self.groups, stored.freed, strict=True)
@@ -251,21 +268,26 @@ class PageRows(PageRoom):
         Raises:
             UnknownSequence: no such sequence.
             RequestError: `length` is no integer, negative or beyond the stored length.
-            Unsupported: a window group has freed keys that the next query would see.
+            Unsupported: a window group has freed keys that the next query would see, or a state has seen later tokens.
         """
         stored = self._get(cache_id)
         length = kept_length("length", length, stored.length)
         if length == stored.length:
             return
         if not self.can_truncate(cache_id, length):
-            raise Unsupported("truncation", f"the keys before position {length} have left the window and are freed")
+            what = "keys before it have left the window and are freed"
+            if self.states is not None and not self.states.can_truncate(cache_id, length):
+                what = "the state of its recurrent layers has seen later tokens (0 begins it again)"
+            raise Unsupported("truncation", f"position {length}: {what}")
         if length == 0:
             self._drop_rows(stored)
         stored.length = length
         stored.changes = self._tick()
         stored.generation = self._tick()
-        stored.hashes.cut(length // self.groups[0].page_size)
+        stored.hashes.cut(length // self.page_size)
         self.trim(cache_id)
+        if self.states is not None:
+            self.states.truncate(cache_id, length)
 
     def fork(self, source: str, target: str) -> None:
         """Begin `target` as a copy of `source` that shares all its stored pages, the partly filled one included.
@@ -283,6 +305,8 @@ class PageRows(PageRoom):
                 pool.share(page)
         stored.room = min(stored.room, stored.length)
         self._stored[target] = Stored(rows, list(stored.freed), stored.length, self._tick())
+        if self.states is not None:
+            self.states.fork(source, target)
 
     def release(self, cache_id: str) -> None:
         """Remove the sequence and drop its pages; an unknown id is no error."""
@@ -290,6 +314,8 @@ class PageRows(PageRoom):
         if stored is not None:
             stored.hashes.discard()
             self._drop_rows(stored)
+            if self.states is not None:
+                self.states.release(cache_id)
 
     def check(self) -> None:
         """Assert that rows, lengths, reference counts, copies and free lists agree; every page is somewhere, once."""
@@ -303,9 +329,16 @@ class PageRows(PageRoom):
                 for page in row[freed:]:
                     counts[page] += 1
             pool.check(counts)
+        if self.states is not None:
+            self.states.check()
+
+    def _reserved(self, stored: Stored) -> int:
+        """Return the tokens that the rows hold."""
+        rows = zip(stored.rows, self.groups, strict=True)
+        return min((len(row) * group.page_size for row, group in rows), default=self.capacity_tokens)
 
     def _assign_hashes(self, stored: Stored) -> None:
-        full = stored.length // self.groups[0].page_size
+        full = stored.length // self.page_size
         stored.hashes.assign(self._pools, stored.rows, stored.freed, full)
 
     def _drop_rows(self, stored: Stored) -> None:

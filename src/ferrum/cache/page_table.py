@@ -15,6 +15,7 @@ from ferrum.cache.page_rows import PageRows
 from ferrum.cache.pool import HashedPage, PageHash
 from ferrum.cache.pool import PageCopy as PageCopy
 from ferrum.cache.pool import PageGroup as PageGroup
+from ferrum.cache.state_slots import StateSlots
 from ferrum.cache.tiered_restore import PageTier, Restores
 from ferrum.core.snapshots import PrefixCounts
 
@@ -23,22 +24,31 @@ class PageTable(PageRows):
     """Pages of all sequences in all groups.
 
     Args:
-        groups, max_draft: see `PageRoom`.
+        groups, max_draft, states, unpaged: see `PageRoom`.
 
     Attributes:
         restores: pages on their way back from a KV tier.
     """
 
-    def __init__(self, groups: Iterable[PageGroup], *, max_draft: int = 16) -> None:
-        super().__init__(groups, max_draft=max_draft)
+    def __init__(
+        self, groups: Iterable[PageGroup], *, max_draft: int = 16, states: StateSlots | None = None, unpaged: int = 0
+    ) -> None:
+        super().__init__(groups, max_draft=max_draft, states=states, unpaged=unpaged)
         self.restores = Restores(self)
         self._asked = self._found = 0
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether pages are all that a sequence depends on, so that another one can begin with them."""
+        return bool(self.groups) and self.states is None
 
     def match(self, page_hashes: Sequence[PageHash]) -> int:
         """Return how many leading pages a new sequence can adopt.
 
         A group with a window needs only those of them that the next query sees.
         """
+        if not self.shares_prefixes:
+            return 0
         return longest_match(self.groups, self._pools, page_hashes)
 
     def has_page(self, group: str, page_hash: PageHash) -> bool:
@@ -47,7 +57,7 @@ class PageTable(PageRows):
 
     def has_partial_page(self, page_hash: PageHash) -> bool:
         """Return whether all groups have a page with this hash."""
-        return all(pool.hashes.find(page_hash) is not None for pool in self._pools)
+        return self.shares_prefixes and all(pool.hashes.find(page_hash) is not None for pool in self._pools)
 
     def publish_partial_page(self, cache_id: str, length: int, page_hash: PageHash) -> None:
         """Let the page that ends the first `length` tokens be found, though it is not full.
@@ -55,7 +65,7 @@ class PageTable(PageRows):
         Raises UnknownSequence.
         """
         stored = self._get(cache_id)
-        pages = [row[length // self.groups[0].page_size] for row in stored.rows]
+        pages = [row[length // self.page_size] for row in stored.rows]
         if all(pool.is_written(page) for pool, page in zip(self._pools, pages, strict=True)):
             for pool, page in zip(self._pools, pages, strict=True):
                 hashed = pool.hashes.assign(page, page_hash, partial=True)
@@ -88,7 +98,7 @@ class PageTable(PageRows):
             partial_page: a page whose first tokens come next; all groups have it.
         """
         assert cache_id not in self._stored
-        length = count * self.groups[0].page_size + (0 if partial_page is None else partial_page.tokens)
+        length = count * self.page_size + (0 if partial_page is None else partial_page.tokens)
         last = () if partial_page is None else (partial_page.page_hash,)
         rows, freed = [], [group.unseen(length) for group in self.groups]
         for gone, pool in zip(freed, self._pools, strict=True):
@@ -137,3 +147,5 @@ class PageTable(PageRows):
         self._stored.clear()
         for pool in self._pools:
             pool.clear()
+        if self.states is not None:
+            self.states.reset()

@@ -321,7 +321,10 @@ class ModelExecutor(NamedVerbs):
         return min([self.traits.max_batch_size, *self._free_pages()])
 
     def _free_pages(self) -> list[int]:
-        return [self.pages.free(part.name) for part in self.memory_plan.pool]
+        """Return the free pages of each group, and how many sequences the free slots of states suffice for."""
+        states = self.memory_plan.states
+        slots = [] if states is None else [self.pages.free_slots // states.per_sequence]
+        return [*slots, *(self.pages.free(part.name) for part in self.memory_plan.pool)]
 
     def _probe(self, size: int) -> float:
         """Return the seconds of a step of `size` one-token sequences, the best of a few; infinite without room."""

@@ -29,7 +29,7 @@ class Handles:
     def make(self, cache_id: str, length: int) -> KvCacheHandle:
         """Return a handle of the first `length` tokens in the current generation. Raises UnknownSequence."""
         generation = self._undo.generation(cache_id)
-        group = self._pages.groups[0] if self._pages.groups else None
+        group = next(iter(self._pages.groups), None)
         pages = () if group is None else self._pages.row(cache_id, group.name)[: -(-length // group.page_size)]
         return KvCacheHandle(
             cache_id=cache_id,

@@ -11,8 +11,9 @@ from ferrum.core.snapshots import CacheMetricsSnapshot, SpeculationCounts
 
 
 def used_bytes(pages: SequenceStore, plan: MemoryPlan) -> int:
-    """Return the bytes of an executor without the free pages of its pool."""
-    return plan.total - sum(pages.free(part.name) * part.page_bytes for part in plan.pool)
+    """Return the bytes of an executor without the free pages and slots of its pool."""
+    slots = 0 if plan.states is None else pages.free_slots * plan.states.slot_bytes
+    return plan.total - slots - sum(pages.free(part.name) * part.page_bytes for part in plan.pool)
 
 
 def memory_efficiency(pages: SequenceStore, plan: MemoryPlan) -> float:

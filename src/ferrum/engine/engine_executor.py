@@ -23,7 +23,15 @@ class EnginePages(Pages, Protocol):
 
     @property
     def groups(self) -> Sequence[StoreGroup]:
-        """The layer groups, at least one. Pages of all groups hold the same number of tokens."""
+        """The layer groups; none if no layer stores anything per token."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page, the same in all groups."""
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether a sequence can begin with the pages of another one."""
 
 
 class EngineExecutor(Executor, Protocol):

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.cache.page_table import PageCopy
+from ferrum.core.state_shape import StateShape
 from ferrum.kernels.op_spec import Extent, Program
 from ferrum.kernels.operations import F32, Array, Bytes, Int32, Operations, Weight
 from ferrum.kernels.services import PageSums, PanelQuantizer, RowSampler
@@ -41,6 +42,41 @@ class PoolGroup:
     format: str
 
 
+@dataclass(frozen=True, slots=True)
+class StatePool:
+    """The slots of the states of recurrent layers. A slot has the states of one sequence in all of them.
+
+    Attributes:
+        num_slots: of all sequences.
+        shapes: the states by state group: layers with equal shapes.
+        kept_rows: rows of draft tokens that a slot keeps next to a state.
+    """
+
+    num_slots: int
+    shapes: tuple[StateShape, ...]
+    kept_rows: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+        return sum(shape.slot_bytes(self.kept_rows) for shape in self.shapes)
+
+
+class StateTables(NamedTuple):
+    """What a step does to the states of its spans: see `cache.state_slots`. All [S] int32.
+
+    Attributes:
+        read, write: slots; -1 reads a state of zeros.
+        waiting: rows kept in the slot read, which are applied before the span's own.
+        kept: last rows of the span, or of those waiting, that are kept in the slot written and not applied.
+    """
+
+    read: Int32
+    write: Int32
+    waiting: Int32
+    kept: Int32
+
+
 class GivenRows(NamedTuple):
     """Rows of a step that are used in place of embeddings.
 
@@ -63,6 +99,7 @@ class StepTables(NamedTuple):
         logit_rows: [G] int32 rows with requested logits.
         hidden_rows: [P] int32 rows with requested hidden states.
         given: rows used in place of embeddings, or None.
+        states: what happens to the states of the spans; None if no layer has one.
     """
 
     token_ids: Int32
@@ -72,6 +109,7 @@ class StepTables(NamedTuple):
     logit_rows: Int32
     hidden_rows: Int32
     given: GivenRows | None = None
+    states: StateTables | None = None
 
 
 class ParameterForms(Protocol):
@@ -214,8 +252,8 @@ class Kernels(Operations, ParameterForms, RawPages, Protocol):
     def scratch_bytes(self) -> int:
         """Bytes of the scratch memory of the operations."""
 
-    def allocate(self, groups: tuple[PoolGroup, ...]) -> None:
-        """Allocate the pool, zeroed. Call once, before the first step."""
+    def allocate(self, groups: tuple[PoolGroup, ...], states: StatePool | None = None) -> None:
+        """Allocate the pool, zeroed, and the slots of states. Call once, before the first step."""
 
     def planned_page_bytes(self, group: PoolGroup) -> int:
         """Return the bytes of a page of that group, with padding. `allocate` need not have run."""

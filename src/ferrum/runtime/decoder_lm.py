@@ -14,6 +14,7 @@ from operator import attrgetter
 
 from ferrum.cache.page_table import PageCopy, PageTable
 from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
+from ferrum.core.config import MAX_DRAFT
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, StepError, Unsupported, as_step_error
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import CARRY, Hidden, Outcome, Span, SpanResult, StepBatch, StepOutput, is_plain
@@ -27,6 +28,7 @@ from ferrum.runtime.flights import Flights, carries
 from ferrum.runtime.sharded_replay import ShardedReplay
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_passes import cut_into_passes, distribute
+from ferrum.runtime.step_states import STATELESS, StepStates
 from ferrum.runtime.step_tables import DecodeTables, KeptRows, Piece, refuse_inputs, stage
 from ferrum.sampling.backend_sampler import sampler_of
 from ferrum.sampling.sampler import Verification, accept
@@ -45,6 +47,7 @@ class PreparedStep:
         decodes: tables of the only pass, if every span decodes as in the step before.
         drawn: the spans of such a step that do not simply take the most likely token, by index.
         carry: some of the tokens of such a step are CARRY.
+        states: what it does to the states of its sequences.
     """
 
     batch: StepBatch
@@ -52,6 +55,7 @@ class PreparedStep:
     outcomes: dict[str, Outcome]
     rows: dict[str, SpanRows]
     passes: list[tuple[list[Piece], StepTables]]
+    states: StepStates
     decodes: StepTables | None = None
     drawn: Sequence[int] = ()
     carry: bool = False
@@ -136,28 +140,24 @@ class DecoderLM(StepwiseLLM):
 
     def prepare(self, batch: StepBatch) -> PreparedStep:
         """Check the spans, reserve their pages and make the tables of the step."""
-        decodes = self._decodes
-        tables = None if decodes is None else self._follow(decodes, batch.spans)
+        decodes, states = self._decodes, STATELESS if self.pages.states is None else StepStates(self.pages.states)
+        tables = None if decodes is None else self._follow(decodes, batch.spans, states)
         if decodes is not None and tables is not None:
             if self.runs_ahead:
                 self._flights.depart(batch.spans)
-            return PreparedStep(batch, batch.spans, {}, {}, [], tables, decodes.drawn, decodes.carry)
+            return PreparedStep(batch, batch.spans, {}, {}, [], states, tables, decodes.drawn, decodes.carry)
         self._decodes = None
         new = {span.cache_id for span in batch.spans if span.cache_id not in self.pages}
-        spans, outcomes = split_refused(batch.spans, self._admit)
+        spans, outcomes = split_refused(batch.spans, partial(self._admit, states))
         self._free_refused(outcomes, new)
-        step = PreparedStep(
-            batch,
-            spans,
-            outcomes,
-            self._rows(spans),
-            [],
-        )
+        step = PreparedStep(batch, spans, outcomes, self._rows(spans), [], states)
         try:
-            step.passes += [(pieces, stage(pieces, self.pages)) for pieces in self._passes(step.rows)] if spans else []
+            cut = self._passes(step.rows) if spans else ()
+            step.passes += [(pieces, stage(pieces, self.pages, states.tables(pieces))) for pieces in cut]
         except Exception as error:  # noqa: BLE001 - no memory for the tables: others go on
             step.spans = ()
             outcomes.update((span.cache_id, as_step_error(error)) for span in spans)
+            states.cancel()
             self._free_refused(outcomes, new)
         self._flights.depart(step.spans, new)
         if len(step.passes) == 1 and not outcomes and is_plain(batch.spans) and all(map(_start, batch.spans)):
@@ -172,10 +172,16 @@ class DecoderLM(StepwiseLLM):
             elif cache_id in self.pages and not self._flights.ahead(cache_id):
                 self.pages.trim(cache_id)
 
-    def _follow(self, decodes: DecodeTables, spans: Sequence[Span]) -> StepTables | None:
+    def _follow(self, decodes: DecodeTables, spans: Sequence[Span], states: StepStates) -> StepTables | None:
         """Return patched tables if a step goes on where the last one ended, with one token per sequence."""
         ahead = self._flights.ahead(decodes.cache_ids[0]) if self.runs_ahead else 0
-        return decodes.follow(spans, ahead, self._config.vocab_size, self._config.max_seq_len)
+        tables = decodes.follow(spans, ahead, self._config.vocab_size, self._config.max_seq_len)
+        if tables is None or self.pages.states is None:
+            return tables
+        if not all(map(states.begin, spans)):
+            states.cancel()
+            return None
+        return tables._replace(states=states.tables(spans))
 
     def make_copies(self) -> None:
         """Copy pages now that no step is being computed; if that fails, the next step does it and reports the error."""
@@ -188,11 +194,13 @@ class DecoderLM(StepwiseLLM):
         self.pool.copy_pages(self._copies)
         self._copies.clear()
 
-    def _admit(self, span: Span) -> FerrumError | None:
-        """Check a span and reserve its pages; return an error, or None if it can run."""
+    def _admit(self, states: StepStates, span: Span) -> FerrumError | None:
+        """Check a span, reserve its pages and begin its state; return an error, or None if it can run."""
         error = self._refusal(span)
         if error is None and not self.pages.reserve(span.cache_id, span.end):
             return self._no_room(span)
+        if error is None and not states.begin(span):
+            return KvExhausted(f"no free slot for the state of {span.cache_id!r}: release others (max_batch_size)")
         return error
 
     def _no_room(self, span: Span) -> FerrumError:
@@ -223,6 +231,8 @@ class DecoderLM(StepwiseLLM):
             return Unsupported("attention weights and states of layers", reason)
         if span.hidden is Hidden.LAYERS and self.pool is not self.kernels:
             return Unsupported("states of layers", "several ranks compute them: load the model on one")
+        if span.drafts > MAX_DRAFT and self.pages.states is not None:
+            return Unsupported("drafts", f"{span.drafts} in one span: recurrent layers keep the rows of {MAX_DRAFT}")
         return refuse_inputs(span, self._config.hidden_size) if span.inputs else None
 
     def _passes(self, rows: Mapping[str, SpanRows]) -> Iterator[list[Piece]]:
@@ -286,7 +296,7 @@ class DecoderLM(StepwiseLLM):
             rows = self._rows(spans)
             decodes = [] if step.decodes is None else [(step.spans, step.decodes)]
             kept = KeptRows(self.pages.groups, step.passes or decodes)
-            passes = [(pieces, stage(pieces, kept)) for pieces in self._passes(rows)]
+            passes = [(pieces, stage(pieces, kept, step.states.tables(pieces))) for pieces in self._passes(rows)]
         self._replace_carried(passes, rows)
         failed: dict[str, Outcome] = {}
         results: dict[str, Outcome] = {}

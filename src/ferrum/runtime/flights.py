@@ -141,7 +141,7 @@ class Flights:
         if flight.failed and flight.is_new and not self._pages.length(cache_id):
             self._pages.release(cache_id)
         elif flight.failed:
-            self._pages.trim(cache_id)
+            self._pages.abandon(cache_id)
         if len(self._sampled) > _MAX_SAMPLED:
             self._sampled = {each: last for each, last in self._sampled.items() if each in self._pages}
 

@@ -10,20 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ferrum.cache.page_table import PageTable
-from ferrum.cache.pool import PageGroup, capacity_tokens
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.decoder_llm import LlmRuntimeConfig
 from ferrum.contract.formats import DataType, Device
 from ferrum.contract.io_types import ModelInfo
-from ferrum.core.config import MAX_DRAFT, MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, Switches, auto_kv_dtype
+from ferrum.core.config import MAX_DRAFT, MAX_PAGE_SIZE, MAX_RUN_AHEAD, PAGE_SIZE, ModelConfig, Switches, auto_kv_dtype
 from ferrum.core.errors import ConfigError
+from ferrum.core.kv_shape import KvShape
 from ferrum.core.logging import warn_once
-from ferrum.core.memory_plan import MemoryPlan, PoolPart, longest_sequence, size
+from ferrum.core.memory_plan import MemoryPlan
 from ferrum.core.option_fields import as_text, check_flag, check_number
 from ferrum.core.span_checks import check_kind
 from ferrum.core.values import shown
-from ferrum.kernels.interface import Kernels, PoolGroup
+from ferrum.kernels.interface import Kernels
 from ferrum.kernels.interpreter import Interpreter
 from ferrum.kernels.op_spec import Extent
 from ferrum.models.decoder import Decoder, Inventory, build_decoder, inventory
@@ -41,15 +40,13 @@ from ferrum.runtime.memory import (
     PoolLimits,
     allowance,
     bytes_to_load,
-    free_memory,
     memory_for,
-    pool_groups,
-    pool_parts,
     refuse_too_large,
 )
 from ferrum.runtime.open_model import open_model
 from ferrum.runtime.packed import PackedParameters, is_packed
 from ferrum.runtime.parameters import Parameters, PlannedParameters, Progress, model_spec
+from ferrum.runtime.pool_plan import PoolPlan, plan_pool
 from ferrum.runtime.viewed_tensors import with_views
 
 MAX_ROWS: Final = 512
@@ -57,9 +54,6 @@ MAX_ROWS: Final = 512
 
 _LOGIT_BYTES: Final = 64 << 20
 """Size limit of the buffer of a pass's logits."""
-
-_ADDRESS_SPACE: Final = 1 << 47
-"""Bytes that a process can address (x86-64); larger pools are refused before sizes overflow 64 bits."""
 
 _MAX_STEP_ROWS: Final = 1 << 32
 """Limit of tokens of a step: beyond it, sizes of buffers could overflow 64 bits."""
@@ -82,6 +76,7 @@ def load_executor(
     memory_pool_size: int | None = None,
     page_size: int = PAGE_SIZE,
     max_rows: int = MAX_ROWS,
+    run_ahead: int = 0,
     replay: bool | None = None,
     log_tokens: bool | None = None,
     cache_prefix: str = "llm-cache",
@@ -96,6 +91,7 @@ def load_executor(
         memory_pool_size: maximum bytes of the KV pool; None follows `kv_capacity`.
         page_size: tokens per page of the KV pool.
         max_rows: maximum tokens of one forward pass; a larger step takes several.
+        run_ahead: largest depth of `LocalExecutor.run_ahead` for a model with states, which are planned for it.
         replay: run the recorded program; None follows the environment (FERRUM_DISABLE_GRAPHS).
         log_tokens: log the best tokens of each span; None follows the environment (FERRUM_LOG_TOKENS).
         cache_prefix: new sequences are named `<prefix>-0`, `<prefix>-1`, ...
@@ -118,6 +114,7 @@ def load_executor(
         memory_pool_size=memory_pool_size,
         page_size=page_size,
         max_rows=max_rows,
+        run_ahead=run_ahead,
         cache_prefix=cache_prefix,
         progress=progress,
     )
@@ -141,6 +138,7 @@ def build_executor(
     memory_pool_size: int | None = None,
     page_size: int = PAGE_SIZE,
     max_rows: int = MAX_ROWS,
+    run_ahead: int = 0,
     cache_prefix: str = "llm-cache",
     progress: Progress | None = None,
     checkpoint: TensorStore | None = None,
@@ -153,10 +151,11 @@ def build_executor(
         check_number("memory_pool_size", memory_pool_size, 1)
     check_number("page_size", page_size, 1, MAX_PAGE_SIZE)
     check_number("max_rows", max_rows, 1)
+    check_number("run_ahead", run_ahead, 0, MAX_RUN_AHEAD)
     check_kind(cache_prefix, str, param="cache_prefix")
     if progress is not None and not callable(progress):
         raise ConfigError(f"must take the bytes loaded and the bytes in total, not {shown(progress)}", param="progress")
-    bounds = _Bounds(memory_pool_size, page_size, max_rows)
+    bounds = _Bounds(memory_pool_size, page_size, max_rows, run_ahead)
     lm, plan = _assemble(config, bounds, checkpoint, progress)
     log_tokens = config.switches.log_tokens
     executor = LocalExecutor(lm, info=plan.info, traits=plan.traits, log_tokens=log_tokens, cache_prefix=cache_prefix)
@@ -197,6 +196,7 @@ class _Bounds:
     memory_pool_size: int | None = None
     page_size: int = PAGE_SIZE
     max_rows: int = MAX_ROWS
+    run_ahead: int = 0
 
 
 def _assemble(
@@ -212,7 +212,7 @@ def _assemble(
     spec = model_spec(checkpoint, config.max_sequence_length, planning=planning)
     asks = inventory(spec)
     checkpoint = with_views(checkpoint, asks)
-    widest = max(max(kv.key_dim, kv.value_dim) for kv in asks.kv_layers)
+    widest = max((max(kv.key_dim, kv.value_dim) for kv in asks.kv_layers), default=1)
     options = config.kernels, config.isa, config.threads
     chosen = choose_kernels(config.device, *options, head_dim=widest, planning=planning)
     context = _context(spec, config.max_sequence_length)
@@ -229,6 +229,7 @@ def _assemble(
         max_sequence_length=context,
         max_rows=max(bounds.max_rows, sequences),
         max_draft=MAX_DRAFT,
+        run_ahead=bounds.run_ahead,
         kv_capacity=config.kv_capacity,
         memory_pool_size=bounds.memory_pool_size,
         bytes_to_load=0 if config.kv_capacity else bytes_to_load(config, checkpoint, asks),
@@ -237,25 +238,23 @@ def _assemble(
         planning=planning,
     )
     kv_format = _kv_format(config, checkpoint, parameters, asks)
-    groups = pool_groups(asks.kv_layers, kv_format, limits, chosen.kernels.planned_page_bytes)
-    parts = pool_parts(groups, asks.kv_layers, limits, chosen.kernels.planned_page_bytes)
-    positions = longest_sequence(parts, context)  # no sequence has a token after them
+    pool = plan_pool(asks, kv_format, limits, chosen.kernels.planned_page_bytes)
+    positions = pool.longest  # no sequence has a token after them
     with memory_for(f"the weights, and the rotations of {positions:,} positions (max_sequence_length)"):
         decoder = build_decoder(spec, parameters, chosen.kernels, 1 if planning else positions)
     if planning:
         chosen.kernels.table_bytes += 2 * 4 * asks.rope_numbers * (positions - 1)  # cosines and sines
     parameters.finish(spec.ignored_names)
-    held = [replace(group, num_pages=0) for group in groups] if planning else groups
-    lm = _language_model(decoder, chosen.kernels, held, limits, replay=not config.switches.disable_graphs)
+    held = pool.without_pages() if planning else pool
+    lm = _language_model(decoder, chosen.kernels, held, replay=not config.switches.disable_graphs)
     own = decoder_spec(checkpoint.config)
     traits = replace(
-        _traits(lm, decoder, kv_format, parts, limits),
+        _traits(lm, decoder, kv_format, pool),
         weights=_weights(parameters, spec, own),
         notes=(*chosen.notes, *_notes(config, checkpoint, headless=spec.tied_head and not own.tied_head)),
     )
-    capacity = capacity_tokens(_page_groups(groups, decoder))
     info = replace(_info(config, spec, asks, parameters), device=Device(chosen.kernels.device))
-    return lm, ModelPlan(info, traits, capacity, dict(parameters.by_format))
+    return lm, ModelPlan(info, traits, pool.capacity, dict(parameters.by_format))
 
 
 def _parameters(
@@ -288,18 +287,16 @@ def _kv_format(config: ModelConfig, checkpoint: TensorStore, parameters: Paramet
     return auto_kv_dtype(parameters.format)
 
 
-def _language_model(
-    decoder: Decoder, kernels: Kernels, groups: Sequence[PoolGroup], limits: PoolLimits, *, replay: bool
-) -> DecoderLM:
-    _allocate(kernels, groups)
-    pages = PageTable(_page_groups(groups, decoder), max_draft=limits.max_draft)
+def _language_model(decoder: Decoder, kernels: Kernels, pool: PoolPlan, *, replay: bool) -> DecoderLM:
+    pool.allocate(kernels)
+    limits = pool.limits
     with memory_for(f"the buffers of steps of {limits.max_rows:,} tokens (max_rows)"):
         if limits.max_rows > _MAX_STEP_ROWS:
             raise MemoryError
         return DecoderLM(
             decoder,
             kernels,
-            pages,
+            pool.table(),
             config=_runtime_config(decoder, limits.max_sequence_length),
             max_rows=limits.max_rows,
             max_logit_rows=max(MAX_DRAFT + 1, _LOGIT_BYTES // (4 * decoder.spec.vocab_size)),
@@ -307,31 +304,22 @@ def _language_model(
         )
 
 
-def _page_groups(groups: Sequence[PoolGroup], decoder: Decoder) -> list[PageGroup]:
-    """Return the groups as the page table knows them."""
-    pairs = zip(groups, decoder.kv_layers, strict=True)
-    return [PageGroup(group.name, group.num_pages, group.page_size, kv.window) for group, kv in pairs]
-
-
-def _allocate(kernels: Kernels, groups: Sequence[PoolGroup]) -> None:
-    wanted = sum(group.num_pages * kernels.planned_page_bytes(group) for group in groups)
-    with memory_for(f"the {size(wanted)} of the KV pool (kv_capacity)"):
-        free = kernels.device_memory()
-        if wanted > min(_ADDRESS_SPACE, free_memory() if free is None else free):
-            raise MemoryError
-        kernels.allocate(tuple(groups))
-
-
 def _runtime_config(decoder: Decoder, context: int) -> LlmRuntimeConfig:
-    spec, first = decoder.spec, decoder.kv_layers[0]
+    spec = decoder.spec
+    heads, head_dim = _stored_first(decoder.kv_layers)
     return LlmRuntimeConfig(
         hidden_size=spec.hidden_size,
         num_layers=len(spec.layers),
-        num_kv_heads=first.num_heads,
-        head_dim=first.key_dim,
+        num_kv_heads=heads,
+        head_dim=head_dim,
         vocab_size=spec.vocab_size,
         max_seq_len=context,
     )
+
+
+def _stored_first(kv_layers: Sequence[KvShape]) -> tuple[int, int]:
+    """Return heads and width of the keys of the first part that stores per token; zeros without one."""
+    return next(((kv.num_heads, kv.key_dim) for kv in kv_layers), (0, 0))
 
 
 def _weights(parameters: Parameters, spec: DecoderSpec, own: DecoderSpec) -> str:
@@ -350,6 +338,7 @@ def _notes(config: ModelConfig, checkpoint: TensorStore, *, headless: bool) -> t
 
 
 def _info(config: ModelConfig, spec: DecoderSpec, asks: Inventory, parameters: Parameters) -> ModelInfo:
+    kv_heads, head_dim = _stored_first(asks.kv_layers)
     return ModelInfo(
         model_id=config.model,
         family=spec.family,
@@ -359,16 +348,16 @@ def _info(config: ModelConfig, spec: DecoderSpec, asks: Inventory, parameters: P
         hidden_size=spec.hidden_size,
         num_layers=len(spec.layers),
         num_heads=asks.num_heads,
-        num_kv_heads=asks.kv_layers[0].num_heads,
-        head_dim=asks.kv_layers[0].key_dim,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
         dtype=data_type(parameters.main_format),
         kv_layers=asks.kv_layers,
+        state_layers=asks.state_layers,
     )
 
 
-def _traits(
-    lm: DecoderLM, decoder: Decoder, kv_format: str, pool: tuple[PoolPart, ...], limits: PoolLimits
-) -> ExecutorTraits:
+def _traits(lm: DecoderLM, decoder: Decoder, kv_format: str, pool: PoolPlan) -> ExecutorTraits:
+    limits = pool.limits
     memory = MemoryPlan(
         weights=sum(weight.nbytes for weight in decoder.weights.values()),
         activations=sum(map(lm.buffer_bytes, Extent))
@@ -376,7 +365,8 @@ def _traits(
         + lm.sampler.held_bytes(decoder.spec.vocab_size),
         activation_row=lm.buffer_bytes(Extent.ROWS) // limits.max_rows,
         tables=lm.kernels.table_bytes,
-        pool=pool,
+        pool=pool.parts,
+        states=pool.state_part,
         libraries=LIBRARY_BYTES,
         allowance=allowance(allocates=lm.replay is None or isinstance(lm.replay, Interpreter)),
     )

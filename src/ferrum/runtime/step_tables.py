@@ -11,7 +11,7 @@ import numpy as np
 from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.core.errors import RequestError
 from ferrum.core.step import CARRY, Inputs, Span, is_plain
-from ferrum.kernels.interface import GivenRows, StepTables
+from ferrum.kernels.interface import GivenRows, StateTables, StepTables
 from ferrum.kernels.operations import F32, Int32
 from ferrum.sampling.sampler import is_plain_greedy
 
@@ -74,8 +74,14 @@ class KeptRows:
         return self._rows[cache_id][group]
 
 
-def stage(pieces: Sequence[Piece], pages: RowSource) -> StepTables:
-    """Return the tables of one forward pass over the pieces, in order."""
+def stage(pieces: Sequence[Piece], pages: RowSource, states: StateTables | None = None) -> StepTables:
+    """Return the tables of one forward pass over the pieces, in order.
+
+    Args:
+        pieces: of the pass.
+        pages: their page rows.
+        states: what the pass does to the states of its sequences.
+    """
     token_ids: list[int] = []
     positions: list[int] = []
     bounds = [0]
@@ -96,6 +102,7 @@ def stage(pieces: Sequence[Piece], pages: RowSource) -> StepTables:
         logit_rows=_table(logit_rows),
         hidden_rows=_table(hidden_rows),
         given=_given(pieces),
+        states=states,
     )
 
 
