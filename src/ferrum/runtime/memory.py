@@ -23,7 +23,6 @@ from ferrum.core.memory_plan import PoolPart, size
 from ferrum.kernels.interface import PoolGroup
 from ferrum.models.decoder import Inventory
 from ferrum.runtime.checkpoint import TensorStore
-from ferrum.runtime.packed import is_packed
 from ferrum.runtime.parameters import PlannedParameters
 
 
@@ -43,7 +42,7 @@ def bytes_to_load(config: ModelConfig, checkpoint: TensorStore, asks: Inventory)
         config, checkpoint: the model, with its views.
         asks: what it asks for.
     """
-    if is_packed(checkpoint):
+    if checkpoint.mapped:
         return 0
     sized = PlannedParameters(checkpoint, config.dtype, quantize=config.quantize)
     sized.expect(asks.shapes, ("*",), asks.exact)
@@ -111,8 +110,8 @@ class PoolLimits:
     max_sequence_length: int
     max_rows: int
     max_draft: int
-    run_ahead: int
     kv_capacity: int | None
+    run_ahead: int = 0
     memory_pool_size: int | None = None
     bytes_to_load: int = 0
     mapped: int = 0

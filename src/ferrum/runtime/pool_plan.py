@@ -25,6 +25,7 @@ class PoolPlan:
 
     Attributes:
         kv_layers, state_layers: what layers store per token and per sequence, by group.
+        format: of keys and values.
         groups: the layer groups, sized.
         parts: the same as the memory plan shows them.
         states: the slots of states; None if no layer has one.
@@ -33,6 +34,7 @@ class PoolPlan:
 
     kv_layers: tuple[KvShape, ...]
     state_layers: tuple[StateShape, ...]
+    format: str
     groups: tuple[PoolGroup, ...]
     parts: tuple[PoolPart, ...]
     states: StatePool | None
@@ -107,4 +109,4 @@ def plan_pool(asks: Inventory, format: str, limits: PoolLimits, page_bytes: Call
         limits = replace(limits, state_bytes=states.num_slots * states.slot_bytes)
     groups = pool_groups(asks.kv_layers, format, limits, page_bytes)
     parts = pool_parts(groups, asks.kv_layers, limits, page_bytes)
-    return PoolPlan(asks.kv_layers, asks.state_layers, groups, parts, states, limits)
+    return PoolPlan(asks.kv_layers, asks.state_layers, format, groups, parts, states, limits)
