@@ -359,7 +359,7 @@ class DecoderLM(StepwiseLLM):
         """Advance the sequences of a computed step; a failed span leaves its sequence as it was."""
         results = tuple(map(step.outcomes.__getitem__, map(_cache_id, step.batch.spans)))
         if step.decodes is not None and not self.runs_ahead and set(map(type, results)) == {SpanResult}:
-            self.pages.commit_next(list(step.outcomes), list(map(_length, results)))
+            self.pages.next_tokens.commit(list(step.outcomes), list(map(_length, results)))
         else:
             for span in step.spans:
                 self._flights.land(span, step.outcomes[span.cache_id])

@@ -190,7 +190,7 @@ class DecodeTables:
             ends.append(start + 1)
         if not is_plain(spans) or set(map(type, tokens)) != {int} or min(tokens) < CARRY or max(tokens) >= vocab_size:
             return None
-        changed = self._pages.find_changed_rows(self.cache_ids, starts, ahead, self._changes)
+        changed = self._pages.next_tokens.changed_rows(self.cache_ids, starts, ahead, self._changes)
         if changed is None:
             return None
         tables = self._tables

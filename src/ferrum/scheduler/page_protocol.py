@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Series
 from typing import Protocol
 
+from ferrum.cache.next_tokens import NextTokens
 from ferrum.cache.page_hashes import PartialPage
 from ferrum.cache.pool import PageHash
 from ferrum.cache.tiered_restore import Restores
@@ -40,8 +41,9 @@ class Pages(Protocol):
     def reserve(self, cache_id: str, length: int) -> bool:
         """Make room for `length` tokens, or change nothing; an unknown id begins a sequence."""
 
-    def reserve_next(self, cache_ids: Series[str], starts: Series[int]) -> bool:
-        """Make room for one token of each sequence at its position."""
+    @property
+    def next_tokens(self) -> NextTokens:
+        """One more token of several sequences."""
 
     def trim(self, cache_id: str) -> None:
         """Release the pages that are reserved beyond the stored length."""
