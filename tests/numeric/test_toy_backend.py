@@ -77,8 +77,8 @@ def test_rows_of_the_toy_refuse_to_be_numpys_and_end_with_the_step() -> None:
     with load_executor(directory_of(CASE), kv_capacity=256) as executor:
         assert executor.traits.backend == "toy" and not isinstance(executor.lm.kernels, ReferenceKernels)
         seen: list[Rows] = []
-        replay = executor.lm.replay
-        executor.lm.replay = lambda *step: seen.append(replay(*step).logits) or replay(*step)
+        submit = executor.lm.replay.submit
+        executor.lm.replay.submit = lambda *step: seen.append(submit(*step).logits) or submit(*step)
         executor.submit(StepBatch((Span("s", 0, (1, 2, 3), Want.LOGITS),))).result()
         with pytest.raises(AssertionError, match="after the next step"):
             executor.lm.kernels.host(seen[0])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ferrum.core.params import SamplingParams
-from ferrum.kernels.interface import NetworkOutput, StepTables
+from ferrum.kernels.interface import Kernels, NetworkOutput, StepTables
 from ferrum.kernels.op_spec import Extent, OpSpec, Program, Value, as_tuple
 from ferrum.kernels.operations import Operations, Weight
 from ferrum.kernels.reference import ReferenceKernels
@@ -86,6 +86,7 @@ class ToyKernels(Operations):
     numerics_id = "toy-1"
     captures = False
     captured = None
+    collect = Kernels.collect
 
     def __init__(self) -> None:
         self._inner = ReferenceKernels()
@@ -123,7 +124,7 @@ class ToyReplay:
         self.program = program
         self._last: list[tuple[Rows, Life]] = []
 
-    def __call__(self, kernels: ToyKernels, tables: StepTables) -> NetworkOutput:
+    def submit(self, kernels: ToyKernels, tables: StepTables) -> NetworkOutput:
         held = self._run(kernels, tables)
         for rows, life in self._last:
             rows.numbers.fill(STALE)

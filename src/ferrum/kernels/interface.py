@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,17 +89,44 @@ class GivenRows(NamedTuple):
     values: F32
 
 
+class StepTokens:
+    """The tokens that a step samples, one per span in the step's order.
+
+    Attributes:
+        tokens: int32 [S, 1] of the backend, or [S] of the host; set once the step is computed.
+            Of a span that failed or samples nothing any number, even -1.
+    """
+
+    __slots__ = ("tokens",)
+    tokens: Array
+
+
+class Carried(NamedTuple):
+    """Rows of a step whose tokens a step before it samples. They may be on the device only.
+
+    Attributes:
+        rows: [n] int32, which rows of the step they are.
+        spans: [n] int32, the spans of the other step that sample them: indices into `step.tokens`.
+        step: the other step's tokens.
+    """
+
+    rows: Int32
+    spans: Int32
+    step: StepTokens
+
+
 class StepTables(NamedTuple):
     """Inputs of a step. Only `runtime/step_tables.py` makes them.
 
     Attributes:
-        token_ids, positions: [R] int32.
+        token_ids, positions: [R] int32; an id is -1 where it is carried.
         span_rows: [S+1] int32: span s has the rows span_rows[s] to span_rows[s+1].
         pages: per layer group [S, maximum pages of a sequence] int32; -1 for a page that a window group has freed.
         logit_rows: [G] int32 rows with requested logits.
         hidden_rows: [P] int32 rows with requested hidden states.
         given: rows used in place of embeddings, or None.
         states: what happens to the states of the spans; None if no layer has one.
+        carried: token ids that steps in flight sample, step by step.
     """
 
     token_ids: Int32
@@ -110,6 +137,15 @@ class StepTables(NamedTuple):
     hidden_rows: Int32
     given: GivenRows | None = None
     states: StateTables | None = None
+    carried: tuple[Carried, ...] = ()
+
+
+def with_carried(tables: StepTables) -> Int32:
+    """Return the token ids of a step with those that are carried, for a backend whose arrays are numpy's."""
+    token_ids = tables.token_ids.copy()
+    for rows, spans, step in tables.carried:
+        token_ids[rows] = np.maximum(step.tokens.ravel()[spans], 0)
+    return token_ids
 
 
 class ParameterForms(Protocol):
@@ -126,7 +162,7 @@ class ParameterForms(Protocol):
 
 
 class NetworkOutput(NamedTuple):
-    """Results of a step.
+    """Results of a submitted step. `Kernels.collect` waits for them.
 
     Attributes:
         logits: [G, V].
@@ -139,6 +175,10 @@ class NetworkOutput(NamedTuple):
     best: Array
     hidden: Array
     finite: Array
+
+
+Collected: TypeAlias = tuple[list[int], list[bool]]
+"""The most likely token of each row of logits, -1 if a logit is not finite; and whether each span is finite."""
 
 
 class Network(Protocol):
@@ -157,8 +197,8 @@ class Replay(Protocol):
 
     program: Program
 
-    def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
-        """Run one step. The next step overwrites the returned arrays."""
+    def submit(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
+        """Begin one step, or run it at once. The next step overwrites the returned arrays."""
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
         """Run one step and return the seconds of each operation."""
@@ -228,6 +268,10 @@ class Kernels(Operations, ParameterForms, RawPages, Protocol):
             program: a recorded program. The pool is allocated.
             limits: maximum rows of each extent.
         """
+
+    def collect(self, output: NetworkOutput) -> Collected:
+        """Wait for a submitted step and return what the host needs of it. Raises what the step has raised."""
+        return self.host(output.best).ravel().tolist(), self.host(output.finite).ravel().tolist()
 
     def host(self, array: Array) -> NDArray[Any]:
         """Return the numbers of an array, for use before the next step. It may share the array's memory."""

@@ -18,7 +18,7 @@ from ferrum.core.config import MAX_DRAFT
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, StepError, Unsupported, as_step_error
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import CARRY, Hidden, Outcome, Span, SpanResult, StepBatch, StepOutput, is_plain
-from ferrum.kernels.interface import Kernels, Network, NetworkOutput, RawPages, StepTables
+from ferrum.kernels.interface import Kernels, Network, NetworkOutput, RawPages, StepTables, StepTokens
 from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.op_spec import Extent
 from ferrum.kernels.operations import F32, Array
@@ -46,8 +46,8 @@ class PreparedStep:
         passes: forward passes, each with its tables.
         decodes: tables of the only pass, if every span decodes as in the step before.
         drawn: the spans of such a step that do not simply take the most likely token, by index.
-        carry: some of the tokens of such a step are CARRY.
         states: what it does to the states of its sequences.
+        sampled: its tokens, for the steps after it; None if nothing is prepared before it is settled.
     """
 
     batch: StepBatch
@@ -58,7 +58,7 @@ class PreparedStep:
     states: StepStates
     decodes: StepTables | None = None
     drawn: Sequence[int] = ()
-    carry: bool = False
+    sampled: StepTokens | None = None
 
 
 class DecoderLM(StepwiseLLM):
@@ -142,26 +142,29 @@ class DecoderLM(StepwiseLLM):
         """Check the spans, reserve their pages and make the tables of the step."""
         decodes, states = self._decodes, STATELESS if self.pages.states is None else StepStates(self.pages.states)
         tables = None if decodes is None else self._follow(decodes, batch.spans, states)
+        sampled = StepTokens() if self.runs_ahead else None
         if decodes is not None and tables is not None:
-            if self.runs_ahead:
-                self._flights.depart(batch.spans)
-            return PreparedStep(batch, batch.spans, {}, {}, [], states, tables, decodes.drawn, decodes.carry)
+            if sampled is not None:
+                self._flights.depart(batch.spans, sampled)
+                decodes.last = sampled
+            return PreparedStep(batch, batch.spans, {}, {}, [], states, tables, decodes.drawn, sampled)
         self._decodes = None
         new = {span.cache_id for span in batch.spans if span.cache_id not in self.pages}
         spans, outcomes = split_refused(batch.spans, partial(self._admit, states))
         self._free_refused(outcomes, new)
-        step = PreparedStep(batch, spans, outcomes, self._rows(spans), [], states)
+        step = PreparedStep(batch, spans, outcomes, self._rows(spans), [], states, sampled=sampled)
+        sources = {span.cache_id: self._flights.source(span) for span in spans if span.tokens[0] == CARRY}
         try:
             cut = self._passes(step.rows) if spans else ()
-            step.passes += [(pieces, stage(pieces, self.pages, states.tables(pieces))) for pieces in cut]
+            step.passes += [(pieces, stage(pieces, self.pages, states.tables(pieces), sources)) for pieces in cut]
         except Exception as error:  # noqa: BLE001 - no memory for the tables: others go on
             step.spans = ()
             outcomes.update((span.cache_id, as_step_error(error)) for span in spans)
             states.cancel()
             self._free_refused(outcomes, new)
-        self._flights.depart(step.spans, new)
+        self._flights.depart(step.spans, sampled, new)
         if len(step.passes) == 1 and not outcomes and is_plain(batch.spans) and all(map(_start, batch.spans)):
-            self._decodes = DecodeTables(batch.spans, step.passes[0][1], self.pages)
+            self._decodes = DecodeTables(batch.spans, step.passes[0][1], self.pages, sampled)
         return step
 
     def _free_refused(self, refused: Iterable[str], new: Collection[str]) -> None:
@@ -247,19 +250,18 @@ class DecoderLM(StepwiseLLM):
             step.outcomes.update(errors)
             if spans:
                 step.outcomes.update(run_isolated(spans, partial(self._attempt, step)))
-        self._flights.arrive(step.spans, step.outcomes)
+        self._flights.arrive(step.spans, step.outcomes, step.sampled)
 
     def _compute_decodes(self, step: PreparedStep, tables: StepTables) -> bool:
         """Run a step of decodes; return False, with nothing changed, if a span may need to run without the others."""
         if self.watch is not None:
             return False
-        if (self.runs_ahead or step.carry) and not self._flights.fill_carried(step.spans, tables.token_ids):
+        if self.runs_ahead and not self._flights.all_succeeded(step.spans):
             return False
         try:
             output = self._forward(tables)
-            host = self.kernels.host
-            best = host(output.best).ravel().tolist()
-            if -1 in best or 0 in host(output.finite).tobytes():  # a reduction by numpy would take ten times as long
+            best, finite = self.kernels.collect(output)
+            if -1 in best or False in finite:
                 return False
             for span, token in zip(step.spans, best, strict=True):
                 step.outcomes[span.cache_id] = SpanResult(span.start + 1, (token,))
@@ -296,8 +298,12 @@ class DecoderLM(StepwiseLLM):
             rows = self._rows(spans)
             decodes = [] if step.decodes is None else [(step.spans, step.decodes)]
             kept = KeptRows(self.pages.groups, step.passes or decodes)
-            passes = [(pieces, stage(pieces, kept, step.states.tables(pieces))) for pieces in self._passes(rows)]
-        self._replace_carried(passes, rows)
+            tokens = {span.cache_id: self._flights.token(span) for span in spans}
+            cut, of_states = self._passes(rows), step.states.tables
+            passes = [(pieces, stage(pieces, kept, of_states(pieces), tokens)) for pieces in cut]
+        for span in spans:
+            if span.tokens[0] == CARRY:
+                rows[span.cache_id].carried = (self._flights.token(span),)
         failed: dict[str, Outcome] = {}
         results: dict[str, Outcome] = {}
         weights = any(span.attention_weights for span in spans)
@@ -307,7 +313,7 @@ class DecoderLM(StepwiseLLM):
             states: list[Array] | None = [] if layers else None
             self.kernels.captured = captured if weights else None
             try:
-                failed.update(distribute(pieces, self._forward(tables, states), rows, self.kernels.host))
+                failed.update(distribute(pieces, self._forward(tables, states), rows, self.kernels.collect))
             finally:
                 self.kernels.captured = None
             complete = []
@@ -321,18 +327,6 @@ class DecoderLM(StepwiseLLM):
                     complete.append(collected)
             results.update(self._results(complete))
         return results | failed
-
-    def _replace_carried(
-        self, passes: Sequence[tuple[Sequence[Piece], StepTables]], rows: Mapping[str, SpanRows]
-    ) -> None:
-        """Put the tokens that CARRY stands for into the tables."""
-        for pieces, tables in passes:
-            for index, piece in enumerate(pieces):
-                if piece.tokens[0] == CARRY:
-                    collected = rows[piece.cache_id]
-                    token = self._flights.token(collected.span)
-                    collected.carried = (token,)
-                    tables.token_ids[tables.span_rows[index]] = token
 
     def _results(self, complete: Sequence[SpanRows]) -> dict[str, Outcome]:
         """Return the results of spans whose last rows are there; tokens are sampled for all of them at once."""
@@ -350,7 +344,7 @@ class DecoderLM(StepwiseLLM):
         if self._copies:
             self._copy_pages()
         if self.replay is not None and states is None:
-            return self.replay(self.kernels, tables)
+            return self.replay.submit(self.kernels, tables)
         return run_eager(self.network, self.kernels, tables, states)
 
     # Settle

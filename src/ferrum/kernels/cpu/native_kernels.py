@@ -22,7 +22,7 @@ from ferrum.kernels.cpu.lowering import Lowering, operand
 from ferrum.kernels.cpu.native_services import NativeRowSampler, native_page_sums, native_quantize
 from ferrum.kernels.cpu.program import NativeProgram
 from ferrum.kernels.cpu.weights import PackedWeight, pack
-from ferrum.kernels.interface import Kernels, PoolGroup, StatePool, StepTables
+from ferrum.kernels.interface import Kernels, PoolGroup, StatePool, StepTables, with_carried
 from ferrum.kernels.interpreter import row_counts
 from ferrum.kernels.numerics import NUMERICS_ID
 from ferrum.kernels.op_spec import Extent, OpSpec, Program, Value, as_tuple
@@ -213,7 +213,7 @@ class NativeKernels(Kernels):
     def begin(self, tables: StepTables) -> None:
         self._tables = tables  # the library copies them
         furthest = self.lowering.runtime.begin(
-            tables.token_ids,
+            with_carried(tables) if tables.carried else tables.token_ids,
             tables.positions,
             tables.span_rows,
             list(tables.pages),

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.cache.page_table import PageCopy
-from ferrum.kernels.interface import Kernels, PoolGroup, StatePool, StepTables
+from ferrum.kernels.interface import Kernels, PoolGroup, StatePool, StepTables, with_carried
 from ferrum.kernels.interpreter import Interpreter
 from ferrum.kernels.numerics import NUMERICS_ID
 from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, Routing
@@ -70,7 +70,7 @@ class ReferenceKernels(Kernels):
         return page_sums
 
     def begin(self, tables: StepTables) -> None:
-        self._tables = tables
+        self._tables = tables._replace(token_ids=with_carried(tables)) if tables.carried else tables
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         for copy in copies:
