@@ -93,8 +93,9 @@ class StepTokens:
     """The tokens that a step samples, one per span in the step's order.
 
     Attributes:
-        tokens: int32 [S, 1] of the backend, or [S] of the host; set once the step is computed.
-            Of a span that failed or samples nothing any number, even -1.
+        tokens: int32 [S, 1] of the backend, or [S] of the host; set once the step is computed, or submitted to a
+            backend that defers. Of a span that failed or samples nothing any number, even -1: a row that carries it has
+            no effect.
     """
 
     __slots__ = ("tokens",)
@@ -144,7 +145,7 @@ def with_carried(tables: StepTables) -> Int32:
     """Return the token ids of a step with those that are carried, for a backend whose arrays are numpy's."""
     token_ids = tables.token_ids.copy()
     for rows, spans, step in tables.carried:
-        token_ids[rows] = np.maximum(step.tokens.ravel()[spans], 0)
+        token_ids[rows] = step.tokens.ravel()[spans]
     return token_ids
 
 
@@ -198,7 +199,7 @@ class Replay(Protocol):
     program: Program
 
     def submit(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
-        """Begin one step, or run it at once. The next step overwrites the returned arrays."""
+        """Begin one step, or run it at once. The next step overwrites the returned arrays; see `Kernels.defers`."""
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
         """Run one step and return the seconds of each operation."""
@@ -235,6 +236,8 @@ class Kernels(Operations, ParameterForms, RawPages, Protocol):
         numerics_id: the arithmetic and its version. Equal ids give equal bits.
         tier: the instruction tier; empty if there is only one.
         device: what it computes on, as in `ModelConfig.device`.
+        defers: `submit` may return before the step is computed. Then one more step is submitted before the first one
+            is collected; until then its `best` and `finite` stay as they are.
         threads: CPU threads that a step can use.
         table_bytes: bytes of all vectors and rope tables so far.
         captures: whether attention can store its softmax weights, and layers their inputs.
@@ -244,6 +247,7 @@ class Kernels(Operations, ParameterForms, RawPages, Protocol):
     name: str
     numerics_id: str
     device: str = "cpu"
+    defers: bool = False
     table_bytes: int
     captures: bool
     captured: list[list[Array]] | None

@@ -48,6 +48,7 @@ class PreparedStep:
         drawn: the spans of such a step that do not simply take the most likely token, by index.
         states: what it does to the states of its sequences.
         sampled: its tokens, for the steps after it; None if nothing is prepared before it is settled.
+        output: of the step, if it was submitted before the step before it was collected.
     """
 
     batch: StepBatch
@@ -59,6 +60,7 @@ class PreparedStep:
     decodes: StepTables | None = None
     drawn: Sequence[int] = ()
     sampled: StepTokens | None = None
+    output: NetworkOutput | None = None
 
 
 class DecoderLM(StepwiseLLM):
@@ -109,6 +111,7 @@ class DecoderLM(StepwiseLLM):
         self._copies: list[PageCopy] = []
         self._flights = Flights(pages)
         self._decodes: DecodeTables | None = None
+        self._started: PreparedStep | None = None
         self.runs_ahead = False
 
     @property
@@ -134,7 +137,7 @@ class DecoderLM(StepwiseLLM):
     def forget(self) -> None:
         """Forget the steps in flight and the last tokens: all sequences are gone."""
         self._flights.clear()
-        self._decodes = None
+        self._decodes = self._started = None
 
     # Prepare
 
@@ -243,9 +246,29 @@ class DecoderLM(StepwiseLLM):
 
     # Compute
 
+    def starts(self, step: PreparedStep) -> bool:
+        """Return whether a backend that defers may have a step before the results of the one before it."""
+        return step.decodes is not None and not step.drawn and self.watch is None and self.pool is self.kernels
+
+    def start(self, step: PreparedStep) -> None:
+        """Submit a step that `starts`; `compute` collects it. Steps are started in order, each once."""
+        assert step.decodes is not None and step.sampled is not None
+        with suppress(Exception):  # then `compute` submits it again, and reports the error
+            output = self._forward(step.decodes)
+            step.sampled.tokens = output.best.copy()
+            step.output = output
+            self._started = step
+
+    def _restart(self, step: PreparedStep) -> None:
+        """Forget what was submitted of a step and of the one after it, which went on from its tokens and rows."""
+        for each in (step, self._started):
+            if each is not None:
+                each.output = None
+
     def compute(self, step: PreparedStep) -> None:
         """Run a prepared step and set the outcome of each span; nothing advances. Steps are computed in order."""
         if step.decodes is None or not self._compute_decodes(step, step.decodes):
+            self._restart(step)
             spans, errors = split_refused(step.spans, self._flights.refuse_departed)
             step.outcomes.update(errors)
             if spans:
@@ -259,7 +282,9 @@ class DecoderLM(StepwiseLLM):
         if self.runs_ahead and not self._flights.all_succeeded(step.spans):
             return False
         try:
-            output = self._forward(tables)
+            if step.output is None and self._started is not None:
+                self._restart(step)
+            output = step.output or self._forward(tables)
             best, finite = self.kernels.collect(output)
             if -1 in best or False in finite:
                 return False
