@@ -11,7 +11,7 @@ import pytest
 from prose import banned_words
 from source_tree import MODULES, NATIVE, REPOSITORY, SOURCE, TESTS, TOOLS
 
-MAX_CODE_LINES = 26_550
+MAX_CODE_LINES = 26_600
 """Lines of the package without docstrings, blanks, comments and imports. A commit that raises it says why."""
 
 DOCUMENTS = sorted(

@@ -122,7 +122,7 @@ class Run:
     def published(self, executor: LocalExecutor) -> dict[tuple[str, PageHash], bytes]:
         """Return the content of each full page that can be found."""
         found = {}
-        for group, pool in zip(self._pages.groups, self._pages._pools, strict=True):
+        for group, pool in zip(self._pages.groups, self._pages._room.pools, strict=True):
             for page_hash, hashed in pool.hashes._published.items():
                 if not hashed.partial:
                     found[group.name, page_hash] = executor.lm.pool.read_page(group.name, hashed.page).tobytes()
@@ -141,7 +141,7 @@ class Run:
 
     def _published(self, cache_id: str) -> None:
         table = self._pages
-        hashes = table._get(cache_id).hashes
+        hashes = table._rows[cache_id].hashes
         type(table).publish(table, cache_id)
         for index, page_hash in enumerate(hashes._page_hashes[: hashes._assigned]):
             filled = self._filled.get((cache_id, index * SIZE + SIZE - 1))
