@@ -28,9 +28,9 @@ import ferrum
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.build import build
 from ferrum.server.app import create_app
+from ferrum.server.common.service import State
 from ferrum.server.launch import Server
 from ferrum.server.server_config import ServerConfig
-from ferrum.server.service import State
 from ferrum.text.chat_template import ChatTemplate
 
 SOURCE: Final = str(Path(ferrum.__file__).parent) + "/"

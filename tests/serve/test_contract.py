@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from engine_fakes import VOCABULARY, FakeRecipe
 from ferrum.core.config import EngineConfig, ModelConfig
-from ferrum.server.request_bodies import (
+from ferrum.server.openai.bodies import (
     Body,
     ChatRequest,
     CompletionRequest,

@@ -10,12 +10,12 @@ import pytest
 from engine_fakes import LetterTokenizer, greedy, input_processor
 from ferrum.core.types import FinishReason
 from ferrum.engine.request_output import Delta, Logprob
-from ferrum.server.chat_completions import ChatReplyBuilder
-from ferrum.server.completions import CompletionReplyBuilder
-from ferrum.server.generation import EventWriter, event
-from ferrum.server.reply_builder import ReplyBuilder, ReplyHeader
-from ferrum.server.request_bodies import ChatRequest, CompletionRequest
-from ferrum.server.validation import CheckedRequest
+from ferrum.server.common.generation import EventWriter, event
+from ferrum.server.openai.bodies import ChatRequest, CompletionRequest
+from ferrum.server.openai.chat_completions import ChatReplyBuilder
+from ferrum.server.openai.checks import CheckedRequest
+from ferrum.server.openai.completions import CompletionReplyBuilder
+from ferrum.server.openai.reply_builder import ReplyBuilder, ReplyHeader
 
 HEAD = ReplyHeader('cmpl-\x01"text":"\x01"', 1, "model", "numerics")
 """An id that contains the bytes of a chunk's text field."""

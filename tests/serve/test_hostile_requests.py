@@ -21,7 +21,7 @@ from httpx import Response
 
 from engine_fakes import FakeRecipe, LetterTokenizer
 from ferrum.core.errors import EngineDead
-from ferrum.server import http_guard, worker_pools
+from ferrum.server.common import http_guard, worker_pools
 from ferrum.text.untrusted_template import UntrustedTemplate
 from serve_kit import USER, Served, chat_parts, error_of, events, heard, serving, wait_for, wire
 

@@ -15,10 +15,10 @@ import pytest
 from engine_fakes import greedy, input_processor
 from ferrum.core.errors import ConfigError
 from ferrum.engine.request_output import Delta
-from ferrum.server.api_keys import read_keys
 from ferrum.server.app import create_app
-from ferrum.server.error_replies import ApiError
-from ferrum.server.key_limits import KeyLimits, Limits
+from ferrum.server.common.api_keys import read_keys
+from ferrum.server.common.error_replies import ApiError
+from ferrum.server.common.key_limits import KeyLimits, Limits
 from ferrum.server.server_config import ServerConfig
 from serve_kit import ENDLESS_TOKENS, SLOW, USER, Served, chat_parts, error_of, serving, wait_for
 

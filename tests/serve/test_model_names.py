@@ -10,7 +10,7 @@ import pytest
 
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.runtime.hub import BUILT_IN, resolve_model
-from ferrum.server.public_names import public_name
+from ferrum.server.common.public_names import public_name
 from serve_kit import TEMPLATE, Served, error_of, serving
 
 NAME = "my-model"

@@ -20,10 +20,10 @@ from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.logging import warn_once
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.hosts.host import Built
-from ferrum.server.api_keys import read_keys
-from ferrum.server.http_guard import LOG
-from ferrum.server.key_limits import KeyLimits
-from ferrum.server.service import DrainRate
+from ferrum.server.common.api_keys import read_keys
+from ferrum.server.common.http_guard import LOG
+from ferrum.server.common.key_limits import KeyLimits
+from ferrum.server.common.service import DrainRate
 from serve_kit import (
     ENDLESS_TOKENS,
     SLOW,
@@ -316,7 +316,7 @@ def test_valid_x_request_id_is_kept(server: Served) -> None:
 def test_traceback_is_logged_but_not_sent(
     server: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ferrum.server.tokenize.tokenizer_of", lambda front: 1 / 0)
+    monkeypatch.setattr("ferrum.server.openai.tokenize.tokenizer_of", lambda front: 1 / 0)
     error = error_of(server.post("/tokenize", prompt="a"), 500)
     assert error["code"] == "internal_error" and "division" not in error["message"]
     caplog.clear()

@@ -9,11 +9,11 @@ import pytest
 
 from engine_fakes import EOS, LetterTokenizer
 from ferrum.core.errors import ConfigError
-from ferrum.server.missing_routes import INSTEAD
-from ferrum.server.openapi_rules import HARMLESS
-from ferrum.server.request_bodies import ChatRequest
-from ferrum.server.routes import make_router
-from ferrum.server.truncation import truncated
+from ferrum.server.common.missing_routes import INSTEAD
+from ferrum.server.common.openapi_rules import HARMLESS
+from ferrum.server.openai.bodies import ChatRequest
+from ferrum.server.openai.routes import make_router
+from ferrum.server.openai.truncation import truncated
 from serve_kit import USER, Served, error_of, serving
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from engine_fakes import FakeRecipe, LetterTokenizer
 from ferrum.engine.session import GrowingText
-from ferrum.server import routes, session_routes
-from ferrum.server.error_replies import ApiError
-from ferrum.server.sessions import Sessions
+from ferrum.server.common.error_replies import ApiError
+from ferrum.server.extensions import session_routes
+from ferrum.server.extensions.sessions import Sessions
+from ferrum.server.openai import routes
 from serve_kit import SLOW, Served, chat_parts, error_of, events, serving
 
 LOUD = {"model": "fake", "max_tokens": 6, "ignore_eos": True, "seed": 3}

@@ -21,8 +21,8 @@ from ferrum.core.errors import ConfigError, StepError, Unsupported
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.request_output import Delta, Usage
 from ferrum.server.app import create_app
+from ferrum.server.common.traces import Traces
 from ferrum.server.server_config import ServerConfig
-from ferrum.server.traces import Traces
 from serve_kit import Served, serving, wait_for
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -149,7 +149,7 @@ def test_spans_reach_a_collector_before_the_server_ends() -> None:
 def test_unresponsive_collector_does_not_delay_shutdown(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ferrum.server.traces.CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr("ferrum.server.common.traces.CLOSE_SECONDS", 0.01)
     taken = threading.Event()
 
     class Stuck(SpanProcessor):

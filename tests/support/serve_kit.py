@@ -20,9 +20,9 @@ from ferrum.engine.async_engine import AsyncEngine, AsyncStream
 from ferrum.engine.model_client import Parts
 from ferrum.engine.router import QueueSlots
 from ferrum.server.app import create_app
+from ferrum.server.common.service import Service, State
 from ferrum.server.launch import Server
 from ferrum.server.server_config import ServerConfig
-from ferrum.server.service import Service, State
 from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.generation_config import GenerationConfig
 

@@ -18,19 +18,19 @@ from starlette.responses import Response
 from ferrum.core.errors import ConfigError, FerrumError
 from ferrum.core.version import installed_version
 from ferrum.engine.async_engine import AsyncEngine
-from ferrum.server.api_keys import ApiKeys, only_key, read_keys
-from ferrum.server.error_replies import ApiError, error_response, response_of
-from ferrum.server.http_guard import Guard
-from ferrum.server.key_limits import KeyLimits
-from ferrum.server.openapi import document
-from ferrum.server.plan_route import add_plan_route
-from ferrum.server.record_routes import add_record_routes
-from ferrum.server.routes import add_heads, make_router
+from ferrum.server.common.api_keys import ApiKeys, only_key, read_keys
+from ferrum.server.common.error_replies import ApiError, error_response, response_of
+from ferrum.server.common.http_guard import Guard
+from ferrum.server.common.key_limits import KeyLimits
+from ferrum.server.common.openapi import document
+from ferrum.server.common.service import Service
+from ferrum.server.common.traces import otlp_provider
+from ferrum.server.extensions.plan_route import add_plan_route
+from ferrum.server.extensions.record_routes import add_record_routes
+from ferrum.server.extensions.session_routes import add_session_routes
+from ferrum.server.extensions.web_ui import add_web_ui
+from ferrum.server.openai.routes import add_heads, make_router
 from ferrum.server.server_config import ServerConfig
-from ferrum.server.service import Service
-from ferrum.server.session_routes import add_session_routes
-from ferrum.server.traces import otlp_provider
-from ferrum.server.web_ui import add_web_ui
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -30,10 +30,10 @@ from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.hosts.process import SWITCH_SECONDS
 from ferrum.engine.progress import leave
 from ferrum.server.app import create_app
+from ferrum.server.common.http_timeouts import TimeoutProtocol
+from ferrum.server.common.service import Service, State
 from ferrum.server.greeting import greeting
-from ferrum.server.http_timeouts import TimeoutProtocol
 from ferrum.server.server_config import ServerConfig
-from ferrum.server.service import Service, State
 
 try:
     import resource
@@ -234,4 +234,4 @@ def log_as_text() -> None:
     """Log to a terminal: INFO of ferrum, warnings of everything else. The greeting replaces messages of the start."""
     log_text(logging.WARNING)
     logging.getLogger("ferrum").setLevel(logging.INFO)
-    logging.getLogger("ferrum.server.service").setLevel(logging.WARNING)
+    logging.getLogger("ferrum.server.common.service").setLevel(logging.WARNING)

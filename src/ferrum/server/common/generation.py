@@ -18,10 +18,10 @@ from starlette.types import Message, Receive, Scope, Send
 from ferrum.core.errors import FerrumError
 from ferrum.engine.async_engine import AsyncStream
 from ferrum.engine.request_output import Delta, join_all
-from ferrum.server.error_replies import CancelledError, as_api_error
-from ferrum.server.http_guard import CLIENT_GONE
-from ferrum.server.reply_builder import ReplyBuilder
-from ferrum.server.service import Service
+from ferrum.server.common.error_replies import CancelledError, as_api_error
+from ferrum.server.common.http_guard import CLIENT_GONE
+from ferrum.server.common.service import Service
+from ferrum.server.openai.reply_builder import ReplyBuilder
 
 STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """Keep proxies from buffering events."""

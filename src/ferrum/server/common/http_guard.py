@@ -17,10 +17,10 @@ from typing import Any, Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ferrum.server.api_keys import ApiKeys
-from ferrum.server.error_replies import ApiError, as_api_error, response_of
-from ferrum.server.service import Service
-from ferrum.server.web_ui import WEB_UI_PATHS
+from ferrum.server.common.api_keys import ApiKeys
+from ferrum.server.common.error_replies import ApiError, as_api_error, response_of
+from ferrum.server.common.service import Service
+from ferrum.server.extensions.web_ui import WEB_UI_PATHS
 
 CLIENT_GONE: Final = 499
 """Status in logs and metrics if the client left before the response."""

@@ -1,6 +1,6 @@
 """From a parsed body to requests that the engine accepts, in one pass that raises the first error it finds.
 
-The types of fields are in `request_bodies`, ranges of sampling parameters in `core.params`, rules of prompts in the
+The types of fields are in `openai.bodies`, ranges of sampling parameters in `core.params`, rules of prompts in the
 engine's `InputProcessor`; all are applied from here. How replies are built is in `reply_builder`.
 """
 
@@ -14,10 +14,10 @@ from ferrum.core.params import ALL_TOKENS, SamplingParams, over_recommended
 from ferrum.core.types import Pooling, Request
 from ferrum.engine.input_processor import FieldNames
 from ferrum.engine.model_client import ModelClient
-from ferrum.server.error_replies import invalid, unsupported
-from ferrum.server.openapi_rules import MAX_ID
-from ferrum.server.reasoning import effort_variables
-from ferrum.server.request_bodies import (
+from ferrum.server.common.error_replies import invalid, unsupported
+from ferrum.server.common.openapi_rules import MAX_ID
+from ferrum.server.common.service import Caller
+from ferrum.server.openai.bodies import (
     MAX_BEST_OF,
     MAX_LOGPROBS,
     MAX_TOP_LOGPROBS,
@@ -30,8 +30,8 @@ from ferrum.server.request_bodies import (
     TemplateBody,
     TokenizeRequest,
 )
-from ferrum.server.service import Caller
-from ferrum.server.truncation import truncated
+from ferrum.server.openai.reasoning import effort_variables
+from ferrum.server.openai.truncation import truncated
 from ferrum.text.chat_template import for_template, joined
 from ferrum.text.infill import infill_prompt
 

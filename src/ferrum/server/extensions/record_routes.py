@@ -25,18 +25,19 @@ from ferrum.engine.records.record import Record, request_dict
 from ferrum.engine.records.recorder import Recorder
 from ferrum.engine.records.replayer import Replay, check_origin, check_room
 from ferrum.engine.request_output import Logprob, Logprobs
-from ferrum.server import openapi_rules, reply_bodies, reply_builder
-from ferrum.server.error_replies import ApiError, CancelledError
-from ferrum.server.generation import watched
-from ferrum.server.http_guard import CLIENT_GONE
-from ferrum.server.openapi_rules import JsonInteger
-from ferrum.server.public_names import without_directories
-from ferrum.server.reply_bodies import Reply
-from ferrum.server.reply_builder import finish_of
-from ferrum.server.request_bodies import MAX_TOP_LOGPROBS, Body
-from ferrum.server.routes import BODY_ERRORS, ERRORS, caller_of, error_reply, ignored, reply
-from ferrum.server.service import REPLY_KINDS, Service
-from ferrum.server.validation import check_top_tokens, part_id
+from ferrum.server.common import openapi_rules
+from ferrum.server.common.error_replies import ApiError, CancelledError
+from ferrum.server.common.generation import watched
+from ferrum.server.common.http_guard import CLIENT_GONE
+from ferrum.server.common.openapi_rules import JsonInteger
+from ferrum.server.common.public_names import without_directories
+from ferrum.server.common.service import REPLY_KINDS, Service
+from ferrum.server.openai import replies, reply_builder
+from ferrum.server.openai.bodies import MAX_TOP_LOGPROBS, Body
+from ferrum.server.openai.checks import check_top_tokens, part_id
+from ferrum.server.openai.replies import Reply
+from ferrum.server.openai.reply_builder import finish_of
+from ferrum.server.openai.routes import BODY_ERRORS, ERRORS, caller_of, error_reply, ignored, reply
 from ferrum.text.tokenizer import Tokenizer
 
 
@@ -306,11 +307,11 @@ def add_record_routes(router: APIRouter, service: Service) -> None:
         response.headers.update(headers)
         return response
 
-    @router.delete("/v1/requests/{request_id}", responses={200: {"model": reply_bodies.Cancelled}, **ERRORS})
+    @router.delete("/v1/requests/{request_id}", responses={200: {"model": replies.Cancelled}, **ERRORS})
     async def cancel(request_id: str, request: Request) -> Response:
         """Cancel a live request of the same API key, by reply id or `request_id`."""
         name = service.cancel(request_id, request.state.tenant)
-        return reply(reply_bodies.Cancelled(id=name, object="request", cancelled=True))
+        return reply(replies.Cancelled(id=name, object="request", cancelled=True))
 
 
 def _free_name(service: Service, name: str, tenant: str) -> str:

@@ -1,6 +1,6 @@
 """The routes: each checks a request, starts its work and returns the response.
 
-Bodies are checked in `validation`; sessions, records and plans have routes of their own modules.
+Bodies are checked in `openai.checks`; sessions, records and plans have routes of their own modules.
 """
 
 from __future__ import annotations
@@ -20,16 +20,13 @@ from starlette.responses import PlainTextResponse, Response
 
 from ferrum.core.version import installed_version
 from ferrum.engine.model_client import ModelClient
-from ferrum.server import openapi_rules, reply_bodies
-from ferrum.server.chat_completions import chat_builder
-from ferrum.server.completions import completion_builder
-from ferrum.server.embeddings import Embeddings
-from ferrum.server.error_replies import ApiError
-from ferrum.server.generation import Generation
-from ferrum.server.public_names import without_directories
-from ferrum.server.reasoning import unread_fields
-from ferrum.server.reply_builder import ReplyBuilder, ReplyHeader
-from ferrum.server.request_bodies import (
+from ferrum.server.common import openapi_rules
+from ferrum.server.common.error_replies import ApiError
+from ferrum.server.common.generation import Generation
+from ferrum.server.common.public_names import without_directories
+from ferrum.server.common.service import Caller, Service
+from ferrum.server.openai import replies
+from ferrum.server.openai.bodies import (
     Body,
     ChatRequest,
     CompletionRequest,
@@ -39,9 +36,13 @@ from ferrum.server.request_bodies import (
     RenderRequest,
     TokenizeRequest,
 )
-from ferrum.server.service import Caller, Service
-from ferrum.server.tokenize import detokenize, rendered, tokenize
-from ferrum.server.validation import check_embedding
+from ferrum.server.openai.chat_completions import chat_builder
+from ferrum.server.openai.checks import check_embedding
+from ferrum.server.openai.completions import completion_builder
+from ferrum.server.openai.embeddings import Embeddings
+from ferrum.server.openai.reasoning import unread_fields
+from ferrum.server.openai.reply_builder import ReplyBuilder, ReplyHeader
+from ferrum.server.openai.tokenize import detokenize, rendered, tokenize
 
 MAX_LOOP_BYTES: Final = 4096
 """Bodies up to this size are checked on the event loop; handing them to a thread would take longer."""
@@ -88,14 +89,14 @@ class JsonRoute(APIRoute):
         return strict
 
 
-def reply(body: reply_bodies.Reply) -> Response:
+def reply(body: replies.Reply) -> Response:
     """Return a whole reply as a response."""
     return Response(body.json_bytes(), media_type="application/json")
 
 
 def error_reply(text: str) -> dict[str, Any]:
     """Return the description of an error for the OpenAPI document."""
-    return {"model": reply_bodies.ErrorReply, "description": text}
+    return {"model": replies.ErrorReply, "description": text}
 
 
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {
@@ -132,20 +133,20 @@ def add_heads(router: APIRouter) -> None:
 
 
 def _add_probes(router: APIRouter, service: Service) -> None:
-    probe: dict[int | str, dict[str, Any]] = {200: {"model": reply_bodies.Health}, 503: ERRORS[503]}
+    probe: dict[int | str, dict[str, Any]] = {200: {"model": replies.Health}, 503: ERRORS[503]}
 
     async def health() -> Response:
         """Report whether requests are served now."""
         service.check_ready()
-        return reply(reply_bodies.Health(status="ok"))
+        return reply(replies.Health(status="ok"))
 
     for path in ("/health", "/ping", "/ready"):
         router.get(path, responses=probe)(health)
 
-    @router.get("/version", responses={200: {"model": reply_bodies.Version}})
+    @router.get("/version", responses={200: {"model": replies.Version}})
     async def version() -> Response:
         """Return the version of ferrum."""
-        return reply(reply_bodies.Version(version=installed_version()))
+        return reply(replies.Version(version=installed_version()))
 
     text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
@@ -154,12 +155,12 @@ def _add_probes(router: APIRouter, service: Service) -> None:
         """Return Prometheus metrics; docs/metrics.md defines each."""
         return Response(generate_latest(service.registry), media_type=CONTENT_TYPE_LATEST)
 
-    @router.get("/v1/config", responses={200: {"model": reply_bodies.Config}, 401: ERRORS[401], 503: ERRORS[503]})
+    @router.get("/v1/config", responses={200: {"model": replies.Config}, 401: ERRORS[401], 503: ERRORS[503]})
     async def config() -> Response:
         """Return the options in effect and the properties of the model; of paths their last parts."""
         client, info = service.client, service.engine.info
         return reply(
-            reply_bodies.Config(
+            replies.Config(
                 server=without_directories(service.config.to_dict()),
                 engine=None if client.config is None else without_directories(client.config.to_dict()),
                 model={
@@ -177,8 +178,8 @@ def _add_probes(router: APIRouter, service: Service) -> None:
 
 
 def _add_models(router: APIRouter, service: Service) -> None:
-    def model(name: str) -> reply_bodies.Model:
-        return reply_bodies.Model(
+    def model(name: str) -> replies.Model:
+        return replies.Model(
             id=name,
             object="model",
             created=service.started,
@@ -189,7 +190,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
         )
 
     listed: dict[int | str, dict[str, Any]] = {
-        200: {"model": reply_bodies.ModelList},
+        200: {"model": replies.ModelList},
         401: ERRORS[401],
         503: ERRORS[503],
     }
@@ -197,9 +198,9 @@ def _add_models(router: APIRouter, service: Service) -> None:
     @router.get("/v1/models", responses=listed)
     async def models() -> Response:
         """List the names of the model that is served."""
-        return reply(reply_bodies.ModelList(object="list", data=[model(name) for name in service.models]))
+        return reply(replies.ModelList(object="list", data=[model(name) for name in service.models]))
 
-    @router.get("/v1/models/{model_id:path}", responses={200: {"model": reply_bodies.Model}, **ERRORS})
+    @router.get("/v1/models/{model_id:path}", responses={200: {"model": replies.Model}, **ERRORS})
     async def one_model(model_id: str) -> Response:
         """Return the model by its name."""
         service.check_model(model_id)
@@ -207,17 +208,17 @@ def _add_models(router: APIRouter, service: Service) -> None:
 
 
 def _add_generation(router: APIRouter, service: Service) -> None:
-    @router.post("/v1/chat/completions", responses=generated(reply_bodies.ChatReply))
+    @router.post("/v1/chat/completions", responses=generated(replies.ChatReply))
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Generate the assistant's next message in a conversation."""
         return await generate(service, request, body, "chatcmpl", chat_builder)
 
-    @router.post("/v1/completions", responses=generated(reply_bodies.CompletionReply))
+    @router.post("/v1/completions", responses=generated(replies.CompletionReply))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Complete one or several prompts; with `echo` and `max_tokens` 0, score them."""
         return await generate(service, request, body, "cmpl", completion_builder)
 
-    @router.post("/v1/embeddings", responses={200: {"model": reply_bodies.EmbeddingReply}, **BODY_ERRORS})
+    @router.post("/v1/embeddings", responses={200: {"model": replies.EmbeddingReply}, **BODY_ERRORS})
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Return the vectors of one or several texts."""
         caller = caller_of(service, request)
@@ -231,7 +232,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         return Embeddings(service, body, requests, name, caller, headers)
 
 
-def generated(model: type[reply_bodies.Reply]) -> dict[int | str, dict[str, Any]]:
+def generated(model: type[replies.Reply]) -> dict[int | str, dict[str, Any]]:
     """Return the replies of a generating route for the OpenAPI document."""
     events = {"text/event-stream": {"schema": openapi_rules.EVENT}}
     return {200: {"model": model, "content": events, "description": "The reply, or its chunks."}, **BODY_ERRORS}
@@ -286,7 +287,7 @@ def ignored(body: Body, *, strict: bool, also: Sequence[str] = ()) -> dict[str, 
 
 
 def _add_tokens(router: APIRouter, service: Service) -> None:
-    async def run(work: Callable[..., reply_bodies.Reply], body: Any, request: Request, *arguments: Any) -> Response:
+    async def run(work: Callable[..., replies.Reply], body: Any, request: Request, *arguments: Any) -> Response:
         service.check_model(body.model)
         headers = ignored(body, strict=service.config.strict, also=unread_fields(service.client, body))
 
@@ -300,17 +301,17 @@ def _add_tokens(router: APIRouter, service: Service) -> None:
         made.headers.update(headers)
         return made
 
-    @router.post("/tokenize", responses={200: {"model": reply_bodies.Tokens}, **BODY_ERRORS})
+    @router.post("/tokenize", responses={200: {"model": replies.Tokens}, **BODY_ERRORS})
     async def to_tokens(body: TokenizeRequest, request: Request) -> Response:
         """Return the tokens of a text or a conversation."""
         return await run(tokenize, body, request, service.context)
 
-    @router.post("/detokenize", responses={200: {"model": reply_bodies.Text}, **BODY_ERRORS})
+    @router.post("/detokenize", responses={200: {"model": replies.Text}, **BODY_ERRORS})
     async def to_text(body: DetokenizeRequest, request: Request) -> Response:
         """Return the text of tokens."""
         return await run(detokenize, body, request)
 
-    @router.post("/v1/chat/completions/render", responses={200: {"model": reply_bodies.Rendered}, **BODY_ERRORS})
+    @router.post("/v1/chat/completions/render", responses={200: {"model": replies.Rendered}, **BODY_ERRORS})
     async def to_prompt(body: RenderRequest, request: Request) -> Response:
         """Return the text and the tokens of a rendered conversation."""
         return await run(rendered, body, request)

@@ -1,6 +1,6 @@
 """The bodies that clients send: the fields of all routes, their types, and fields without effect or refused.
 
-Values are checked in `validation`. Schemas beyond types, for the OpenAPI document, are in `openapi_rules`.
+Values are checked in `openai.checks`. Schemas beyond types, for the OpenAPI document, are in `openapi_rules`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
 from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA, SamplingParams, value_schema
-from ferrum.server import openapi_rules
-from ferrum.server.error_replies import ApiError, field_path, unsupported
-from ferrum.server.openapi_rules import Items, JsonInteger, TokenId
+from ferrum.server.common import openapi_rules
+from ferrum.server.common.error_replies import ApiError, field_path, unsupported
+from ferrum.server.common.openapi_rules import Items, JsonInteger, TokenId
 
 MAX_TOP_LOGPROBS: Final = 20
 MAX_LOGPROBS: Final = 5

@@ -15,7 +15,7 @@ from typing import Final
 from ferrum.core.types import Request
 from ferrum.engine.messages import EngineStats
 from ferrum.engine.request_output import Delta
-from ferrum.server.error_replies import ApiError
+from ferrum.server.common.error_replies import ApiError
 
 MINUTE: Final = 60.0
 

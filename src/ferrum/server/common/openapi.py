@@ -12,8 +12,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA
-from ferrum.server.openapi_rules import TOP_TOKENS
-from ferrum.server.service import Service, State
+from ferrum.server.common.openapi_rules import TOP_TOKENS
+from ferrum.server.common.service import Service, State
 
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 

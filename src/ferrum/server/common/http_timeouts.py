@@ -14,7 +14,7 @@ from typing import Any, Final
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ferrum.server.error_replies import ApiError
+from ferrum.server.common.error_replies import ApiError
 
 PROGRESS_CHECKS: Final = 4
 """Checks for progress within `write_seconds`."""

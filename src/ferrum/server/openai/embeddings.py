@@ -1,6 +1,6 @@
 """`Embeddings`: runs the requests of /v1/embeddings and sends their vectors, scaled to length 1.
 
-Bodies are checked in `validation`; pooling happens in the engine.
+Bodies are checked in `openai.checks`; pooling happens in the engine.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from starlette.types import Receive, Scope, Send
 
 from ferrum.core.types import Request
 from ferrum.engine.router import QueueSlots
-from ferrum.server.error_replies import CancelledError, invalid
-from ferrum.server.generation import watched
-from ferrum.server.http_guard import CLIENT_GONE
-from ferrum.server.reply_bodies import Embedding, EmbeddingReply, EmbeddingUsage
-from ferrum.server.reply_builder import finish_of
-from ferrum.server.request_bodies import EmbeddingRequest
-from ferrum.server.service import Caller, Service
+from ferrum.server.common.error_replies import CancelledError, invalid
+from ferrum.server.common.generation import watched
+from ferrum.server.common.http_guard import CLIENT_GONE
+from ferrum.server.common.service import Caller, Service
+from ferrum.server.openai.bodies import EmbeddingRequest
+from ferrum.server.openai.replies import Embedding, EmbeddingReply, EmbeddingUsage
+from ferrum.server.openai.reply_builder import finish_of
 
 MAX_QUEUED: Final = 64
 """Inputs in the queue at a time; a body may have more inputs than the queue has slots."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from ferrum.core.errors import ConfigError
-from ferrum.server.key_limits import KeyLimits
+from ferrum.server.common.key_limits import KeyLimits
 
 _UNNAMED: Final = "key "
 """Prefix of tenants without a name. Given names contain no space."""

@@ -21,18 +21,18 @@ from ferrum.engine.input_processor import context_overflow
 from ferrum.engine.model_client import ModelClient
 from ferrum.engine.request_output import Delta
 from ferrum.engine.session import GrowingText
-from ferrum.server import openapi_rules
-from ferrum.server.completions import CompletionReplyBuilder
-from ferrum.server.error_replies import invalid
-from ferrum.server.generation import Generation
-from ferrum.server.openapi_rules import Items, JsonInteger, TokenId
-from ferrum.server.reply_bodies import CompletionReply, Reply
-from ferrum.server.reply_builder import ReplyBuilder, ReplyHeader
-from ferrum.server.request_bodies import MAX_LOGPROBS, Body, CompletionRequest, GenerationBody
-from ferrum.server.routes import BODY_ERRORS, ERRORS, error_reply, generate, generated, ignored, reply
-from ferrum.server.service import Caller, Service
-from ferrum.server.sessions import HeldSession, Sessions
-from ferrum.server.validation import check_completion
+from ferrum.server.common import openapi_rules
+from ferrum.server.common.error_replies import invalid
+from ferrum.server.common.generation import Generation
+from ferrum.server.common.openapi_rules import Items, JsonInteger, TokenId
+from ferrum.server.common.service import Caller, Service
+from ferrum.server.extensions.sessions import HeldSession, Sessions
+from ferrum.server.openai.bodies import MAX_LOGPROBS, Body, CompletionRequest, GenerationBody
+from ferrum.server.openai.checks import check_completion
+from ferrum.server.openai.completions import CompletionReplyBuilder
+from ferrum.server.openai.replies import CompletionReply, Reply
+from ferrum.server.openai.reply_builder import ReplyBuilder, ReplyHeader
+from ferrum.server.openai.routes import BODY_ERRORS, ERRORS, error_reply, generate, generated, ignored, reply
 
 CONFLICT: Final[dict[int | str, dict[str, Any]]] = {409: error_reply("The session is generating.")}
 

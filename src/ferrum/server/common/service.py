@@ -28,14 +28,14 @@ from ferrum.core.types import Pooling, Request
 from ferrum.engine.async_engine import AsyncEngine, AsyncStream
 from ferrum.engine.model_client import ModelClient
 from ferrum.engine.router import QueueSlots
-from ferrum.server.error_replies import ApiError
-from ferrum.server.key_limits import KeyLimits, Limits
+from ferrum.server.common.error_replies import ApiError
+from ferrum.server.common.key_limits import KeyLimits, Limits
+from ferrum.server.common.public_names import public_name
+from ferrum.server.common.traces import Traces
+from ferrum.server.common.worker_pools import WorkerPools
 from ferrum.server.metrics.engine_metrics import Metrics
 from ferrum.server.metrics.http_metrics import HttpMetrics
-from ferrum.server.public_names import public_name
 from ferrum.server.server_config import ServerConfig
-from ferrum.server.traces import Traces
-from ferrum.server.worker_pools import WorkerPools
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

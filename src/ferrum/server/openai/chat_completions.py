@@ -1,6 +1,6 @@
 """`ChatReplyBuilder`: chunks and replies of /v1/chat/completions.
 
-Bodies are checked in `validation`; what the builders share is in `reply_builder`.
+Bodies are checked in `openai.checks`; what the builders share is in `reply_builder`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from typing import Any
 
 from ferrum.engine.model_client import ModelClient
 from ferrum.engine.request_output import Delta, Logprobs
-from ferrum.server.reply_bodies import (
+from ferrum.server.common.service import Caller
+from ferrum.server.openai.bodies import ChatRequest
+from ferrum.server.openai.checks import CheckedRequest, check_chat
+from ferrum.server.openai.replies import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -21,10 +24,7 @@ from ferrum.server.reply_bodies import (
     TokenLogprob,
     TopLogprob,
 )
-from ferrum.server.reply_builder import ReplyBuilder, ReplyHeader, finish_of, finite, prompt_logprobs, top
-from ferrum.server.request_bodies import ChatRequest
-from ferrum.server.service import Caller
-from ferrum.server.validation import CheckedRequest, check_chat
+from ferrum.server.openai.reply_builder import ReplyBuilder, ReplyHeader, finish_of, finite, prompt_logprobs, top
 from ferrum.text.tokenizer import Tokenizer
 
 

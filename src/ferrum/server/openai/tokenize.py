@@ -1,6 +1,6 @@
 """The replies of /tokenize, /detokenize and /v1/chat/completions/render.
 
-The text of a conversation comes from `validation.render`.
+The text of a conversation comes from `checks.render`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from functools import partial
 from typing import TypeVar
 
 from ferrum.engine.model_client import ModelClient
-from ferrum.server.error_replies import invalid, unsupported
-from ferrum.server.openapi_rules import FORM_OF
-from ferrum.server.reply_bodies import Rendered, Text, TokenPiece, Tokens
-from ferrum.server.request_bodies import DetokenizeRequest, RenderRequest, TokenizeRequest
-from ferrum.server.validation import render
+from ferrum.server.common.error_replies import invalid, unsupported
+from ferrum.server.common.openapi_rules import FORM_OF
+from ferrum.server.openai.bodies import DetokenizeRequest, RenderRequest, TokenizeRequest
+from ferrum.server.openai.checks import render
+from ferrum.server.openai.replies import Rendered, Text, TokenPiece, Tokens
 from ferrum.text.tokenizer import Tokenizer
 
 Described = TypeVar("Described")

@@ -7,10 +7,10 @@ from typing import Literal
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ferrum.server.error_replies import ApiError
-from ferrum.server.reply_bodies import Reply
-from ferrum.server.routes import ERRORS, reply
-from ferrum.server.service import Service
+from ferrum.server.common.error_replies import ApiError
+from ferrum.server.common.service import Service
+from ferrum.server.openai.replies import Reply
+from ferrum.server.openai.routes import ERRORS, reply
 
 
 class PlannedPool(Reply):

@@ -26,8 +26,8 @@ from ferrum.core.errors import (
     RequestError,
     Unsupported,
 )
-from ferrum.server.missing_routes import advice
-from ferrum.server.reply_bodies import ErrorBody, ErrorReply
+from ferrum.server.common.missing_routes import advice
+from ferrum.server.openai.replies import ErrorBody, ErrorReply
 
 INVALID: Final = "invalid_request_error"
 UNAVAILABLE: Final = "unavailable_error"

@@ -1,6 +1,6 @@
 """`CompletionReplyBuilder`: chunks and replies of /v1/completions, and where tokens stand in an echoed text.
 
-Bodies are checked in `validation`; what the builders share is in `reply_builder`.
+Bodies are checked in `openai.checks`; what the builders share is in `reply_builder`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from typing import Any, Final
 
 from ferrum.engine.model_client import ModelClient
 from ferrum.engine.request_output import Delta, Logprobs
-from ferrum.server.reply_bodies import CompletionChoice, CompletionLogprobs, CompletionReply
-from ferrum.server.reply_builder import (
+from ferrum.server.common.service import Caller
+from ferrum.server.openai.bodies import CompletionRequest
+from ferrum.server.openai.checks import CheckedRequest, check_completion
+from ferrum.server.openai.replies import CompletionChoice, CompletionLogprobs, CompletionReply
+from ferrum.server.openai.reply_builder import (
     MINUS_INFINITY,
     ReplyBuilder,
     ReplyHeader,
@@ -21,9 +24,6 @@ from ferrum.server.reply_builder import (
     prompt_logprobs,
     top,
 )
-from ferrum.server.request_bodies import CompletionRequest
-from ferrum.server.service import Caller
-from ferrum.server.validation import CheckedRequest, check_completion
 from ferrum.text.detokenizer import Detokenizer
 from ferrum.text.tokenizer import Tokenizer
 

@@ -13,8 +13,10 @@ from typing import Any, Final
 from ferrum.core.errors import StepError
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.request_output import Delta, Logprob, Logprobs
-from ferrum.server.error_replies import CancelledError, DeadlineError
-from ferrum.server.reply_bodies import (
+from ferrum.server.common.error_replies import CancelledError, DeadlineError
+from ferrum.server.openai.bodies import GenerationBody, StreamOptions
+from ferrum.server.openai.checks import CheckedRequest
+from ferrum.server.openai.replies import (
     CompletionDetails,
     Finish,
     PromptDetails,
@@ -23,8 +25,6 @@ from ferrum.server.reply_bodies import (
     Reply,
     Usage,
 )
-from ferrum.server.request_bodies import GenerationBody, StreamOptions
-from ferrum.server.validation import CheckedRequest
 from ferrum.text.tokenizer import Tokenizer
 
 MINUS_INFINITY: Final = -9999.0

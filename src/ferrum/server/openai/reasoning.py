@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from ferrum.engine.model_client import ModelClient
-from ferrum.server.request_bodies import RenderRequest, TemplateBody, TokenizeRequest
+from ferrum.server.openai.bodies import RenderRequest, TemplateBody, TokenizeRequest
 
 
 def effort_variables(client: ModelClient, body: object) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ferrum.engine.session import GrowingText
-from ferrum.server.error_replies import ApiError
+from ferrum.server.common.error_replies import ApiError
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,1 @@
+"""What every dialect of the API uses: guard, errors, service, generation, limits, traces."""

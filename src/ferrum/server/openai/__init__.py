@@ -1,0 +1,1 @@
+"""The dialect of OpenAI and vLLM: bodies, checks, replies and routes."""
