@@ -10,10 +10,10 @@ import pytest
 
 from engine_fakes import LetterTokenizer, expected, greedy, input_processor
 from ferrum.engine.request_output import Delta, Logprob
+from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.openai.bodies import CompletionRequest
 from ferrum.server.openai.checks import CheckedRequest
 from ferrum.server.openai.completions import CompletionReplyBuilder, text_offsets
-from ferrum.server.openai.reply_builder import ReplyHeader
 from ferrum.text.tokenizer import FileTokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig
 from serve_kit import Served, chat_parts, error_of, events, serving

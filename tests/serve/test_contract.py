@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from engine_fakes import VOCABULARY, FakeRecipe
 from ferrum.core.config import EngineConfig, ModelConfig
+from ferrum.server.common.json_bodies import Body
 from ferrum.server.openai.bodies import (
-    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,

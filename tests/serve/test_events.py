@@ -10,12 +10,14 @@ import pytest
 from engine_fakes import LetterTokenizer, greedy, input_processor
 from ferrum.core.types import FinishReason
 from ferrum.engine.request_output import Delta, Logprob
-from ferrum.server.common.generation import EventWriter, event
+from ferrum.server.common.generation import EventWriter
+from ferrum.server.common.json_bodies import Reply
+from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.openai.bodies import ChatRequest, CompletionRequest
 from ferrum.server.openai.chat_completions import ChatReplyBuilder
 from ferrum.server.openai.checks import CheckedRequest
 from ferrum.server.openai.completions import CompletionReplyBuilder
-from ferrum.server.openai.reply_builder import ReplyBuilder, ReplyHeader
+from ferrum.server.openai.dialect import OPENAI
 
 HEAD = ReplyHeader('cmpl-\x01"text":"\x01"', 1, "model", "numerics")
 """An id that contains the bytes of a chunk's text field."""
@@ -51,15 +53,19 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+def _event(chunk: Reply) -> bytes:
+    return b"data: " + chunk.json_bytes() + b"\n\n"
+
+
 @pytest.mark.parametrize("make", [completion, chat])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_events_are_the_bytes_of_their_chunks(make: Any, options: dict[str, Any]) -> None:
-    written: ReplyBuilder = make(**options)
-    twin: ReplyBuilder = make(**options)
-    events = EventWriter(written)
+    written = make(**options)
+    twin = make(**options)
+    events = EventWriter(written, OPENAI)
     for delta in deltas():
         twin.add(0, delta)
-        assert events.write(0, delta) == b"".join(event(chunk.json_bytes()) for chunk in twin.chunks(0, delta))
-    usage = event(twin.usage_chunk().json_bytes()) if options.get("stream_options") else b""
-    assert events.end() == usage + b"data: [DONE]\n\n"
+        assert events.write(0, delta) == b"".join(_event(chunk) for chunk in twin.chunks(0, delta))
+    usage = b"".join(map(_event, twin.end_chunks()))
+    assert events.end() == usage + b"data: [DONE]\n\n" and bool(usage) == bool(options.get("stream_options"))
     assert written.usage.usage() == twin.usage.usage()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ferrum.server.extensions.web_ui import WEB_UI_PATHS
+from ferrum.server.common.web_ui import WEB_UI_PATHS
 from serve_kit import Served, serving
 
 SMALL = 40_000

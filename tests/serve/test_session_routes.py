@@ -11,10 +11,10 @@ import pytest
 
 from engine_fakes import FakeRecipe, LetterTokenizer
 from ferrum.engine.session import GrowingText
+from ferrum.server.common import json_routes
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.extensions import session_routes
 from ferrum.server.extensions.sessions import Sessions
-from ferrum.server.openai import routes
 from serve_kit import SLOW, Served, chat_parts, error_of, events, serving
 
 LOUD = {"model": "fake", "max_tokens": 6, "ignore_eos": True, "seed": 3}
@@ -144,7 +144,7 @@ def test_long_sessions_are_processed_off_the_event_loop(server: Served, monkeypa
 
     monkeypatch.setattr(GrowingText, "text", property(watched))
     monkeypatch.setattr(session_routes, "check_completion", made)
-    monkeypatch.setattr(routes, "MAX_LOOP_BYTES", 400)
+    monkeypatch.setattr(json_routes, "MAX_LOOP_BYTES", 400)
     assert state(server, id)["text"] == "hello" * 100
     do(server, id, "generate", **LOUD)
     do(server, begin(server), "generate", **LOUD)

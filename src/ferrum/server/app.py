@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.datastructures import Headers
@@ -19,21 +19,28 @@ from ferrum.core.errors import ConfigError, FerrumError
 from ferrum.core.version import installed_version
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.server.common.api_keys import ApiKeys, only_key, read_keys
-from ferrum.server.common.error_replies import ApiError, error_response, response_of
+from ferrum.server.common.dialect import Dialect
+from ferrum.server.common.error_replies import ApiError, error_response
 from ferrum.server.common.http_guard import Guard
+from ferrum.server.common.json_routes import AddRoutes, JsonRoute, add_heads
 from ferrum.server.common.key_limits import KeyLimits
 from ferrum.server.common.openapi import document
 from ferrum.server.common.service import Service
 from ferrum.server.common.traces import otlp_provider
+from ferrum.server.common.web_ui import add_web_ui
 from ferrum.server.extensions.plan_route import add_plan_route
+from ferrum.server.extensions.probes import add_probes
 from ferrum.server.extensions.record_routes import add_record_routes
 from ferrum.server.extensions.session_routes import add_session_routes
-from ferrum.server.extensions.web_ui import add_web_ui
-from ferrum.server.openai.routes import add_heads, make_router
+from ferrum.server.openai.dialect import OPENAI
+from ferrum.server.openai.routes import add_openai_routes
 from ferrum.server.server_config import ServerConfig
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+
+DIALECTS: Final[Sequence[tuple[Dialect, AddRoutes]]] = ((OPENAI, add_openai_routes),)
+"""The dialects that are served, with their routes."""
 
 EXPOSED_HEADERS: Final = (
     "retry-after",
@@ -51,6 +58,7 @@ def create_app(
     traces: TracerProvider | None = None,
     *,
     api_key: str | None = None,
+    dialects: Sequence[tuple[Dialect, AddRoutes]] = DIALECTS,
 ) -> FastAPI:
     """Create an application that serves one engine.
 
@@ -61,6 +69,7 @@ def create_app(
         config: the server's options.
         traces: exports spans of requests; None: as the options say.
         api_key: the only accepted key. It is no option of `config`, which is logged and reported.
+        dialects: of the API, with their routes.
 
     Raises:
         Unsupported: traces are enabled and their libraries are not installed.
@@ -70,7 +79,7 @@ def create_app(
     keys = _keys(config, api_key)
     if traces is None and config.otlp_traces_endpoint is not None:
         traces = otlp_provider(config.otlp_traces_endpoint)
-    service = Service(config, {} if keys is None else keys.limits, traces)
+    service = Service(config, {} if keys is None else keys.limits, traces, [dialect for dialect, _ in dialects])
     service.template = None if config.chat_template is None else _template(config.chat_template)
 
     @asynccontextmanager
@@ -90,8 +99,8 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.service = service
-    router = make_router(service)
-    for add in (add_record_routes, add_session_routes, add_plan_route):
+    router = APIRouter(route_class=JsonRoute)
+    for add in (*(add for _, add in dialects), add_probes, add_record_routes, add_session_routes, add_plan_route):
         add(router, service)
     add_web_ui(router, keys=keys is not None)
     add_heads(router)
@@ -127,7 +136,7 @@ class _Cors(CORSMiddleware):
         if response.status_code < 400:
             return response
         reason = bytes(response.body).decode().removeprefix("Disallowed CORS ")
-        refusal = response_of(ApiError(response.status_code, f"CORS refuses the {reason}", code="cors_refused"))
+        refusal = OPENAI.response(ApiError(response.status_code, f"CORS refuses the {reason}", code="cors_refused"))
         kept = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
         refusal.headers.update(kept)
         return refusal

@@ -72,6 +72,7 @@ class Server(uvicorn.Server):
             head_seconds=config.head_seconds,
             body_seconds=config.body_seconds,
             write_seconds=write_seconds,
+            dialect=app.state.service.dialects[0],
         )
         super().__init__(
             uvicorn.Config(

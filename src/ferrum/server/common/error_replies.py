@@ -1,6 +1,6 @@
-"""Errors as HTTP replies: one JSON shape, a status, and no traceback.
+"""Errors as HTTP replies: a status, a code, the field at fault, and no traceback.
 
-The exception types of the engine are in `core.errors`.
+Their JSON is in each `Dialect`; the exception types of the engine are in `core.errors`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,6 @@ from ferrum.core.errors import (
     Unsupported,
 )
 from ferrum.server.common.missing_routes import advice
-from ferrum.server.openai.replies import ErrorBody, ErrorReply
-
-INVALID: Final = "invalid_request_error"
-UNAVAILABLE: Final = "unavailable_error"
-
-TYPES: Final[Mapping[int, str]] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_exceeded"}
-"""Types of errors by status; other statuses use the type of their class (4xx, 5xx)."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -61,13 +54,6 @@ class ApiError(HTTPException):
         self.message = message
         self.code = code
         self.param = param
-
-    def body(self) -> bytes:
-        """Return the JSON of the reply."""
-        hundred = INVALID if self.status_code < 500 else UNAVAILABLE if self.status_code == 503 else "internal_error"
-        kind = TYPES.get(self.status_code, hundred)
-        error = ErrorBody(message=self.message, type=kind, param=self.param, code=self.code)
-        return ErrorReply(error=error).json_bytes()
 
 
 class CancelledError(FerrumError):
@@ -162,17 +148,19 @@ def field_path(path: Sequence[int | str]) -> str:
 
 async def error_response(request: Request, error: Exception) -> Response:
     """Return the response to an expected error; called by the framework."""
+    state = request.state
     if isinstance(error, RequestValidationError):
-        return response_of(from_validation(error))
-    if isinstance(error, StarletteHTTPException):
+        reply = from_validation(error)
+    elif isinstance(error, StarletteHTTPException):
         reply = from_framework(error)
         if reply is not error and reply.status_code == HTTPStatus.NOT_FOUND:
             reply.message += f": {advice(request)}"
         if reply.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             reply.headers = _allowed(request) or reply.headers
-        return response_of(reply)
-    state = request.scope["state"]
-    return response_of(as_api_error(error, state["request_id"], state["service"].retry_after()))
+    else:
+        reply = as_api_error(error, state.request_id, state.service.retry_after())
+    response: Response = state.dialect.response(reply)
+    return response
 
 
 def _allowed(request: Request) -> dict[str, str]:
@@ -180,8 +168,3 @@ def _allowed(request: Request) -> dict[str, str]:
     routes = (each for each in request.app.state.routes if each.matches(request.scope)[0] is not Match.NONE)
     methods = {method for route in routes for method in route.methods or ()}
     return {"allow": ", ".join(sorted(methods))} if methods else {}
-
-
-def response_of(error: ApiError) -> Response:
-    """Return an error as a response."""
-    return Response(error.body(), error.status_code, dict(error.headers or {}), media_type="application/json")

@@ -1,12 +1,12 @@
-"""`Generation`: runs a client's requests and sends their reply, whole or as server-sent events.
+"""`Generation`: runs a client's requests and sends their reply, whole or as events of a stream.
 
-What a reply contains is in `reply_builder`.
+What a reply contains is up to a `ReplyBuilder`, what its events look like to a `Dialect`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Final
@@ -18,16 +18,15 @@ from starlette.types import Message, Receive, Scope, Send
 from ferrum.core.errors import FerrumError
 from ferrum.engine.async_engine import AsyncStream
 from ferrum.engine.request_output import Delta, join_all
+from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import CancelledError, as_api_error
 from ferrum.server.common.http_guard import CLIENT_GONE
+from ferrum.server.common.json_bodies import Reply
+from ferrum.server.common.reply_builder import ReplyBuilder
 from ferrum.server.common.service import Service
-from ferrum.server.openai.reply_builder import ReplyBuilder
 
 STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """Keep proxies from buffering events."""
-
-DONE: Final = b"data: [DONE]\n\n"
-KEEP_ALIVE: Final = b": keep-alive\n\n"
 
 MAX_LOOP_LOGPROBS: Final = 512
 """Log-probabilities that are written on the event loop, in about a millisecond; more are written in a thread."""
@@ -36,19 +35,15 @@ _MARK: Final = "\x01"
 _MARK_JSON: Final = to_json(_MARK)
 
 
-def event(data: bytes) -> bytes:
-    """Return a line of JSON as an event."""
-    return b"data: " + data + b"\n\n"
-
-
 class EventWriter:
-    """Writes the events of one reply.
+    """Writes the events of one reply in a dialect.
 
     Most chunks of a choice differ only in their text. The bytes around it are kept and reused.
     """
 
-    def __init__(self, builder: ReplyBuilder) -> None:
+    def __init__(self, builder: ReplyBuilder, dialect: Dialect) -> None:
         self._builder = builder
+        self._dialect = dialect
         self._around: dict[tuple[int, int], tuple[bytes, bytes] | None] = {}  # None: the choice has begun
 
     def write(self, place: int, delta: Delta) -> bytes:
@@ -57,20 +52,20 @@ class EventWriter:
         choice = (place, delta.index)
         if not self._builder.uniform or choice not in self._around or not _is_text(delta):
             self._around.setdefault(choice, None)
-            return self._events(place, delta)
+            return self._events(self._builder.chunks(place, delta))
         around = self._around[choice]
         if around is None:
-            marked = self._events(place, replace(delta, text=_MARK, token_ids=()))
+            marked = self._events(self._builder.chunks(place, replace(delta, text=_MARK, token_ids=())))
             before, _, after = marked.rpartition(_MARK_JSON)  # the id before it may contain the client's text
             around = self._around[choice] = before, after
         return around[0] + to_json(delta.text) + around[1]
 
-    def _events(self, place: int, delta: Delta) -> bytes:
-        return b"".join([event(chunk.json_bytes()) for chunk in self._builder.chunks(place, delta)])
+    def _events(self, chunks: Iterable[Reply]) -> bytes:
+        return b"".join([self._dialect.event(chunk.EVENT, chunk.json_bytes()) for chunk in chunks])
 
     def end(self) -> bytes:
-        """Return the events after the last delta."""
-        return (event(self._builder.usage_chunk().json_bytes()) if self._builder.usage.at_end else b"") + DONE
+        """Return the events after the last delta, and the end of the stream."""
+        return self._events(self._builder.end_chunks()) + self._dialect.end
 
 
 class Generation(Response):
@@ -80,19 +75,28 @@ class Generation(Response):
     client leaves, the request is aborted.
 
     Args:
+        dialect: of the reply.
         stream: send events.
         tenant: the owner of the request.
         headers: of the response.
     """
 
     def __init__(
-        self, service: Service, builder: ReplyBuilder, *, stream: bool, tenant: str, headers: Mapping[str, str]
+        self,
+        service: Service,
+        builder: ReplyBuilder,
+        *,
+        dialect: Dialect,
+        stream: bool,
+        tenant: str,
+        headers: Mapping[str, str],
     ) -> None:
-        media_type = "text/event-stream; charset=utf-8" if stream else "application/json"
+        media_type = dialect.stream_type if stream else "application/json"
         super().__init__(None, 200, {**(STREAM_HEADERS if stream else {}), **headers}, media_type)
         del self.headers["content-length"]
         self._service = service
         self._builder = builder
+        self._dialect = dialect
         self._streamed = stream
         self._tenant = tenant
         self._gone = False
@@ -132,14 +136,14 @@ class Generation(Response):
         await send({"type": "http.response.body", "body": data})
 
     async def _send_events(self, stream: AsyncStream, scope: Scope, send: Send) -> None:
-        writer = EventWriter(self._builder)
+        writer = EventWriter(self._builder, self._dialect)
         send_part: Send = scope["state"]["send"]
         started = False
         try:
             async with aclosing(stream.with_keep_alives(self._service.config.keep_alive_seconds)) as updates:
                 async for update in updates:
                     if update is None:
-                        data = KEEP_ALIVE
+                        data = self._dialect.keep_alive
                     elif _num_logprobs(update[1]) > MAX_LOOP_LOGPROBS:
                         data = await asyncio.to_thread(writer.write, *update)
                     else:
@@ -153,9 +157,10 @@ class Generation(Response):
         except FerrumError as error:
             if not started or self._gone:
                 raise
-            # The status is already sent: report the error as an event, without the [DONE] of a complete stream.
+            # The status is already sent: report the error as an event, without the end of a complete stream.
             scope["state"]["log"]["error"] = type(error).__name__
-            await send_part(_part(event(as_api_error(error, scope["state"]["request_id"]).body())))
+            failure = as_api_error(error, scope["state"]["request_id"])
+            await send_part(_part(self._dialect.event("error", self._dialect.error(failure))))
         await send_part({"type": "http.response.body", "body": b""})
 
     def _start(self) -> Message:

@@ -18,9 +18,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ferrum.server.common.api_keys import ApiKeys
-from ferrum.server.common.error_replies import ApiError, as_api_error, response_of
+from ferrum.server.common.dialect import dialect_of
+from ferrum.server.common.error_replies import ApiError, as_api_error
 from ferrum.server.common.service import Service
-from ferrum.server.extensions.web_ui import WEB_UI_PATHS
+from ferrum.server.common.web_ui import WEB_UI_PATHS
 
 CLIENT_GONE: Final = 499
 """Status in logs and metrics if the client left before the response."""
@@ -45,8 +46,8 @@ _REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 class Guard:
     """ASGI middleware around the whole application.
 
-    It sets in the scope's state: `request_id`, `tenant`, `service`, `log` (fields of the request's log line) and `send`
-    (sends parts of a response past the middleware in between).
+    It sets in the scope's state: `request_id`, `tenant`, `service`, `dialect`, `log` (fields of the request's log line)
+    and `send` (sends parts of a response past the middleware in between).
 
     Args:
         app: the application.
@@ -71,6 +72,7 @@ class Guard:
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         log = {"method": scope["method"], "path": scope["path"]}
         state: dict[str, Any] = {"request_id": request_id, "service": self._service, "tenant": "", "log": log}
+        state["dialect"] = dialect_of(self._service.dialects, scope["path"])
         scope["state"] = state = {**scope.get("state", {}), **state}
         config = self._service.config
         body = _Body(receive, config.max_body_bytes, config.body_seconds, self._count_held)
@@ -134,10 +136,11 @@ class Guard:
 
     async def _answer(self, error: Exception, scope: Scope, receive: Receive, sender: _Sender) -> None:
         """Send the error response; if a response has begun, raise, which cuts the connection."""
-        failure = as_api_error(error, scope["state"]["request_id"], self._service.retry_after())
+        state = scope["state"]
+        failure = as_api_error(error, state["request_id"], self._service.retry_after())
         if sender.status is not None:
             raise error
-        await response_of(failure)(scope, receive, sender)
+        await state["dialect"].response(failure)(scope, receive, sender)
 
 
 class _Sender:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError
 
 PROGRESS_CHECKS: Final = 4
@@ -31,13 +32,17 @@ class TimeoutProtocol(H11Protocol):
         head_seconds: limit for headers.
         body_seconds: limit for the rest of a body.
         write_seconds: limit for a pause in reading the response.
+        dialect: of the errors for invalid HTTP, which may have no path.
         options: uvicorn's.
     """
 
-    def __init__(self, *, head_seconds: float, body_seconds: float, write_seconds: float, **options: Any) -> None:
+    def __init__(
+        self, *, head_seconds: float, body_seconds: float, write_seconds: float, dialect: Dialect, **options: Any
+    ) -> None:
         super().__init__(**options)
         self._head_seconds = head_seconds
         self._body_seconds = body_seconds
+        self._dialect = dialect
         self._timer: asyncio.TimerHandle | None = None
         self._write_seconds = write_seconds
         self._write_timer: asyncio.TimerHandle | None = None
@@ -72,7 +77,7 @@ class TimeoutProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer invalid HTTP in the JSON form of other errors."""
-        body = ApiError(400, msg, code="invalid_http").body()
+        body = self._dialect.error(ApiError(400, msg, code="invalid_http"))
         kind, length = (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())
         head = h11.Response(status_code=400, headers=[kind, length, (b"connection", b"close")], reason=b"Bad Request")
         for event in (head, h11.Data(data=body), h11.EndOfMessage()):

@@ -28,6 +28,7 @@ from ferrum.core.types import Pooling, Request
 from ferrum.engine.async_engine import AsyncEngine, AsyncStream
 from ferrum.engine.model_client import ModelClient
 from ferrum.engine.router import QueueSlots
+from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.key_limits import KeyLimits, Limits
 from ferrum.server.common.public_names import public_name
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
 RATE_WINDOW: Final = 32
 """Finished requests over which the drain rate is measured."""
 MAX_RETRY_SECONDS: Final = 60
-
-REPLY_KINDS: Final = ("chatcmpl", "cmpl", "embd")
-"""Prefixes of reply ids."""
 
 _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -110,6 +108,7 @@ class Service:
         config: the server's options.
         limits: of the tenants that have any.
         traces: exports the spans of requests; None: no traces.
+        dialects: of the API; the first one answers where the path names none.
 
     Attributes:
         failure: the exception that ended loading.
@@ -121,8 +120,15 @@ class Service:
         worker_pools: run slow request preparation.
     """
 
-    def __init__(self, config: ServerConfig, limits: Mapping[str, KeyLimits], traces: TracerProvider | None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        limits: Mapping[str, KeyLimits],
+        traces: TracerProvider | None,
+        dialects: Sequence[Dialect],
+    ) -> None:
         self.config = config
+        self.dialects = dialects
         self.started = int(time.time())
         self.state = State.LOADING
         self.failure: Exception | None = None
@@ -320,8 +326,11 @@ class Service:
 
     def live_name(self, request_id: str, tenant: str) -> str | None:
         """Return the reply id of a live request of the tenant, from that id or from the client's."""
-        names = (request_id, *(f"{kind}-{request_id}" for kind in REPLY_KINDS))
-        return next((name for name in names if (tenant, name) in self._live), None)
+        return next((name for name in self.reply_ids(request_id) if (tenant, name) in self._live), None)
+
+    def reply_ids(self, request_id: str) -> list[str]:
+        """Return the ids that the reply to a request may have: the given one, and those made from a client's id."""
+        return [request_id, *(f"{prefix}-{request_id}" for dialect in self.dialects for prefix in dialect.ids)]
 
     def drain(self) -> None:
         """Accept no more requests; let running ones finish."""

@@ -8,9 +8,10 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ferrum.server.common.error_replies import ApiError
+from ferrum.server.common.json_bodies import Reply
+from ferrum.server.common.json_routes import reply
 from ferrum.server.common.service import Service
-from ferrum.server.openai.replies import Reply
-from ferrum.server.openai.routes import ERRORS, reply
+from ferrum.server.openai.routes import ERRORS
 
 
 class PlannedPool(Reply):

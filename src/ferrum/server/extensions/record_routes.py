@@ -29,15 +29,17 @@ from ferrum.server.common import openapi_rules
 from ferrum.server.common.error_replies import ApiError, CancelledError
 from ferrum.server.common.generation import watched
 from ferrum.server.common.http_guard import CLIENT_GONE
+from ferrum.server.common.json_bodies import Body, Reply
+from ferrum.server.common.json_routes import caller_of, ignored, reply
 from ferrum.server.common.openapi_rules import JsonInteger
 from ferrum.server.common.public_names import without_directories
-from ferrum.server.common.service import REPLY_KINDS, Service
-from ferrum.server.openai import replies, reply_builder
-from ferrum.server.openai.bodies import MAX_TOP_LOGPROBS, Body
+from ferrum.server.common.reply_builder import finish_of
+from ferrum.server.common.service import Service
+from ferrum.server.openai import replies
+from ferrum.server.openai.bodies import MAX_TOP_LOGPROBS
+from ferrum.server.openai.builder import finite, top
 from ferrum.server.openai.checks import check_top_tokens, part_id
-from ferrum.server.openai.replies import Reply
-from ferrum.server.openai.reply_builder import finish_of
-from ferrum.server.openai.routes import BODY_ERRORS, ERRORS, caller_of, error_reply, ignored, reply
+from ferrum.server.openai.routes import BODY_ERRORS, ERRORS, error_reply
 from ferrum.text.tokenizer import Tokenizer
 
 
@@ -144,11 +146,11 @@ class ReplayedRequests(Reply):
     replays: list[ReplayedRequest]
 
 
-def find_records(recorder: Recorder | None, tenant: str, id: str) -> list[Record]:
+def find_records(recorder: Recorder | None, tenant: str, ids: Sequence[str]) -> list[Record]:
     """Return the records of a tenant's request, one per prompt.
 
     Args:
-        id: of its reply, or its `request_id`.
+        ids: the id that was asked for, then others that its reply may have.
 
     Raises:
         ApiError: 404.
@@ -158,11 +160,11 @@ def find_records(recorder: Recorder | None, tenant: str, id: str) -> list[Record
         raise ApiError(
             404, "requests are not recorded; start the server with --record", code=RecordNotFound.code, param="id"
         )
-    for name in (id, *(f"{kind}-{id}" for kind in REPLY_KINDS)):
+    for name in ids:
         bodies = (_alone(recorder, tenant, name), _several(recorder, tenant, name))
         if found := max(bodies, key=lambda records: records[0].time if records else -math.inf):
             return found
-    raise ApiError(404, f"no request {id!r} is recorded", code=RecordNotFound.code, param="id")
+    raise ApiError(404, f"no request {ids[0]!r} is recorded", code=RecordNotFound.code, param="id")
 
 
 def _alone(recorder: Recorder, tenant: str, id: str) -> list[Record]:
@@ -238,16 +240,14 @@ def replayed_request(replay: Replay, top: int) -> ReplayedRequest:
     return ReplayedRequest(id=replay.record.id, same=not differences, differences=differences, choices=choices)
 
 
-def _replayed(position: Logprobs, top: int) -> ReplayedToken:
+def _replayed(position: Logprobs, count: int) -> ReplayedToken:
     token, entry = next(iter(position.items()))
-    ranked = [_ranked(other, each) for other, each in reply_builder.top(position, top)]
+    ranked = [_ranked(other, each) for other, each in top(position, count)]
     return ReplayedToken(**_ranked(token, entry).model_dump(), top_logprobs=ranked)
 
 
 def _ranked(token: int, entry: Logprob) -> RankedToken:
-    return RankedToken(
-        token_id=token, token=entry.decoded_token, logprob=reply_builder.finite(entry.logprob), rank=entry.rank
-    )
+    return RankedToken(token_id=token, token=entry.decoded_token, logprob=finite(entry.logprob), rank=entry.rank)
 
 
 CONFLICT: Final[dict[int | str, dict[str, Any]]] = {
@@ -323,7 +323,7 @@ def _free_name(service: Service, name: str, tenant: str) -> str:
 
 async def _records(service: Service, request_id: str, request: Request) -> list[Record]:
     recorder = service.client.recorder
-    return await asyncio.to_thread(find_records, recorder, request.state.tenant, request_id)
+    return await asyncio.to_thread(find_records, recorder, request.state.tenant, service.reply_ids(request_id))
 
 
 async def _check_origin(service: Service, record: Record) -> None:

@@ -24,15 +24,17 @@ from ferrum.engine.session import GrowingText
 from ferrum.server.common import openapi_rules
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.generation import Generation
+from ferrum.server.common.json_bodies import Body, Reply
+from ferrum.server.common.json_routes import generate, ignored, reply
 from ferrum.server.common.openapi_rules import Items, JsonInteger, TokenId
+from ferrum.server.common.reply_builder import ReplyBuilder, ReplyHeader
 from ferrum.server.common.service import Caller, Service
 from ferrum.server.extensions.sessions import HeldSession, Sessions
-from ferrum.server.openai.bodies import MAX_LOGPROBS, Body, CompletionRequest, GenerationBody
+from ferrum.server.openai.bodies import MAX_LOGPROBS, CompletionRequest, GenerationBody
 from ferrum.server.openai.checks import check_completion
 from ferrum.server.openai.completions import CompletionReplyBuilder
-from ferrum.server.openai.replies import CompletionReply, Reply
-from ferrum.server.openai.reply_builder import ReplyBuilder, ReplyHeader
-from ferrum.server.openai.routes import BODY_ERRORS, ERRORS, error_reply, generate, generated, ignored, reply
+from ferrum.server.openai.replies import CompletionReply
+from ferrum.server.openai.routes import BODY_ERRORS, ERRORS, error_reply, generated
 
 CONFLICT: Final[dict[int | str, dict[str, Any]]] = {409: error_reply("The session is generating.")}
 

@@ -5,17 +5,17 @@ Values are checked in `openai.checks`. Schemas beyond types, for the OpenAPI doc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
-from pydantic_core import CoreSchema
+from pydantic import ConfigDict, Field
 
 from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA, SamplingParams, value_schema
+from ferrum.engine.model_client import ModelClient
 from ferrum.server.common import openapi_rules
-from ferrum.server.common.error_replies import ApiError, field_path, unsupported
+from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody
 from ferrum.server.common.openapi_rules import Items, JsonInteger, TokenId
 
 MAX_TOP_LOGPROBS: Final = 20
@@ -33,9 +33,6 @@ def _sampling(name: str) -> Any:
 _NO_EFFECT: Final[Any] = Field(default=None, description="No effect, whatever its value.")
 
 
-_MODEL: Final[Any] = Field(default=None, description="A name from /v1/models (default: the served model).")
-
-
 def _optional(description: str, schema: openapi_rules.Schema) -> Any:
     """Return a field that may be absent or null, with a schema beyond its type."""
     return Field(default=None, description=description, json_schema_extra=schema)
@@ -50,58 +47,6 @@ _KEPT: Final[Any] = _optional(
     "Keep this many tokens at the end of the prompt; -1: as many as fit.",
     openapi_rules.between(-1) | openapi_rules.not_this(0),
 )
-
-
-class Body(BaseModel):
-    """A JSON object. Unknown fields are kept, so that they can be named to the client.
-
-    Attributes:
-        NO_OPS: known fields without effect on the reply, with the reason.
-        REFUSED: known fields that are not served, with the reason; null and harmless values count as absent.
-        PASSES_ON: unknown fields have an effect, because they are passed on.
-    """
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
-    NO_OPS: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    REFUSED: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    PASSES_ON: ClassVar[bool] = False
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> openapi_rules.Schema:
-        """Return the schema of the fields, with refused ones; without an entry they would pass as unknown."""
-        schema = handler(core_schema)
-        properties = handler.resolve_ref_schema(schema).setdefault("properties", {})
-        properties.update({name: openapi_rules.refused(name, why) for name, why in cls.REFUSED.items()})
-        return schema
-
-    def ignored_fields(self, *, strict: bool, path: tuple[str | int, ...] = ()) -> list[str]:
-        """Return the paths of fields without effect: unknown fields and `NO_OPS`, here and in bodies within.
-
-        Raises:
-            ApiError: a field of `REFUSED`, or with `strict` an unknown one.
-        """
-        ignored: list[str] = []
-        extra = self.model_extra or {}
-        for name in sorted(self.model_fields_set):
-            value = extra[name] if name in extra else getattr(self, name)
-            inside = (*path, name)
-            if name in self.REFUSED and not openapi_rules.is_harmless(name, value):
-                raise unsupported(field_path(inside), self.REFUSED[name])
-            if name in self.REFUSED or (value is None and name not in extra):
-                continue
-            unknown = name in extra and not self.PASSES_ON
-            if unknown and strict:
-                raise ApiError(400, f"unknown field {name!r}", code="unknown_parameter", param=field_path(inside))
-            if unknown or name in self.NO_OPS:
-                ignored.append(field_path(inside))
-            elif isinstance(value, Body):
-                ignored += value.ignored_fields(strict=strict, path=inside)
-            elif isinstance(value, list) and value and isinstance(value[0], Body):
-                for index, each in enumerate(value):
-                    ignored += each.ignored_fields(strict=strict, path=(*inside, index))
-        return ignored
 
 
 class StreamOptions(Body):
@@ -163,7 +108,7 @@ _CONSTRAINTS: Final = (
 """Other servers' fields that constrain the output. As ignored fields they would give unconstrained text."""
 
 
-class GenerationBody(Body):
+class GenerationBody(GeneratingBody):
     """The fields of both generating routes."""
 
     NO_OPS = MappingProxyType(
@@ -183,7 +128,6 @@ class GenerationBody(Body):
         }
     )
 
-    model: str | None = _MODEL
     n: JsonInteger | None = _sampling("n")
     temperature: float | None = _sampling("temperature")
     top_p: float | None = _sampling("top_p")
@@ -204,14 +148,12 @@ class GenerationBody(Body):
     logit_bias: dict[str, Any] | None = _sampling("logit_bias")
     allowed_token_ids: Items[TokenId] | None = _sampling("allowed_token_ids")
     skip_special_tokens: bool | None = _sampling("skip_special_tokens")
-    stream: bool | None = Field(default=None, description="Send the reply as server-sent events.")
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     echo: bool | None = Field(
         default=None, description="Begin the reply with the prompt (chat: the message continued)."
     )
     priority: JsonInteger | None = Field(default=None, description="Smaller runs first; needs --policy priority.")
-    request_id: str | None = _optional("Id of the request; must differ from those of live ones.", openapi_rules.ID)
     cache_salt: str | None = _optional(
         "Requests share cached prefixes only under the same salt; not empty.", openapi_rules.NOT_EMPTY
     )
@@ -230,18 +172,47 @@ _TOOL_LIST: Final[Any] = Field(default=None, description="Descriptions of tools 
 _DOCUMENTS: Final = "documents are not passed to the template"
 
 
-class TemplateBody(Body):
-    """A conversation and the options of its template."""
+class Templated(Body):
+    """The options of a conversation's template."""
 
-    messages: Items[Message] = Field(min_length=1)
     add_generation_prompt: bool | None = Field(default=None, description="Begin the assistant's message.")
     continue_final_message: bool | None = Field(default=None, description="Continue the last message.")
     chat_template: str | None = Field(default=None, description="Replaces the model's template.")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Variables for the template.")
+
+    def reads(self, client: ModelClient, name: str) -> bool:
+        """Return whether the template of this request reads a variable."""
+        model_sources = () if client.chat_template is None else client.chat_template.sources.values()
+        sources = model_sources if self.chat_template is None else (self.chat_template,)
+        return any(re.search(rf"\b{name}\b", source) for source in sources)
+
+    def effort_variables(self, client: ModelClient) -> dict[str, Any]:  # noqa: ARG002 - for bodies with that field
+        """Return the variables for `reasoning_effort` that the template reads and the client does not set itself."""
+        return {}
+
+    def unread_fields(self, client: ModelClient) -> list[str]:
+        return ["tools"] if getattr(self, "tools", None) and not self.reads(client, "tools") else []
+
+
+class TemplateBody(Templated):
+    """A conversation and the options of its template."""
+
+    messages: Items[Message] = Field(min_length=1)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         default=None, description="For templates that read reasoning_effort or enable_thinking (false for none)."
     )
     add_special_tokens: bool | None = Field(default=None, description="Add special tokens around the rendered text.")
+
+    def effort_variables(self, client: ModelClient) -> dict[str, Any]:
+        effort, own = self.reasoning_effort, self.chat_template_kwargs or {}
+        if effort is None:
+            return {}
+        variables = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        return {name: value for name, value in variables.items() if name not in own and self.reads(client, name)}
+
+    def unread_fields(self, client: ModelClient) -> list[str]:
+        unread = self.reasoning_effort is not None and not self.effort_variables(client)
+        return [*(["reasoning_effort"] if unread else ()), *super().unread_fields(client)]
 
 
 class ChatRequest(GenerationBody, TemplateBody):
@@ -330,7 +301,7 @@ class EmbeddingRequest(Body):
 
     NO_OPS = MappingProxyType({"user": "usage is not counted per user"})
 
-    model: str | None = _MODEL
+    model: str | None = MODEL
     input: str | Items[str] | Items[TokenId] | Items[Items[TokenId]] = Field(
         description="A text or its token ids, or several of them.", json_schema_extra=openapi_rules.TEXTS
     )
@@ -351,17 +322,17 @@ class RenderRequest(TemplateBody):
     model_config = _rules(openapi_rules.RENDER)
     REFUSED = MappingProxyType({"documents": _DOCUMENTS})
 
-    model: str | None = _MODEL
+    model: str | None = MODEL
     tools: Items[dict[str, Any]] | None = _TOOL_LIST
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(Templated):
     """The body of /tokenize, in vLLM's form (`prompt` or `messages`) or llama.cpp's (`content`)."""
 
     model_config = _rules(openapi_rules.TOKENIZE)
     REFUSED = MappingProxyType({"documents": _DOCUMENTS})
 
-    model: str | None = _MODEL
+    model: str | None = MODEL
     prompt: str | None = None
     messages: Items[Message] | None = Field(default=None, min_length=1)
     content: str | None = None
@@ -374,15 +345,11 @@ class TokenizeRequest(Body):
     )
     return_token_strs: bool | None = Field(default=None, description="Send the vocabulary's spelling of each token.")
     with_pieces: bool | None = Field(default=None, description="Send each token with its text.")
-    add_generation_prompt: bool | None = Field(default=None, description="Begin the assistant's message.")
-    continue_final_message: bool | None = Field(default=None, description="Continue the last message.")
-    chat_template: str | None = Field(default=None, description="Replaces the model's template.")
-    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Variables for the template.")
     tools: Items[dict[str, Any]] | None = _TOOL_LIST
 
 
 class DetokenizeRequest(Body):
     """The body of /detokenize; the reply has the text under both names, `prompt` and `content`."""
 
-    model: str | None = _MODEL
+    model: str | None = MODEL
     tokens: Items[TokenId] = Field(json_schema_extra={"items": dict(TOKEN_SCHEMA)})

@@ -10,8 +10,10 @@ from typing import Any
 
 from ferrum.engine.model_client import ModelClient
 from ferrum.engine.request_output import Delta, Logprobs
+from ferrum.server.common.reply_builder import ReplyHeader, finish_of
 from ferrum.server.common.service import Caller
 from ferrum.server.openai.bodies import ChatRequest
+from ferrum.server.openai.builder import OpenAIBuilder, finite, prompt_logprobs, top
 from ferrum.server.openai.checks import CheckedRequest, check_chat
 from ferrum.server.openai.replies import (
     ChatChoice,
@@ -24,7 +26,6 @@ from ferrum.server.openai.replies import (
     TokenLogprob,
     TopLogprob,
 )
-from ferrum.server.openai.reply_builder import ReplyBuilder, ReplyHeader, finish_of, finite, prompt_logprobs, top
 from ferrum.text.tokenizer import Tokenizer
 
 
@@ -33,7 +34,7 @@ def chat_builder(client: ModelClient, body: ChatRequest, caller: Caller, header:
     return ChatReplyBuilder(header, body, check_chat(client, body, caller, header.id), client.tokenizer)
 
 
-class ChatReplyBuilder(ReplyBuilder):
+class ChatReplyBuilder(OpenAIBuilder):
     """Builds the reply to one chat."""
 
     def __init__(
@@ -66,8 +67,10 @@ class ChatReplyBuilder(ReplyBuilder):
         fields_of_chunk = {**self._header, **self.usage.fields(), **extra}
         return ChatChunk(object="chat.completion.chunk", choices=[choice], **fields_of_chunk)
 
-    def usage_chunk(self) -> ChatChunk:
-        return ChatChunk(**self._header, object="chat.completion.chunk", choices=[], usage=self.usage.usage())
+    def end_chunks(self) -> Iterator[ChatChunk]:
+        """Yield a chunk with the usage, if the client wants it."""
+        if self.usage.at_end:
+            yield ChatChunk(**self._header, object="chat.completion.chunk", choices=[], usage=self.usage.usage())
 
     def reply(self, choices: Mapping[tuple[int, int], Delta]) -> ChatReply:
         return ChatReply(

@@ -30,7 +30,6 @@ from ferrum.server.openai.bodies import (
     TemplateBody,
     TokenizeRequest,
 )
-from ferrum.server.openai.reasoning import effort_variables
 from ferrum.server.openai.truncation import truncated
 from ferrum.text.chat_template import for_template, joined
 from ferrum.text.infill import infill_prompt
@@ -215,7 +214,7 @@ def render(client: ModelClient, body: TemplateBody | TokenizeRequest) -> str:
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
         tools=(body.tools or None) if isinstance(body, RenderRequest | TokenizeRequest) else None,
-        chat_template_kwargs={**effort_variables(client, body), **(body.chat_template_kwargs or {})} or None,
+        chat_template_kwargs={**body.effort_variables(client), **(body.chat_template_kwargs or {})} or None,
         untrusted=True,
     )
     limit = MAX_CHARACTERS_PER_TOKEN * client.info.max_sequence_length

@@ -11,19 +11,12 @@ from typing import Any, Final
 
 from ferrum.engine.model_client import ModelClient
 from ferrum.engine.request_output import Delta, Logprobs
+from ferrum.server.common.reply_builder import ReplyHeader, finish_of
 from ferrum.server.common.service import Caller
 from ferrum.server.openai.bodies import CompletionRequest
+from ferrum.server.openai.builder import MINUS_INFINITY, OpenAIBuilder, finite, prompt_logprobs, top
 from ferrum.server.openai.checks import CheckedRequest, check_completion
 from ferrum.server.openai.replies import CompletionChoice, CompletionLogprobs, CompletionReply
-from ferrum.server.openai.reply_builder import (
-    MINUS_INFINITY,
-    ReplyBuilder,
-    ReplyHeader,
-    finish_of,
-    finite,
-    prompt_logprobs,
-    top,
-)
 from ferrum.text.detokenizer import Detokenizer
 from ferrum.text.tokenizer import Tokenizer
 
@@ -64,7 +57,7 @@ class _Offsets:
         return offset
 
 
-class CompletionReplyBuilder(ReplyBuilder):
+class CompletionReplyBuilder(OpenAIBuilder):
     """Builds the reply to a completion of one or several prompts."""
 
     def __init__(
@@ -85,8 +78,10 @@ class CompletionReplyBuilder(ReplyBuilder):
         if finished or new or (delta.token_ids and choice.model_fields_set & {"token_ids", "prompt_token_ids"}):
             yield CompletionReply(**self._header, object="text_completion", choices=[choice], **self.usage.fields())
 
-    def usage_chunk(self) -> CompletionReply:
-        return CompletionReply(**self._header, object="text_completion", choices=[], usage=self.usage.usage())
+    def end_chunks(self) -> Iterator[CompletionReply]:
+        """Yield a chunk with the usage, if the client wants it."""
+        if self.usage.at_end:
+            yield CompletionReply(**self._header, object="text_completion", choices=[], usage=self.usage.usage())
 
     def reply(self, choices: Mapping[tuple[int, int], Delta]) -> CompletionReply:
         parts: list[CompletionChoice] = []

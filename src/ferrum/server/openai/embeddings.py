@@ -20,10 +20,10 @@ from ferrum.engine.router import QueueSlots
 from ferrum.server.common.error_replies import CancelledError, invalid
 from ferrum.server.common.generation import watched
 from ferrum.server.common.http_guard import CLIENT_GONE
+from ferrum.server.common.reply_builder import finish_of
 from ferrum.server.common.service import Caller, Service
 from ferrum.server.openai.bodies import EmbeddingRequest
 from ferrum.server.openai.replies import Embedding, EmbeddingReply, EmbeddingUsage
-from ferrum.server.openai.reply_builder import finish_of
 
 MAX_QUEUED: Final = 64
 """Inputs in the queue at a time; a body may have more inputs than the queue has slots."""

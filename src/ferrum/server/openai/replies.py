@@ -7,19 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, SkipValidation, with_config
+from pydantic import ConfigDict, SkipValidation, with_config
 from pydantic_core import to_json
 from typing_extensions import TypedDict
 
-
-class Reply(BaseModel):
-    """A JSON object; fields that were not given are not sent, None becomes null."""
-
-    model_config = ConfigDict(protected_namespaces=(), extra="forbid")
-
-    def json_bytes(self) -> bytes:
-        """Return the reply as JSON."""
-        return self.__pydantic_serializer__.to_json(self, exclude_unset=True)
+from ferrum.server.common.json_bodies import Reply
+from ferrum.server.common.reply_builder import Finish
 
 
 class PromptDetails(Reply):
@@ -81,8 +74,6 @@ class PromptToken(TypedDict):
 
 PromptLogprobs = SkipValidation[list[dict[str, PromptToken] | None]]
 """Per prompt token the requested ids, the token itself first; None for the first token."""
-
-Finish = Literal["stop", "length"]
 
 
 class ChatMessage(Reply):

@@ -5,24 +5,19 @@ The shapes of chunks and replies are in `chat_completions` and `completions`, ho
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Final
 
-from ferrum.core.errors import StepError
-from ferrum.core.types import FinishReason, Request
+from ferrum.core.types import Request
 from ferrum.engine.request_output import Delta, Logprob, Logprobs
-from ferrum.server.common.error_replies import CancelledError, DeadlineError
+from ferrum.server.common.reply_builder import ReplyHeader, finish_of
 from ferrum.server.openai.bodies import GenerationBody, StreamOptions
 from ferrum.server.openai.checks import CheckedRequest
 from ferrum.server.openai.replies import (
     CompletionDetails,
-    Finish,
     PromptDetails,
     PromptLogprobs,
     PromptToken,
-    Reply,
     Usage,
 )
 from ferrum.text.tokenizer import Tokenizer
@@ -31,34 +26,14 @@ MINUS_INFINITY: Final = -9999.0
 """JSON has no infinities."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyHeader:
-    """The fields that all chunks of a reply share."""
-
-    id: str
-    created: int
-    model: str
-    fingerprint: str
-
-    def fields(self) -> dict[str, Any]:
-        """Return them as fields of a chunk."""
-        return {"id": self.id, "created": self.created, "model": self.model, "system_fingerprint": self.fingerprint}
-
-
-class ReplyBuilder(ABC):
-    """Builds the reply to one client's request.
+class OpenAIBuilder:
+    """What the builders of chats and completions share.
 
     Args:
         header: of every chunk.
         body: as the client sent it.
         checked: the engine's requests for it.
         tokenizer: names tokens; None: they are named by id.
-
-    Attributes:
-        id: of the reply.
-        requests: for the engine, one per prompt.
-        usage: tokens so far.
-        uniform: chunks with nothing but text differ only in that text.
     """
 
     def __init__(
@@ -68,32 +43,20 @@ class ReplyBuilder(ABC):
         self.requests = checked.requests
         self.usage = UsageCounter(checked.requests, body.stream_options)
         self.uniform = not (body.return_token_ids or self.usage.in_each)
-        self._header = header.fields()
+        self._header: dict[str, Any] = {
+            "id": header.id,
+            "created": header.created,
+            "model": header.model,
+            "system_fingerprint": header.fingerprint,
+        }
         self._prefixes = checked.prefixes
         self._token_ids = bool(body.return_token_ids)
         self._namer = TokenNamer(tokenizer, by_id=bool(body.return_tokens_as_token_ids))
 
-    def add(self, place: int, delta: Delta) -> None:
-        """Count a delta of the request at `place`. Raises the FerrumError that ended its choice."""
-        del place
+    def add(self, place: int, delta: Delta) -> None:  # noqa: ARG002 - a `ReplyBuilder` may need the place
+        """Count a delta. Raises the FerrumError that ended its choice."""
         finish_of(delta)
         self.usage.count(delta)
-
-    @abstractmethod
-    def chunks(self, place: int, delta: Delta) -> Iterator[Reply]:
-        """Yield the chunks of a stream for a delta that was added."""
-
-    @abstractmethod
-    def usage_chunk(self) -> Reply:
-        """Return the chunk that ends a stream with its usage."""
-
-    @abstractmethod
-    def reply(self, choices: Mapping[tuple[int, int], Delta]) -> Reply:
-        """Return the whole reply.
-
-        Args:
-            choices: by place of the request and index of the choice, its deltas joined.
-        """
 
 
 class UsageCounter:
@@ -191,27 +154,6 @@ class TokenNamer:
         if known is None:
             known = self._bytes[token] = list(self._tokenizer_of_bytes.token_bytes(token))
         return known
-
-
-def finish_of(delta: Delta) -> Finish | None:
-    """Return how a choice ended, None if it goes on.
-
-    Raises:
-        FerrumError: it was cancelled, timed out or failed.
-    """
-    match delta.finish_reason:
-        case None:
-            return None
-        case FinishReason.STOP:
-            return "stop"
-        case FinishReason.LENGTH:
-            return "length"
-        case FinishReason.ABORT:
-            raise CancelledError("the request was cancelled")
-        case FinishReason.DEADLINE:
-            raise DeadlineError("the request exceeded the server's time limit (--request-seconds)")
-        case FinishReason.ERROR:
-            raise delta.error or StepError("the step failed")
 
 
 def finite(logprob: float) -> float:

@@ -1,0 +1,130 @@
+"""What the routes of all dialects share: strict JSON bodies, and the response to a generating request."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from email.message import Message
+from typing import Any, Final, TypeAlias
+from urllib.parse import quote
+
+from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
+from starlette.responses import Response
+
+from ferrum.engine.model_client import ModelClient
+from ferrum.server.common.error_replies import ApiError
+from ferrum.server.common.generation import Generation
+from ferrum.server.common.json_bodies import Body, GeneratingBody, Reply
+from ferrum.server.common.reply_builder import ReplyBuilder, ReplyHeader
+from ferrum.server.common.service import Caller, Service
+
+AddRoutes: TypeAlias = Callable[[APIRouter, Service], None]
+"""Adds the routes of a dialect to a router."""
+
+MAX_LOOP_BYTES: Final = 4096
+"""Bodies up to this size are checked on the event loop; handing them to a thread would take longer."""
+
+MAX_NAMED: Final = 32
+"""Ignored fields that the header names."""
+
+
+class JsonRequest(Request):
+    """A request whose body must be strict JSON.
+
+    Refused are NaN, lone surrogates, numbers of thousands of digits and hundreds of levels of nesting.
+    """
+
+    async def body(self) -> bytes:
+        """Return the body. Raises ApiError, 415, if its content type is not JSON or it is compressed."""
+        header = Message()
+        header["content-type"] = self.headers.get("content-type", "")
+        if header.get_content_type() != "application/json":
+            raise ApiError(415, "the content type must be application/json", code="unsupported_media_type")
+        encoding = self.headers.get("content-encoding", "identity")
+        if encoding.lower() != "identity":
+            reason = f"the content encoding {encoding!r} is not supported; send the body uncompressed"
+            raise ApiError(415, reason, code="unsupported_media_type", headers={"accept-encoding": "identity"})
+        return await super().body()
+
+    async def json(self) -> Any:
+        """Return the body's value. Raises ApiError if it is not JSON."""
+        try:
+            return from_json(await self.body(), allow_inf_nan=False)
+        except ValueError as error:
+            raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+
+
+class JsonRoute(APIRoute):
+    """A route that reads its body as a `JsonRequest`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive) if self.body_field else request)
+
+        return strict
+
+
+def reply(body: Reply) -> Response:
+    """Return a whole reply as a response."""
+    return Response(body.json_bytes(), media_type="application/json")
+
+
+def add_heads(router: APIRouter) -> None:
+    """Serve HEAD wherever GET is served, as HTTP demands (RFC 9110, 9.1); it is not in the OpenAPI document."""
+    for route in [each for each in router.routes if isinstance(each, APIRoute) and "GET" in (each.methods or ())]:
+        router.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
+
+
+async def generate(
+    service: Service,
+    request: Request,
+    body: GeneratingBody,
+    kind: str,
+    make: Callable[[ModelClient, Any, Caller, ReplyHeader], ReplyBuilder],
+    respond: Callable[..., Response] = Generation,
+    *,
+    extra_tokens: int = 0,
+) -> Response:
+    """Check a body and return the response to it.
+
+    Args:
+        kind: prefix of the reply's id.
+        make: checks the body and returns the builder of its reply.
+        respond: the response's class.
+        extra_tokens: tokens of the prompt that are not in the body.
+    """
+    caller = caller_of(service, request)
+    service.check_model(body.model)
+    headers = ignored(body, strict=service.config.strict, also=body.unread_fields(service.client))
+    name = uuid.uuid4().hex if body.request_id is None else body.request_id
+    header = ReplyHeader(f"{kind}-{name}", int(time.time()), service.model, service.engine.info.numerics_id)
+    arguments = (service.client, body, caller, header)
+    size = len(await request.body())
+    if getattr(body, "chat_template", None) is not None:
+        builder = await service.worker_pools.run_template(make, *arguments)
+    elif size + extra_tokens > MAX_LOOP_BYTES:  # a long check would delay the streams of others
+        builder = await service.worker_pools.run(size, make, *arguments)
+    else:
+        builder = make(*arguments)
+    return respond(
+        service, builder, dialect=request.state.dialect, stream=bool(body.stream), tenant=caller.tenant, headers=headers
+    )
+
+
+def caller_of(service: Service, request: Request) -> Caller:
+    """Count a request and return its sender's limits. Raises as `Service.caller`."""
+    state = request.state
+    return service.caller(state.tenant, request.headers.get("traceparent", ""), state.request_id)
+
+
+def ignored(body: Body, *, strict: bool, also: Sequence[str] = ()) -> dict[str, str]:
+    """Return the header that names fields without effect, and `also`. Raises as `Body.ignored_fields`."""
+    names = [*also, *body.ignored_fields(strict=strict)]
+    # A header must not end with a space, so an empty name is written as two quotation marks.
+    shown = [quote(name[:128], safe="[]") or '""' for name in names[:MAX_NAMED]]
+    return {"x-ferrum-ignored": ", ".join(shown)} if shown else {}

@@ -1,0 +1,62 @@
+"""The routes for operators of a server: health, version, metrics and options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import PlainTextResponse, Response
+
+from ferrum.core.version import installed_version
+from ferrum.server.common.json_routes import reply
+from ferrum.server.common.public_names import without_directories
+from ferrum.server.common.service import Service
+from ferrum.server.openai import replies
+from ferrum.server.openai.routes import ERRORS
+
+
+def add_probes(router: APIRouter, service: Service) -> None:
+    """Add the routes."""
+    probe: dict[int | str, dict[str, Any]] = {200: {"model": replies.Health}, 503: ERRORS[503]}
+
+    async def health() -> Response:
+        """Report whether requests are served now."""
+        service.check_ready()
+        return reply(replies.Health(status="ok"))
+
+    for path in ("/health", "/ping", "/ready"):
+        router.get(path, responses=probe)(health)
+
+    @router.get("/version", responses={200: {"model": replies.Version}})
+    async def version() -> Response:
+        """Return the version of ferrum."""
+        return reply(replies.Version(version=installed_version()))
+
+    text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+
+    @router.get("/metrics", responses=text, response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Return Prometheus metrics; docs/metrics.md defines each."""
+        return Response(generate_latest(service.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @router.get("/v1/config", responses={200: {"model": replies.Config}, 401: ERRORS[401], 503: ERRORS[503]})
+    async def config() -> Response:
+        """Return the options in effect and the properties of the model; of paths their last parts."""
+        client, info = service.client, service.engine.info
+        return reply(
+            replies.Config(
+                server=without_directories(service.config.to_dict()),
+                engine=None if client.config is None else without_directories(client.config.to_dict()),
+                model={
+                    "name": service.model,
+                    "vocab_size": info.vocab_size,
+                    "max_model_len": service.context,
+                    "kv_capacity": info.kv_capacity,
+                    "numerics_id": info.numerics_id,
+                    "kernels": info.kernels,
+                    "chat_template": client.chat_template is not None,
+                },
+                sampling=dict(client.recommended),
+            )
+        )

@@ -1,0 +1,35 @@
+"""The wire form of OpenAI's API, which vLLM and most clients share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from ferrum.server.common.dialect import Dialect
+from ferrum.server.common.error_replies import ApiError
+from ferrum.server.openai.replies import ErrorBody, ErrorReply
+
+TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_exceeded",
+    503: "unavailable_error",
+}
+"""Types of errors by status; other statuses use the type of their class (4xx, 5xx)."""
+
+
+def _error(error: ApiError) -> bytes:
+    of_class = "invalid_request_error" if error.status_code < 500 else "internal_error"
+    kind = TYPES.get(error.status_code, of_class)
+    return ErrorReply(
+        error=ErrorBody(message=error.message, type=kind, param=error.param, code=error.code)
+    ).json_bytes()
+
+
+def _event(_: str, data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
+
+
+OPENAI: Final = Dialect(
+    paths=("",), ids=("chatcmpl", "cmpl", "embd"), error=_error, event=_event, end=b"data: [DONE]\n\n"
+)
