@@ -13,7 +13,8 @@ from ferrum.engine.request_output import Delta, Logprob
 from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.openai.bodies import CompletionRequest
 from ferrum.server.openai.checks import CheckedRequest
-from ferrum.server.openai.completions import CompletionReplyBuilder, text_offsets
+from ferrum.server.openai.completions import CompletionReplyBuilder
+from ferrum.server.openai.text_offsets import text_offsets
 from ferrum.text.tokenizer import FileTokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig
 from serve_kit import Served, chat_parts, error_of, events, serving
@@ -168,7 +169,7 @@ def test_truncation_keeps_the_end_of_the_prompt(server: Served) -> None:
     server.complete(prompt=[1] * 5000, truncate_prompt_tokens=-1, max_tokens=10)
     short, long = server.requests
     assert LetterTokenizer().decode(short.prompt) == "ef"
-    assert len(long.prompt) == server.service.context - 10
+    assert len(long.prompt) == server.service.model().context - 10
 
 
 def test_recommended_max_tokens_leaves_half_of_the_context_to_a_truncated_prompt() -> None:
@@ -177,11 +178,11 @@ def test_recommended_max_tokens_leaves_half_of_the_context_to_a_truncated_prompt
         assert server.chat(messages=long, max_tokens=None, truncate_prompt_tokens=-1, stop=["a"]).status_code == 200
         assert error_of(server.chat(messages=long, max_tokens=1_000_000, truncate_prompt_tokens=-1), 400)
         [request] = server.requests
-        assert len(request.prompt) == server.service.context - server.service.context // 2
+        assert len(request.prompt) == server.service.model().context - server.service.model().context // 2
 
 
 def test_request_over_the_context_is_refused_up_front(server: Served) -> None:
-    context = server.service.context
+    context = server.service.model().context
     error = error_of(server.complete(prompt=[1] * (context - 9), max_tokens=10, stream=True), 400)
     assert error["code"] == "context_length_exceeded" and error["param"] == "max_tokens" and not server.requests
     exact = server.complete(prompt=[1] * (context - 2), max_tokens=2, ignore_eos=True).json()

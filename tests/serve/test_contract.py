@@ -378,7 +378,7 @@ def test_priority_works_with_the_priority_policy() -> None:
 
 def test_default_max_tokens_is_cut_off_and_a_given_one_is_refused() -> None:
     with serving(chat_parts(sampling={"max_tokens": 4000, "min_tokens": 5})) as server:
-        context = server.service.context
+        context = server.service.model().context
         long = [1] * (context - 3)
         assert server.complete(prompt=long, ignore_eos=True).json()["usage"]["completion_tokens"] == 3
         assert error_of(server.complete(prompt=long, max_tokens=16), 400)["code"] == "context_length_exceeded"

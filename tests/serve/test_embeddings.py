@@ -43,7 +43,7 @@ def real(request: pytest.FixtureRequest) -> Iterator[Served]:
 
 
 def vectors(server: Served, **body: Any) -> list[list[float]]:
-    response = server.post("/v1/embeddings", **{"model": server.service.model, **body})
+    response = server.post("/v1/embeddings", **{"model": server.service.model().name, **body})
     assert response.status_code == 200, response.text
     return [each["embedding"] for each in response.json()["data"]]
 

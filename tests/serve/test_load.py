@@ -97,7 +97,7 @@ def cancel_under_load(count: int, together: int) -> None:
 
 def _watch_aborts(server: Served, executor: ServedFake) -> dict[str, int]:
     """Return the engine's number of steps at each cancellation."""
-    host = server.service.client.router._host
+    host = server.service.model().client.router._host
     send, steps = host.send, dict[str, int]()
 
     def watched(message: Message) -> None:
@@ -144,7 +144,7 @@ def test_sleeping_reader_delays_no_other_and_loses_nothing() -> None:
             sleeper.connect((host, int(port)))
             sleeper.sendall(head + payload)
             wait_for(lambda: server.service.num_live == 1)
-            wait_for(lambda: server.service.engine.num_live == 0)  # computed to the end, although unread
+            wait_for(lambda: server.service.model().engine.num_live == 0)  # computed to the end, although unread
             assert all(server.complete(max_tokens=4).status_code == 200 for _ in range(5))
             received = b"".join(iter(lambda: sleeper.recv(1 << 16), b""))
         assert b"data: [DONE]" in received

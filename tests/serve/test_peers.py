@@ -32,7 +32,10 @@ def test_context_errors_use_the_words_that_clients_search(
 ) -> None:
     error = error_of(server.post(path, model="fake", **fields), 400)
     assert (error["code"], error["param"]) == ("context_length_exceeded", param)
-    assert f"maximum context length is {server.service.context} tokens. However, you requested " in error["message"]
+    assert (
+        f"maximum context length is {server.service.model().context} tokens. However, you requested "
+        in error["message"]
+    )
     assert " in the prompt, " in error["message"] and " for the completion)" in error["message"]
 
 
@@ -207,7 +210,7 @@ def test_embedding_input_is_truncated(server: Served, fields: dict[str, Any], ke
 
 
 def test_long_embedding_input_is_cut_to_the_context_if_asked(server: Served) -> None:
-    context, text = server.service.context, "a" * 5000 + "b" * 5000
+    context, text = server.service.model().context, "a" * 5000 + "b" * 5000
     for truncate, letter in ((True, "a"), ("END", "a"), ("START", "b")):
         server.requests.clear()
         assert server.post("/v1/embeddings", input=text, truncate=truncate).status_code == 200

@@ -166,7 +166,7 @@ def test_difference_is_reported(recording: Served, monkeypatch: pytest.MonkeyPat
 
 def test_record_of_other_numerics_is_rejected(recording: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     id = recording.complete(**LOUD).json()["id"]
-    recorder = recording.service.client.router.recorder
+    recorder = recording.service.model().client.router.recorder
     assert recorder is not None
     here = recorder.origin()
     recorder.files.flush()
@@ -212,7 +212,7 @@ def test_live_request_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
 
 def test_failing_recorder_harms_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(recorded(chat_parts(RECIPE), tmp_path)) as server:
-        recorder = server.service.client.router.recorder
+        recorder = server.service.model().client.router.recorder
         assert recorder is not None
         monkeypatch.setattr(recorder, "origin", lambda: 1 / 0)
         reply = server.complete(**LOUD).json()

@@ -75,7 +75,7 @@ def test_forks_are_independent_and_truncation_removes_the_end(server: Served) ->
 
 def test_rejected_request_is_named_and_leaves_the_session_unchanged(server: Served) -> None:
     id = begin(server)
-    context = server.service.context
+    context = server.service.model().context
     for verb, body, param in (
         ("truncate", {"length": 6}, "length"),
         ("truncate", {"length": -1}, "length"),

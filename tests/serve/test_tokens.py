@@ -131,11 +131,11 @@ def test_prompt_without_any_text_or_token_is_refused(unfailing: Served, empty: A
 @pytest.mark.parametrize("wish", ["with_pieces", "return_token_strs"])
 def test_descriptions_of_many_tokens_use_little_memory(wish: str) -> None:
     count = 200_000
-    client: Any = SimpleNamespace(tokenizer=LetterTokenizer())
+    model: Any = SimpleNamespace(client=SimpleNamespace(tokenizer=LetterTokenizer()), context=4096)
     body = TokenizeRequest(content="ab" * (count // 2), **{wish: True})
     tracemalloc.start()
     try:
-        made = tokenize(client, 4096, body).json_bytes()
+        made = tokenize(model, body).json_bytes()
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -106,7 +106,7 @@ def test_failure_sets_the_error_type() -> None:
 
 
 def test_request_joins_the_clients_trace(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    router = server.service.client.router
+    router = server.service.model().client.router
     with exporting() as (provider, exporter):
         monkeypatch.setattr(router, "observers", [Traces(provider, "fake")])
         for body in ({"prompt": "ab"}, {"prompt": [POISON]}):

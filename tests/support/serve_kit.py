@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -19,7 +19,9 @@ from ferrum.core.types import Request
 from ferrum.engine.async_engine import AsyncEngine, AsyncStream
 from ferrum.engine.model_client import Parts
 from ferrum.engine.router import QueueSlots
-from ferrum.server.app import create_app
+from ferrum.server.app import DIALECTS, create_app
+from ferrum.server.common.dialect import Dialect
+from ferrum.server.common.json_routes import AddRoutes
 from ferrum.server.common.service import Service, State
 from ferrum.server.launch import Server
 from ferrum.server.server_config import ServerConfig
@@ -65,7 +67,7 @@ class Served:
 
     def wait_idle(self) -> None:
         """Wait until no request is in progress."""
-        wait_for(lambda: self.service.num_live == 0 and self.service.engine.num_live == 0)
+        wait_for(lambda: self.service.num_live == 0 and self.service.model().engine.num_live == 0)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -90,13 +92,17 @@ def serving(
     *,
     ready: bool = True,
     api_key: str | None = None,
+    dialects: Sequence[tuple[Dialect, AddRoutes]] = DIALECTS,
     **config: Any,
 ) -> Iterator[Served]:
     """Run a server, by default over the fake engine; wait until it is ready unless `ready` is false."""
     made = chat_parts() if make is None else make
     options = ServerConfig(port=0, **config)
     app = create_app(
-        (lambda: AsyncEngine.from_parts(made)) if isinstance(made, Parts) else made, options, api_key=api_key
+        (lambda: AsyncEngine.from_parts(made)) if isinstance(made, Parts) else made,
+        options,
+        api_key=api_key,
+        dialects=dialects,
     )
     server = Server(app, options)
     thread = threading.Thread(target=server.run)
@@ -121,7 +127,7 @@ def serving(
 
 def _record(served: Served) -> None:
     """Store every request given to the engine."""
-    engine = served.service.engine
+    engine = served.service.model().engine
     opened = engine.open
 
     def open_and_keep(requests: list[Request], places: QueueSlots | None) -> AsyncStream:

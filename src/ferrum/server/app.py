@@ -80,11 +80,11 @@ def create_app(
     if traces is None and config.otlp_traces_endpoint is not None:
         traces = otlp_provider(config.otlp_traces_endpoint)
     service = Service(config, {} if keys is None else keys.limits, traces, [dialect for dialect, _ in dialects])
-    service.template = None if config.chat_template is None else _template(config.chat_template)
+    template = None if config.chat_template is None else _template(config.chat_template)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncGenerator[None, None]:
-        loading = asyncio.create_task(service.load(make_engine))
+        loading = asyncio.create_task(service.load(make_engine, template))
         yield
         service.stop_loading()
         await asyncio.wait([loading])
@@ -97,6 +97,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        exception_handlers=dict.fromkeys((FerrumError, HTTPException, RequestValidationError), error_response),
     )
     app.state.service = service
     router = APIRouter(route_class=JsonRoute)
@@ -106,8 +107,6 @@ def create_app(
     add_heads(router)
     app.include_router(router)
     app.state.routes = router.routes
-    for kind in (FerrumError, HTTPException, RequestValidationError):
-        app.add_exception_handler(kind, error_response)
     app.openapi = partial(document, app, service)  # type: ignore[method-assign]
     app.add_middleware(Guard, service=service, keys=keys)
     if config.allow_origin is not None:

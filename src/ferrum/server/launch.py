@@ -152,7 +152,7 @@ class Server(uvicorn.Server):
             if self._greets and self._service.state is State.READY:
                 self._greets = False
                 port = self.servers[0].sockets[0].getsockname()[1]
-                sys.stderr.write(greeting(self._service.model, self.config.host, port))
+                sys.stderr.write(greeting(self._service.model().name, self.config.host, port))
             await asyncio.sleep(POLL_SECONDS)
         if self._service.state is not State.FAILED:
             self._service.drain()

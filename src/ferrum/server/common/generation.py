@@ -23,6 +23,7 @@ from ferrum.server.common.error_replies import CancelledError, as_api_error
 from ferrum.server.common.http_guard import CLIENT_GONE
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.reply_builder import ReplyBuilder
+from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
 
 STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -84,6 +85,7 @@ class Generation(Response):
     def __init__(
         self,
         service: Service,
+        model: ServedModel,
         builder: ReplyBuilder,
         *,
         dialect: Dialect,
@@ -95,6 +97,7 @@ class Generation(Response):
         super().__init__(None, 200, {**(STREAM_HEADERS if stream else {}), **headers}, media_type)
         del self.headers["content-length"]
         self._service = service
+        self._model = model
         self._builder = builder
         self._dialect = dialect
         self._streamed = stream
@@ -104,7 +107,7 @@ class Generation(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the requests and send their reply. Raises what fails before the first byte."""
         log = scope["state"]["log"]
-        with self._service.run(self._builder.id, self._builder.requests, self._tenant) as stream:
+        with self._service.run(self._model, self._builder.id, self._builder.requests, self._tenant) as stream:
             async with watched(receive, self._leave, stream):
                 try:
                     await (self._send_events(stream, scope, send) if self._streamed else self._send_whole(stream, send))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from email.message import Message
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
@@ -14,11 +14,11 @@ from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.responses import Response
 
-from ferrum.engine.model_client import ModelClient
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.generation import Generation
 from ferrum.server.common.json_bodies import Body, GeneratingBody, Reply
 from ferrum.server.common.reply_builder import ReplyBuilder, ReplyHeader
+from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Caller, Service
 
 AddRoutes: TypeAlias = Callable[[APIRouter, Service], None]
@@ -85,7 +85,7 @@ async def generate(
     request: Request,
     body: GeneratingBody,
     kind: str,
-    make: Callable[[ModelClient, Any, Caller, ReplyHeader], ReplyBuilder],
+    make: Callable[[ServedModel, Any, Caller, ReplyHeader], ReplyBuilder],
     respond: Callable[..., Response] = Generation,
     *,
     extra_tokens: int = 0,
@@ -98,12 +98,11 @@ async def generate(
         respond: the response's class.
         extra_tokens: tokens of the prompt that are not in the body.
     """
-    caller = caller_of(service, request)
-    service.check_model(body.model)
-    headers = ignored(body, strict=service.config.strict, also=body.unread_fields(service.client))
+    model, caller = begin(service, request, body.model)
+    headers = ignored(service, body, model)
     name = uuid.uuid4().hex if body.request_id is None else body.request_id
-    header = ReplyHeader(f"{kind}-{name}", int(time.time()), service.model, service.engine.info.numerics_id)
-    arguments = (service.client, body, caller, header)
+    header = ReplyHeader(f"{kind}-{name}", int(time.time()), model.name, model.engine.info.numerics_id)
+    arguments = (model, body, caller, header)
     size = len(await request.body())
     if getattr(body, "chat_template", None) is not None:
         builder = await service.worker_pools.run_template(make, *arguments)
@@ -111,20 +110,24 @@ async def generate(
         builder = await service.worker_pools.run(size, make, *arguments)
     else:
         builder = make(*arguments)
-    return respond(
-        service, builder, dialect=request.state.dialect, stream=bool(body.stream), tenant=caller.tenant, headers=headers
-    )
+    dialect, streamed = request.state.dialect, bool(body.stream)
+    return respond(service, model, builder, dialect=dialect, stream=streamed, tenant=caller.tenant, headers=headers)
 
 
-def caller_of(service: Service, request: Request) -> Caller:
-    """Count a request and return its sender's limits. Raises as `Service.caller`."""
+def begin(service: Service, request: Request, name: str | None = None) -> tuple[ServedModel, Caller]:
+    """Count a request for a model; return the model and the sender. Raises as `Service.begin`."""
     state = request.state
-    return service.caller(state.tenant, request.headers.get("traceparent", ""), state.request_id)
+    return service.begin(name, state.tenant, request.headers.get("traceparent", ""), state.request_id)
 
 
-def ignored(body: Body, *, strict: bool, also: Sequence[str] = ()) -> dict[str, str]:
-    """Return the header that names fields without effect, and `also`. Raises as `Body.ignored_fields`."""
-    names = [*also, *body.ignored_fields(strict=strict)]
+def ignored(service: Service, body: Body, model: ServedModel | None = None) -> dict[str, str]:
+    """Return the header that names fields without effect. Raises as `Body.ignored_fields`.
+
+    Args:
+        model: whose chat template may read fields of the body.
+    """
+    unread = [] if model is None else body.unread_fields(model.client)
+    names = [*unread, *body.ignored_fields(strict=service.config.strict)]
     # A header must not end with a space, so an empty name is written as two quotation marks.
     shown = [quote(name[:128], safe="[]") or '""' for name in names[:MAX_NAMED]]
     return {"x-ferrum-ignored": ", ".join(shown)} if shown else {}

@@ -33,7 +33,7 @@ def document(app: FastAPI, service: Service) -> dict[str, Any]:
     if service.state is State.READY:
         for schema in _objects(made):
             if schema.get("format") == TOKEN_SCHEMA["format"]:
-                schema["maximum"] = service.engine.info.vocab_size - 1
+                schema["maximum"] = service.model().engine.info.vocab_size - 1
             elif schema.get("format") == TOP_TOKENS:
                 _bound_top_tokens(schema, service)
         app.openapi_schema = made
@@ -43,7 +43,7 @@ def document(app: FastAPI, service: Service) -> dict[str, Any]:
 def _bound_top_tokens(schema: dict[str, Any], service: Service) -> None:
     most = service.config.max_logprobs
     schema["maximum"] = min(most, schema.get("maximum", most))
-    if schema["minimum"] == ALL_TOKENS and service.engine.info.vocab_size > most:
+    if schema["minimum"] == ALL_TOKENS and service.model().engine.info.vocab_size > most:
         schema["minimum"] = 0
 
 

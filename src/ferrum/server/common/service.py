@@ -1,4 +1,4 @@
-"""`Service`: the state of a running server: its engine, what it accepts now, and the requests in progress.
+"""`Service`: the state of a running server: its models, what it accepts now, and the requests in progress.
 
 Routes are in `routes`, HTTP concerns in `http_guard`, starting and stopping the process in `launch`.
 """
@@ -16,22 +16,19 @@ from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
 
-from ferrum.core.errors import EngineDead, QueueFull, RequestError
-from ferrum.core.logging import warn_once
-from ferrum.core.types import Pooling, Request
+from ferrum.core.errors import RequestError
+from ferrum.core.types import Request
 from ferrum.engine.async_engine import AsyncEngine, AsyncStream
-from ferrum.engine.model_client import ModelClient
 from ferrum.engine.router import QueueSlots
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.key_limits import KeyLimits, Limits
-from ferrum.server.common.public_names import public_name
+from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.traces import Traces
 from ferrum.server.common.worker_pools import WorkerPools
 from ferrum.server.metrics.engine_metrics import Metrics
@@ -68,7 +65,6 @@ class Caller:
         deadline: seconds that a request may take; None: no limit.
         max_requests: limit of its requests in progress, one per prompt.
         max_logprobs: limit of top tokens per position.
-        context: limit of prompt and output tokens together.
     """
 
     tenant: str
@@ -76,7 +72,6 @@ class Caller:
     deadline: float | None
     max_requests: int
     max_logprobs: int
-    context: int
 
 
 class DrainRate:
@@ -102,7 +97,7 @@ class DrainRate:
 
 
 class Service:
-    """One model being served.
+    """The state of a server: the models that it serves, and what they share.
 
     Args:
         config: the server's options.
@@ -111,9 +106,8 @@ class Service:
         dialects: of the API; the first one answers where the path names none.
 
     Attributes:
+        models: the served models by each name that requests may use; none while loading.
         failure: the exception that ended loading.
-        template: source of a chat template that replaces the model's, set before `load`.
-        pooling: of embeddings, known once the engine is built.
         registry: all metrics; those of the engine once it is built.
         retry_after: returns whole seconds after which a queue slot should be free.
         limits: rate limits of the tenants.
@@ -132,8 +126,7 @@ class Service:
         self.started = int(time.time())
         self.state = State.LOADING
         self.failure: Exception | None = None
-        self.pooling = Pooling.MEAN
-        self.template: str | None = None
+        self.models: dict[str, ServedModel] = {}
         self._built: Future[AsyncEngine] = Future()
         self._engine: AsyncEngine | None = None
         self._live: dict[tuple[str, str], AsyncStream] = {}
@@ -146,29 +139,31 @@ class Service:
         self.http = HttpMetrics(self.registry)
         self.worker_pools = WorkerPools()
 
-    async def load(self, make: Callable[[], AsyncEngine]) -> None:
-        """Build the engine in a thread while the event loop answers probes; ends early at `stop_loading`."""
+    async def load(self, make: Callable[[], AsyncEngine], template: str | None) -> None:
+        """Build the engine in a thread while the event loop answers probes; ends early at `stop_loading`.
+
+        Args:
+            make: builds the engine.
+            template: source of a chat template that replaces the model's.
+        """
         Thread(target=_build, args=(make, self._built), name="ferrum-load", daemon=True).start()
         try:
-            self._engine = await asyncio.wrap_future(self._built)
-            if self.template is not None:
-                self._engine.client.use_template(self.template, self.config.chat_template or "")
-            chosen = self.config.pooling
-            self.pooling = self._engine.client.pooling() if chosen == "auto" else Pooling(chosen)
+            engine = self._engine = await asyncio.wrap_future(self._built)
+            model = ServedModel(engine, self.config, template)
         except Exception as error:  # noqa: BLE001 - the command raises it again
             self.failure = error
             self.state = State.FAILED
             _LOG.error("the model could not be loaded: %s", error)
             return
-        engine = self._engine
+        self.models = dict.fromkeys(model.accepted, model)
         engine.deliver_here()
-        metrics = Metrics(self.registry, self.model, engine.info, self.context, lambda: self.num_live)
-        self._traces = None if self._provider is None else Traces(self._provider, self.model)
+        metrics = Metrics(self.registry, model.name, engine.info, model.context, lambda: self.num_live)
+        self._traces = None if self._provider is None else Traces(self._provider, model.name)
         observers = (metrics, self.limits, self._traces)
         engine.client.router.observers = [each for each in observers if each is not None]
         options = engine.client.config
         config = {"server": self.config.to_dict(), "engine": None if options is None else options.to_dict()}
-        _LOG.info("%s is loaded on %s kernels", self.model, engine.info.kernels, extra={"fields": {"config": config}})
+        _LOG.info("%s is loaded on %s kernels", model.name, engine.info.kernels, extra={"fields": {"config": config}})
         if self.state is State.LOADING:
             self.state = State.READY
 
@@ -189,81 +184,52 @@ class Service:
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close)
 
-    @property
-    def engine(self) -> AsyncEngine:
-        """The engine. Raises ApiError, 503, while there is none."""
-        if self._engine is None:
-            raise self._unavailable()
-        return self._engine
+    def model(self, name: str | None = None) -> ServedModel:
+        """Return a served model by one of its names. None: the first one.
 
-    @property
-    def client(self) -> ModelClient:
-        """The engine's model client. Raises ApiError, 503, while there is none."""
-        return self.engine.client
+        Raises:
+            ApiError: 503 while no model is loaded, 404 for another name.
+        """
+        if not self.models:
+            raise self._unavailable()
+        if name is None:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            raise ApiError(404, f"the model {name!r} is not served here", code="model_not_found", param="model")
+        return self.models[name]
 
     def check_ready(self) -> None:
         """Refuse requests that cannot be served now. A full queue is not checked. Raises ApiError, 503."""
         if self.state is not State.READY:
             raise self._unavailable()
-        try:
-            self.client.router.check_open(0)
-        except QueueFull:
-            pass
-        except EngineDead as error:
-            warn_once(f"{error}; restart the server")
-            raise ApiError(503, "the engine has ended", code="engine_dead") from None
+        self.model().check_ready()
 
     def _unavailable(self) -> ApiError:
         wait = {"retry-after": str(self.retry_after())}
         return ApiError(503, self.state.value, code=self.state.name.lower(), headers=wait)
 
-    def caller(self, tenant: str, traceparent: str, request_id: str) -> Caller:
-        """Count a request and return its sender's limits.
+    def begin(self, name: str | None, tenant: str, traceparent: str, request_id: str) -> tuple[ServedModel, Caller]:
+        """Count a request; return its model, and its sender with the limits that apply.
 
         Args:
+            name: of the model; None: the first one.
             traceparent: the header, in any form.
             request_id: of the HTTP request.
 
         Raises:
-            ApiError: 503 while the server is not ready, 429 if the tenant exceeds one of its rates.
+            ApiError: 503 while the server is not ready, 429 if the tenant exceeds one of its rates, 404 for the name of
+                another model.
         """
         self.check_ready()
         self.limits.begin(tenant)
-        return Caller(
+        model = self.model(name)
+        return model, Caller(
             tenant=tenant,
             trace_id=traceparent if _TRACEPARENT.fullmatch(traceparent) else request_id,
             deadline=self.config.request_seconds,
-            max_requests=self.limits.max_live(tenant, self.client.max_requests),
+            max_requests=self.limits.max_live(tenant, model.client.max_requests),
             max_logprobs=self.config.max_logprobs,
-            context=self.context,
         )
-
-    @property
-    def model(self) -> str:
-        """The first name by which clients know the model, used in replies."""
-        return self.models[0]
-
-    @property
-    def models(self) -> Sequence[str]:
-        """All names by which clients know the model."""
-        return self.config.served_model_name or (self.root,)
-
-    @cached_property
-    def root(self) -> str:
-        """The name that the model was loaded by; of a path its last part."""
-        return public_name(self.engine.info.model)
-
-    @property
-    def context(self) -> int:
-        """Limit of prompt and output tokens together. The last token of a sequence is never stored."""
-        info = self.engine.info
-        return min(info.max_sequence_length, info.kv_capacity + 1)
-
-    def check_model(self, name: str | None) -> None:
-        """Refuse the name of another model. Raises ApiError, 404."""
-        typed = () if self.config.served_model_name else (self.engine.info.model,)
-        if name is not None and name not in (*self.models, *typed):
-            raise ApiError(404, f"the model {name!r} is not served here", code="model_not_found", param="model")
 
     @property
     def num_live(self) -> int:
@@ -271,14 +237,14 @@ class Service:
         return len(self._live)
 
     @contextmanager
-    def reserve(self, count: int, tenant: str) -> Iterator[QueueSlots]:
+    def reserve(self, model: ServedModel, count: int, tenant: str) -> Iterator[QueueSlots]:
         """Reserve queue slots for the requests of one body, which may run one after the other.
 
         Raises:
             ApiError, FerrumError: there are not enough free slots, or the tenant has too many.
         """
         self.check_ready()
-        router = self.client.router
+        router = model.client.router
         self.limits.check_live(tenant, router.num_reserved(tenant), count)
         with router.reserve(count, tenant) as slots:
             try:
@@ -288,7 +254,12 @@ class Service:
 
     @contextmanager
     def run(
-        self, name: str, requests: Sequence[Request], tenant: str, slots: QueueSlots | None = None
+        self,
+        model: ServedModel,
+        name: str,
+        requests: Sequence[Request],
+        tenant: str,
+        slots: QueueSlots | None = None,
     ) -> Iterator[AsyncStream]:
         """Queue requests under one name of their tenant; unfinished ones are aborted at the end of the block.
 
@@ -300,8 +271,8 @@ class Service:
         """
         if (tenant, name) in self._live:
             raise RequestError(f"a request {name!r} is live; choose another id", param="request_id")
-        with self.reserve(len(requests), tenant) if slots is None else nullcontext(slots) as reserved:
-            stream = self._live[tenant, name] = self.engine.open(requests, reserved)
+        with self.reserve(model, len(requests), tenant) if slots is None else nullcontext(slots) as reserved:
+            stream = self._live[tenant, name] = model.engine.open(requests, reserved)
             self.limits.queue(tenant, requests)
             try:
                 yield stream

@@ -57,7 +57,8 @@ def add_plan_route(router: APIRouter, service: Service) -> None:
     @router.get("/v1/plan", responses={200: {"model": Plan}, 401: ERRORS[401], 404: ERRORS[404], 503: ERRORS[503]})
     async def plan() -> Response:
         """Return the engine's memory and what fits in it."""
-        info = service.engine.info
+        model = service.model()
+        info = model.engine.info
         memory = info.memory
         if memory is None:
             raise ApiError(404, "this engine has no memory plan", code="plan_not_found")
@@ -66,12 +67,12 @@ def add_plan_route(router: APIRouter, service: Service) -> None:
             Plan(
                 **parts,
                 object="plan",
-                model=service.model,
+                model=model.name,
                 kv_pool=memory.kv_pool,
                 draft_model=info.draft_memory,
                 total=memory.total + info.draft_memory,
                 kv_capacity=info.kv_capacity,
-                max_model_len=service.context,
-                fitting=[Fitting(length=length, sequences=count) for length, count in memory.fitting(service.context)],
+                max_model_len=model.context,
+                fitting=[Fitting(length=length, sequences=count) for length, count in memory.fitting(model.context)],
             )
         )

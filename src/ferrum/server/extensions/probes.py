@@ -43,15 +43,16 @@ def add_probes(router: APIRouter, service: Service) -> None:
     @router.get("/v1/config", responses={200: {"model": replies.Config}, 401: ERRORS[401], 503: ERRORS[503]})
     async def config() -> Response:
         """Return the options in effect and the properties of the model; of paths their last parts."""
-        client, info = service.client, service.engine.info
+        model = service.model()
+        client, info = model.client, model.engine.info
         return reply(
             replies.Config(
                 server=without_directories(service.config.to_dict()),
                 engine=None if client.config is None else without_directories(client.config.to_dict()),
                 model={
-                    "name": service.model,
+                    "name": model.name,
                     "vocab_size": info.vocab_size,
-                    "max_model_len": service.context,
+                    "max_model_len": model.context,
                     "kv_capacity": info.kv_capacity,
                     "numerics_id": info.numerics_id,
                     "kernels": info.kernels,

@@ -30,15 +30,15 @@ from ferrum.server.common.error_replies import ApiError, CancelledError
 from ferrum.server.common.generation import watched
 from ferrum.server.common.http_guard import CLIENT_GONE
 from ferrum.server.common.json_bodies import Body, Reply
-from ferrum.server.common.json_routes import caller_of, ignored, reply
+from ferrum.server.common.json_routes import begin, ignored, reply
 from ferrum.server.common.openapi_rules import JsonInteger
 from ferrum.server.common.public_names import without_directories
 from ferrum.server.common.reply_builder import finish_of
 from ferrum.server.common.service import Service
 from ferrum.server.openai import replies
 from ferrum.server.openai.bodies import MAX_TOP_LOGPROBS
-from ferrum.server.openai.builder import finite, top
 from ferrum.server.openai.checks import check_top_tokens, part_id
+from ferrum.server.openai.openai_builder import finite, top
 from ferrum.server.openai.routes import BODY_ERRORS, ERRORS, error_reply
 from ferrum.text.tokenizer import Tokenizer
 
@@ -272,7 +272,7 @@ def add_record_routes(router: APIRouter, service: Service) -> None:
     async def recorded(request_id: str, request: Request) -> Response:
         """Return the records of a request of the same API key, and its schedule."""
         records = await _records(service, request_id, request)
-        tokenizer = service.client.tokenizer
+        tokenizer = service.model().client.tokenizer
         explained = await asyncio.to_thread(lambda: [recorded_request(each, tokenizer) for each in records])
         live = service.live_name(request_id, request.state.tenant) is not None
         return reply(RecordedRequests(id=request_id, object="request", live=live, records=explained))
@@ -285,20 +285,20 @@ def add_record_routes(router: APIRouter, service: Service) -> None:
         """Replay a recorded request among live ones; compare every token and log-probability."""
         top = body.top_logprobs or 0
         check_top_tokens("top_logprobs", top, MAX_TOP_LOGPROBS, service.config.max_logprobs)
-        headers = ignored(body, strict=service.config.strict)
-        caller = caller_of(service, request)
+        headers = ignored(service, body)
+        model, caller = begin(service, request)
         deadline = None if caller.deadline is None else time.monotonic() + caller.deadline
         records = await _records(service, request_id, request)
         done: list[ReplayedRequest] = []
         for each in records:
             await _check_origin(service, each)
-            check_room(each, service.context)
-        with service.reserve(1, caller.tenant) as slots:
+            check_room(each, model.context)
+        with service.reserve(model, 1, caller.tenant) as slots:
             for each in records:
                 again = Replay(each, top)
                 name = _free_name(service, again.request.request_id, caller.tenant)
                 wanted = replace(again.request, request_id=name, deadline=deadline)
-                with service.run(wanted.request_id, [wanted], caller.tenant, slots) as running:
+                with service.run(model, wanted.request_id, [wanted], caller.tenant, slots) as running:
                     if not await _followed(running, again, request.receive):
                         return Response(status_code=CLIENT_GONE)
                 done.append(await asyncio.to_thread(replayed_request, again, top))
@@ -322,12 +322,12 @@ def _free_name(service: Service, name: str, tenant: str) -> str:
 
 
 async def _records(service: Service, request_id: str, request: Request) -> list[Record]:
-    recorder = service.client.recorder
+    recorder = service.model().client.recorder
     return await asyncio.to_thread(find_records, recorder, request.state.tenant, service.reply_ids(request_id))
 
 
 async def _check_origin(service: Service, record: Record) -> None:
-    recorder = service.client.recorder
+    recorder = service.model().client.recorder
     assert recorder is not None  # it found the record
     check_origin(record.origin, await asyncio.to_thread(recorder.origin))
 

@@ -18,7 +18,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ferrum.engine.input_processor import context_overflow
-from ferrum.engine.model_client import ModelClient
 from ferrum.engine.request_output import Delta
 from ferrum.engine.session import GrowingText
 from ferrum.server.common import openapi_rules
@@ -27,12 +26,12 @@ from ferrum.server.common.generation import Generation
 from ferrum.server.common.json_bodies import Body, Reply
 from ferrum.server.common.json_routes import generate, ignored, reply
 from ferrum.server.common.openapi_rules import Items, JsonInteger, TokenId
-from ferrum.server.common.reply_builder import ReplyBuilder, ReplyHeader
+from ferrum.server.common.reply_builder import ReplyHeader
+from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Caller, Service
 from ferrum.server.extensions.sessions import HeldSession, Sessions
 from ferrum.server.openai.bodies import MAX_LOGPROBS, CompletionRequest, GenerationBody
-from ferrum.server.openai.checks import check_completion
-from ferrum.server.openai.completions import CompletionReplyBuilder
+from ferrum.server.openai.completions import CompletionReplyBuilder, check_completion
 from ferrum.server.openai.replies import CompletionReply
 from ferrum.server.openai.routes import BODY_ERRORS, ERRORS, error_reply, generated
 
@@ -131,9 +130,9 @@ def _add_holding(router: APIRouter, service: Service, sessions: Sessions) -> Non
     async def create(body: NewSession, request: Request) -> Response:
         """Create a session."""
         service.check_ready()
-        service.check_model(body.model)
-        headers = ignored(body, strict=service.config.strict)
-        text = await _appended(service, GrowingText(service.client.tokenizer), body.prompt or ())
+        model = service.model(body.model)
+        headers = ignored(service, body)
+        text = await _appended(service, GrowingText(model.client.tokenizer), body.prompt or ())
         return answer(sessions.add(request.state.tenant, text), headers)
 
     @router.get("/v1/sessions", responses={200: {"model": SessionList}, 401: ERRORS[401], 503: ERRORS[503]})
@@ -165,7 +164,7 @@ def _add_growing(router: APIRouter, service: Service, sessions: Sessions) -> Non
     @router.post("/v1/sessions/{session_id}/append", responses=changed)
     async def append(session_id: str, body: SessionBody, request: Request) -> Response:
         """Append a text or token ids; only the first text gets special tokens."""
-        headers = ignored(body, strict=service.config.strict)
+        headers = ignored(service, body)
         held = sessions.get(request.state.tenant, session_id)
         held.check_idle()
         begun = held.text.token_ids
@@ -177,7 +176,7 @@ def _add_growing(router: APIRouter, service: Service, sessions: Sessions) -> Non
     @router.post("/v1/sessions/{session_id}/truncate", responses=changed)
     async def truncate(session_id: str, body: TruncateRequest, request: Request) -> Response:
         """Truncate a session to its first tokens."""
-        headers = ignored(body, strict=service.config.strict)
+        headers = ignored(service, body)
         held = sessions.get(request.state.tenant, session_id)
         held.check_idle()
         held.text.truncate(body.length)
@@ -186,7 +185,7 @@ def _add_growing(router: APIRouter, service: Service, sessions: Sessions) -> Non
     @router.post("/v1/sessions/{session_id}/fork", responses={200: {"model": SessionReply}, **BODY_ERRORS})
     async def fork(session_id: str, body: ForkRequest, request: Request) -> Response:
         """Copy a session; one that is generating is copied as it was before."""
-        headers = ignored(body, strict=service.config.strict)
+        headers = ignored(service, body)
         tenant = request.state.tenant
         return answer(sessions.add(tenant, sessions.get(tenant, session_id).text.fork()), headers)
 
@@ -207,13 +206,13 @@ def _described(service: Service, sessions: Sessions, held: HeldSession, *, whole
         id=held.id,
         object="session",
         created=held.created,
-        model=service.model,
+        model=service.model().name,
         length=len(held.text),
         expires_in=sessions.expires_in(held),
     )
     if whole:
         described.token_ids = list(held.text.token_ids)
-        described.text = None if service.client.tokenizer is None else held.text.text
+        described.text = None if service.model().client.tokenizer is None else held.text.text
     return described
 
 
@@ -232,11 +231,13 @@ async def _appended(service: Service, text: GrowingText, prompt: str | Sequence[
         RequestError: an invalid token id, or more tokens than the context.
     """
 
+    model = service.model()
+
     def grow() -> GrowingText:
         grown = text.append(prompt)
-        service.client.input_processor.check_tokens(grown.token_ids, param="prompt")
-        if len(grown) > service.context:
-            raise context_overflow(len(grown), 0, service.context, "prompt")
+        model.client.input_processor.check_tokens(grown.token_ids, param="prompt")
+        if len(grown) > model.context:
+            raise context_overflow(len(grown), 0, model.context, "prompt")
         return grown
 
     return await service.worker_pools.run(len(prompt), grow)
@@ -245,7 +246,7 @@ async def _appended(service: Service, text: GrowingText, prompt: str | Sequence[
 def _session_builder(
     held: HeldSession,
     begun: tuple[int, ...],
-    client: ModelClient,
+    model: ServedModel,
     body: SessionGenerateRequest,
     caller: Caller,
     header: ReplyHeader,
@@ -255,8 +256,8 @@ def _session_builder(
         raise invalid("n", "must be 1 in a session; fork it for several")
     given = {name: getattr(body, name) for name in SessionGenerateRequest.model_fields}
     completion = CompletionRequest.model_construct(**given, prompt=list(begun))
-    checked = check_completion(client, completion, caller, header.id)
-    return SessionReplyBuilder(held, header, completion, checked, client.tokenizer)
+    checked = check_completion(model, completion, caller, header.id)
+    return SessionReplyBuilder(held, header, completion, checked, model.client.tokenizer)
 
 
 class SessionReplyBuilder(CompletionReplyBuilder):
@@ -282,11 +283,10 @@ class SessionGeneration(Generation):
         sessions: Sessions,
         held: HeldSession,
         begun: tuple[int, ...],
-        service: Service,
-        builder: ReplyBuilder,
+        *arguments: Any,
         **options: Any,
     ) -> None:
-        super().__init__(service, builder, **options)
+        super().__init__(*arguments, **options)
         self._generating = partial(sessions.generating, held, begun)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

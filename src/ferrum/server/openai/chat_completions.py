@@ -8,13 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ferrum.engine.model_client import ModelClient
+from ferrum.engine.input_processor import FieldNames
 from ferrum.engine.request_output import Delta, Logprobs
+from ferrum.server.common.error_replies import invalid, unsupported
 from ferrum.server.common.reply_builder import ReplyHeader, finish_of
+from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Caller
-from ferrum.server.openai.bodies import ChatRequest
-from ferrum.server.openai.builder import OpenAIBuilder, finite, prompt_logprobs, top
-from ferrum.server.openai.checks import CheckedRequest, check_chat
+from ferrum.server.openai.bodies import MAX_TOP_LOGPROBS, ChatRequest
+from ferrum.server.openai.checks import (
+    CheckedRequest,
+    Prompts,
+    check_generation,
+    check_reply_size,
+    check_top_tokens,
+    render,
+    sampling_params,
+)
+from ferrum.server.openai.openai_builder import OpenAIBuilder, finite, prompt_logprobs, top
 from ferrum.server.openai.replies import (
     ChatChoice,
     ChatChunk,
@@ -26,12 +36,62 @@ from ferrum.server.openai.replies import (
     TokenLogprob,
     TopLogprob,
 )
+from ferrum.text.chat_template import for_template, joined
 from ferrum.text.tokenizer import Tokenizer
 
 
-def chat_builder(client: ModelClient, body: ChatRequest, caller: Caller, header: ReplyHeader) -> ChatReplyBuilder:
+def check_chat(model: ServedModel, body: ChatRequest, caller: Caller, name: str) -> CheckedRequest:
+    """Return the engine's request for a chat.
+
+    Args:
+        name: the request's id.
+
+    Raises:
+        RequestError, ApiError, Unsupported: a field that cannot be served, by its name.
+    """
+    client = model.client
+    check_generation(client, body, caller)
+    if body.top_logprobs and not body.logprobs:
+        raise invalid("top_logprobs", "requires logprobs = true")
+    check_top_tokens("top_logprobs", body.top_logprobs, MAX_TOP_LOGPROBS, caller.max_logprobs)
+    if body.modalities is not None and body.modalities != ["text"]:
+        raise unsupported("modalities", "only text is served")
+    if body.include_reasoning is False:
+        raise unsupported("include_reasoning", "reasoning is part of the text; only true is served")
+    limits = {limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None}
+    if len(limits) > 1:
+        reason = f"{body.max_completion_tokens} differs from max_tokens = {body.max_tokens}; send one of them"
+        raise invalid("max_completion_tokens", reason)
+    limit = min(limits, default=None)
+    names = FieldNames("messages", "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens")
+    if limit is not None and limit < 1:
+        raise invalid(names.max_tokens, f"must be at least 1, not {limit}; leave it out to fill the context")
+    text = render(client, body)
+    given: dict[str, Any] = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None}
+    if limit is not None:
+        given["max_tokens"] = limit
+    params = sampling_params(body, {"max_tokens": None, **client.recommended}, given)
+    predicted = None
+    if body.prediction is not None:
+        predicted = joined(body.prediction.model_dump()["content"], "prediction.content")
+    prompts = Prompts(model, body, caller, params, limit, bool(body.add_special_tokens))
+    requests = (prompts.request(text, name, names, predicted),)
+    if params.logprobs is not None and not body.stream:
+        check_reply_size(requests, model.context, params.logprobs, names.max_tokens)
+    return CheckedRequest(requests, params.n, (_continued(body) if body.echo else "",))
+
+
+def _continued(body: ChatRequest) -> str:
+    """Return the text of the assistant's message that the reply continues."""
+    [last] = for_template([body.messages[-1].model_dump(exclude_none=True)])
+    if last["role"] != "assistant" or last["content"] is None:
+        raise invalid("echo", "requires an assistant message at the end of messages")
+    return str(last["content"])
+
+
+def chat_builder(model: ServedModel, body: ChatRequest, caller: Caller, header: ReplyHeader) -> ChatReplyBuilder:
     """Check a body and return the builder of its reply. Raises as `check_chat`."""
-    return ChatReplyBuilder(header, body, check_chat(client, body, caller, header.id), client.tokenizer)
+    return ChatReplyBuilder(header, body, check_chat(model, body, caller, header.id), model.client.tokenizer)
 
 
 class ChatReplyBuilder(OpenAIBuilder):

@@ -1,60 +1,142 @@
 """`CompletionReplyBuilder`: chunks and replies of /v1/completions, and where tokens stand in an echoed text.
 
-Bodies are checked in `openai.checks`; what the builders share is in `reply_builder`.
+Bodies are checked in `openai.checks`; what the builders share is in `openai_builder`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
-from typing import Any, Final
+from typing import Any
 
+from ferrum.core.params import ALL_TOKENS
+from ferrum.core.types import Request
+from ferrum.engine.input_processor import FieldNames
 from ferrum.engine.model_client import ModelClient
 from ferrum.engine.request_output import Delta, Logprobs
+from ferrum.server.common.error_replies import invalid, unsupported
 from ferrum.server.common.reply_builder import ReplyHeader, finish_of
+from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Caller
-from ferrum.server.openai.bodies import CompletionRequest
-from ferrum.server.openai.builder import MINUS_INFINITY, OpenAIBuilder, finite, prompt_logprobs, top
-from ferrum.server.openai.checks import CheckedRequest, check_completion
+from ferrum.server.openai.bodies import MAX_BEST_OF, MAX_LOGPROBS, CompletionRequest
+from ferrum.server.openai.checks import (
+    DEFAULT_MAX_TOKENS,
+    MAX_PROMPT_LOGPROBS,
+    MAX_PROMPTS,
+    CheckedRequest,
+    Prompts,
+    check_generation,
+    check_reply_size,
+    check_top_tokens,
+    part_id,
+    sampling_params,
+    several,
+)
+from ferrum.server.openai.openai_builder import MINUS_INFINITY, OpenAIBuilder, finite, prompt_logprobs, top
 from ferrum.server.openai.replies import CompletionChoice, CompletionLogprobs, CompletionReply
-from ferrum.text.detokenizer import Detokenizer
+from ferrum.server.openai.text_offsets import Offsets, text_offsets
+from ferrum.text.infill import infill_prompt
 from ferrum.text.tokenizer import Tokenizer
 
-MAX_ADDED: Final = 4
-"""Special tokens that a tokenizer puts before a text."""
 
-MAX_SWALLOWED: Final = 64
-"""Characters of white space that are searched for the start of a token."""
+def check_completion(model: ServedModel, body: CompletionRequest, caller: Caller, name: str) -> CheckedRequest:
+    """Return the engine's requests for a completion, one per prompt.
+
+    Args:
+        name: the request's id; several prompts get a number each.
+
+    Raises:
+        RequestError, ApiError, Unsupported: a field that cannot be served, by its name; of several prompts, by index.
+    """
+    client = model.client
+    check_generation(client, body, caller)
+    texts = several("prompt", body.prompt, min(MAX_PROMPTS, caller.max_requests))
+    n, generated = _choices(body)
+    check_top_tokens("logprobs", body.logprobs, MAX_LOGPROBS, caller.max_logprobs)
+    special = body.add_special_tokens is not False
+    if body.suffix is not None:
+        texts = _infilled(client, body, texts, begin=special)
+    given = {
+        "n": generated,
+        "max_tokens": DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        "logprobs": body.logprobs if generated == n else _wider(body.logprobs, 0),
+        "prompt_logprobs": _wider(body.prompt_logprobs, body.logprobs if body.echo else None),
+    }
+    params = sampling_params(body, client.recommended, given)
+    prompts = Prompts(model, body, caller, params, body.max_tokens, special)
+    requests = (
+        tuple(
+            prompts.request(text, part_id(name, place), FieldNames(f"prompt[{place}]"))
+            for place, text in enumerate(texts)
+        )
+        if len(texts) > 1
+        else (prompts.request(texts[0], name, FieldNames()),)
+    )
+    _check_prompt_logprobs(body, generated, requests, client.info.vocab_size)
+    if body.logprobs is not None and not body.stream:
+        check_reply_size(requests, model.context, body.logprobs, "max_tokens")
+    prefixes = (prompts.text(*each) if body.echo else "" for each in zip(texts, requests, strict=True))
+    return CheckedRequest(requests, n, tuple(prefixes))
+
+
+def _choices(body: CompletionRequest) -> tuple[int, int]:
+    """Return how many choices to return per prompt, and how many to generate."""
+    n = 1 if body.n is None else body.n
+    if not body.best_of:
+        return n, n
+    if not 0 <= body.best_of <= MAX_BEST_OF:
+        raise invalid("best_of", f"must be 0 to {MAX_BEST_OF}, not {body.best_of}")
+    if body.best_of < n:
+        raise invalid("best_of", f"{body.best_of} is less than n = {n}")
+    if body.best_of > n and body.stream:
+        raise invalid("best_of", "must not exceed n with stream = true")
+    return n, body.best_of
+
+
+def _infilled(
+    client: ModelClient, body: CompletionRequest, prompts: Sequence[str | list[int]], *, begin: bool
+) -> list[str | list[int]]:
+    """Return the prompts as the model's fill-in-the-middle format has them, with the suffix."""
+    if body.echo or body.truncate_prompt_tokens is not None:
+        raise invalid("suffix", "cannot be combined with echo or truncate_prompt_tokens")
+    if client.tokenizer is None:
+        raise unsupported("suffix", "the model has no tokenizer")
+    infilled: list[str | list[int]] = []
+    for prompt in prompts:
+        prefix = client.tokenizer.encode(prompt, add_special_tokens=False) if isinstance(prompt, str) else prompt
+        ids = infill_prompt(client.tokenizer, prefix, body.suffix or "", begin=begin)
+        if ids is None:
+            raise unsupported("suffix", "the model's tokenizer has no fill-in-the-middle tokens")
+        infilled.append(ids)
+    return infilled
+
+
+def _wider(first: int | None, second: int | None) -> int | None:
+    """Return the number of top tokens that satisfies both wishes."""
+    wishes = [each for each in (first, second) if each is not None]
+    return ALL_TOKENS if ALL_TOKENS in wishes else max(wishes, default=None)
+
+
+def _check_prompt_logprobs(
+    body: CompletionRequest, generated: int, requests: Sequence[Request], vocab_size: int
+) -> None:
+    """Refuse several choices that repeat too many log-probabilities of their prompts."""
+    wishes = {"prompt_logprobs": body.prompt_logprobs, "logprobs": body.logprobs if body.echo else None}
+    per_token = {
+        field: 1 + (vocab_size if wish == ALL_TOKENS else wish) for field, wish in wishes.items() if wish is not None
+    }
+    count = generated * sum(len(request.prompt) for request in requests) * sum(per_token.values())
+    if generated * len(requests) > 1 and count > MAX_PROMPT_LOGPROBS:
+        reason = f"the reply would have {count} log-probabilities of prompt tokens, at most {MAX_PROMPT_LOGPROBS}"
+        raise invalid(max(per_token, key=per_token.__getitem__), f"{reason}; set n = 1 or send fewer prompts at a time")
 
 
 def completion_builder(
-    client: ModelClient, body: CompletionRequest, caller: Caller, header: ReplyHeader
+    model: ServedModel, body: CompletionRequest, caller: Caller, header: ReplyHeader
 ) -> CompletionReplyBuilder:
     """Check a body and return the builder of its reply. Raises as `check_completion`."""
-    return CompletionReplyBuilder(header, body, check_completion(client, body, caller, header.id), client.tokenizer)
-
-
-class _Offsets:
-    """Positions of new tokens in the text of one choice.
-
-    Args:
-        tokenizer: without one every token has the same position.
-        start: characters of the choice before its first new token.
-    """
-
-    def __init__(self, tokenizer: Tokenizer | None, start: int, *, skip_special_tokens: bool) -> None:
-        self._tokenizer = tokenizer
-        self._length = start
-        self._detokenizer = None
-        if tokenizer is not None:
-            self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
-
-    def next(self, token: int) -> int:
-        """Return the position of the next token."""
-        piece = "" if self._detokenizer is None else self._detokenizer.push([token]).text
-        offset = self._length + _overdue(self._tokenizer, token, piece)
-        self._length += len(piece)
-        return offset
+    return CompletionReplyBuilder(
+        header, body, check_completion(model, body, caller, header.id), model.client.tokenizer
+    )
 
 
 class CompletionReplyBuilder(OpenAIBuilder):
@@ -68,7 +150,7 @@ class CompletionReplyBuilder(OpenAIBuilder):
         self._n = checked.n
         self._generated = checked.requests[0].params.n
         self._tokenizer = tokenizer
-        self._offsets: dict[tuple[int, int], _Offsets] = {}  # of the choices that have begun
+        self._offsets: dict[tuple[int, int], Offsets] = {}  # of the choices that have begun
         self._prompt_offsets: dict[int, list[int]] = {}  # of echoed prompts, for all their choices
 
     def chunks(self, place: int, delta: Delta) -> Iterator[CompletionReply]:
@@ -100,7 +182,7 @@ class CompletionReplyBuilder(OpenAIBuilder):
             first, prefix = True, self._prefixes[place]
             skip = self.requests[place].params.skip_special_tokens
             tokenizer = None if self._body.logprobs is None else self._tokenizer
-            self._offsets[key] = _Offsets(tokenizer, len(prefix), skip_special_tokens=skip)
+            self._offsets[key] = Offsets(tokenizer, len(prefix), skip_special_tokens=skip)
             text = prefix + text
             if self._body.prompt_logprobs is not None and delta.prompt_logprobs is not None:
                 fields["prompt_logprobs"] = prompt_logprobs(delta.prompt_logprobs, self._body.prompt_logprobs)
@@ -152,49 +234,3 @@ def _mean_logprob(delta: Delta) -> float:
     """Return the mean log-probability per token; that of an empty completion is the best possible."""
     logprobs = [next(iter(each.values())).logprob for each in delta.logprobs or ()]
     return sum(logprobs) / len(logprobs) if logprobs else 0.0
-
-
-def text_offsets(tokenizer: Tokenizer | None, text: str, tokens: Sequence[int]) -> list[int]:
-    """Return where each token of an echoed prompt begins in its text; all 0 without a tokenizer.
-
-    The text is the client's, or was decoded without special tokens. So not every token is in it, nor is the space that
-    some tokenizers put before a first word. White space that a token swallows belongs to no token.
-    """
-    if tokenizer is None:
-        return [0] * len(tokens)
-    offsets: list[int] = []
-    characters = Detokenizer(tokenizer, skip_special_tokens=False)
-    place, first = 0, True
-    added = _added_before(tokenizer, text, tokens)
-    for token in tokens[added:]:
-        special = tokenizer.is_special(token)
-        piece = characters.push([token]).text
-        start, found = place, piece
-        if not text.startswith(found, start):
-            swallowed = text[place : place + MAX_SWALLOWED]
-            start, found = place + len(swallowed) - len(swallowed.lstrip()), piece.lstrip()
-        if not text.startswith(found, start) or not found:
-            # It is missing, or the text has a different spelling, probably of the same length.
-            start, found = place, "" if special or (first and not piece.strip()) else piece
-        offsets.append(start + _overdue(tokenizer, token, found))
-        place, first = min(start + len(found), len(text)), special
-    return [0] * added + offsets
-
-
-def _added_before(tokenizer: Tokenizer, text: str, tokens: Sequence[int]) -> int:
-    """Return how many special tokens the tokenizer put before a text that spells out special tokens itself."""
-    spelled = [_characters_of(tokenizer, token) for token in takewhile(tokenizer.is_special, tokens)]
-    most = min(len(spelled) - 1, MAX_ADDED)
-    return next((added for added in range(most + 1) if text.startswith("".join(spelled[added:]))), 0)
-
-
-def _overdue(tokenizer: Tokenizer | None, token: int, piece: str) -> int:
-    """Return how many characters of a token's text replace an incomplete character of its predecessors."""
-    if tokenizer is None or not piece.startswith("\ufffd"):
-        return 0
-    return max(0, len(piece) - len(_characters_of(tokenizer, token)))
-
-
-def _characters_of(tokenizer: Tokenizer, token: int) -> str:
-    """Return the text of one token alone."""
-    return Detokenizer(tokenizer, skip_special_tokens=False).push([token]).text

@@ -16,17 +16,56 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ferrum.core.types import Request
+from ferrum.engine.input_processor import FieldNames
 from ferrum.engine.router import QueueSlots
 from ferrum.server.common.error_replies import CancelledError, invalid
 from ferrum.server.common.generation import watched
 from ferrum.server.common.http_guard import CLIENT_GONE
 from ferrum.server.common.reply_builder import finish_of
+from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Caller, Service
 from ferrum.server.openai.bodies import EmbeddingRequest
+from ferrum.server.openai.checks import _SCORE_ONLY, MAX_INPUTS, check_kept, part_id, several
 from ferrum.server.openai.replies import Embedding, EmbeddingReply, EmbeddingUsage
+from ferrum.server.openai.truncation import truncated
 
 MAX_QUEUED: Final = 64
 """Inputs in the queue at a time; a body may have more inputs than the queue has slots."""
+
+
+def check_embedding(model: ServedModel, body: EmbeddingRequest, caller: Caller, name: str) -> list[Request]:
+    """Return the engine's requests for embeddings, one per input.
+
+    Raises:
+        RequestError: an input that cannot be served, by its index.
+    """
+    if body.dimensions is not None and body.dimensions < 1:
+        raise invalid("dimensions", f"must be at least 1, not {body.dimensions}")
+    inputs = several("input", body.input, MAX_INPUTS)
+    client = model.client
+    keep, start = _kept(body, model.context), body.truncate in (True, "END")
+    return [
+        client.input_processor.process(
+            text if keep is None else truncated(client.tokenizer, text, keep, start=start),
+            _SCORE_ONLY,
+            request_id=part_id(name, place),
+            deadline=caller.deadline,
+            tenant=caller.tenant,
+            trace_id=caller.trace_id,
+            pooling=model.pooling,
+            names=FieldNames(f"input[{place}]" if len(inputs) > 1 else "input"),
+        )
+        for place, text in enumerate(inputs)
+    ]
+
+
+def _kept(body: EmbeddingRequest, context: int) -> int | None:
+    """Return how many tokens of an input to keep; None: all, and refuse an input that is too long."""
+    keep = body.truncate_prompt_tokens
+    check_kept(keep)
+    if keep is None:
+        return context if body.truncate not in (None, False, "NONE") else None
+    return context if keep == -1 else keep
 
 
 class Embeddings(Response):
@@ -43,6 +82,7 @@ class Embeddings(Response):
     def __init__(
         self,
         service: Service,
+        model: ServedModel,
         body: EmbeddingRequest,
         requests: Sequence[Request],
         name: str,
@@ -51,6 +91,7 @@ class Embeddings(Response):
     ) -> None:
         super().__init__(headers=headers)
         self._service = service
+        self._model = model
         self._request_body = body
         self._requests = requests
         self._name = name
@@ -76,7 +117,7 @@ class Embeddings(Response):
     async def _compute(self, receive: Receive) -> list[tuple[float, ...]]:
         vectors: list[tuple[float, ...]] = []
         count = min(MAX_QUEUED, self._caller.max_requests, len(self._requests))
-        with self._service.reserve(count, self._caller.tenant) as slots:
+        with self._service.reserve(self._model, count, self._caller.tenant) as slots:
             for start in range(0, len(self._requests), count):
                 vectors += await self._run(self._requests[start : start + count], receive, slots)
                 if self._request_body.dimensions not in (None, len(vectors[0])):
@@ -86,7 +127,7 @@ class Embeddings(Response):
 
     async def _run(self, requests: Sequence[Request], receive: Receive, slots: QueueSlots) -> list[tuple[float, ...]]:
         vectors: list[tuple[float, ...]] = [()] * len(requests)
-        with self._service.run(self._name, requests, self._caller.tenant, slots) as stream:
+        with self._service.run(self._model, self._name, requests, self._caller.tenant, slots) as stream:
             async with watched(receive, self._leave, stream):
                 async for place, delta in stream:
                     if finish_of(delta) is not None:
@@ -105,7 +146,7 @@ class Embeddings(Response):
             for index, vector in enumerate(vectors)
         ]
         usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
-        reply = EmbeddingReply(id=self._name, object="list", data=data, model=self._service.model, usage=usage)
+        reply = EmbeddingReply(id=self._name, object="list", data=data, model=self._model.name, usage=usage)
         return reply.json_bytes()
 
 

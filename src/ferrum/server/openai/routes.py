@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from ferrum.server.common import openapi_rules
 from ferrum.server.common.json_bodies import Reply
-from ferrum.server.common.json_routes import caller_of, generate, ignored, reply
+from ferrum.server.common.json_routes import begin, generate, ignored, reply
+from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
 from ferrum.server.openai import replies
 from ferrum.server.openai.bodies import (
@@ -23,9 +24,8 @@ from ferrum.server.openai.bodies import (
     TokenizeRequest,
 )
 from ferrum.server.openai.chat_completions import chat_builder
-from ferrum.server.openai.checks import check_embedding
 from ferrum.server.openai.completions import completion_builder
-from ferrum.server.openai.embeddings import Embeddings
+from ferrum.server.openai.embeddings import Embeddings, check_embedding
 from ferrum.server.openai.tokenize import detokenize, rendered, tokenize
 
 
@@ -59,33 +59,29 @@ def add_openai_routes(router: APIRouter, service: Service) -> None:
 
 
 def _add_models(router: APIRouter, service: Service) -> None:
-    def model(name: str) -> replies.Model:
+    def described(model: ServedModel, name: str) -> replies.Model:
         return replies.Model(
             id=name,
             object="model",
             created=service.started,
             owned_by="ferrum",
-            root=service.root,
+            root=model.root,
             parent=None,
-            max_model_len=service.context,
+            max_model_len=model.context,
         )
 
-    listed: dict[int | str, dict[str, Any]] = {
-        200: {"model": replies.ModelList},
-        401: ERRORS[401],
-        503: ERRORS[503],
-    }
-
-    @router.get("/v1/models", responses=listed)
+    @router.get("/v1/models", responses={200: {"model": replies.ModelList}, 401: ERRORS[401], 503: ERRORS[503]})
     async def models() -> Response:
-        """List the names of the model that is served."""
-        return reply(replies.ModelList(object="list", data=[model(name) for name in service.models]))
+        """List the names of the models that are served."""
+        service.model()
+        data = [described(each, name) for each in dict.fromkeys(service.models.values()) for name in each.names]
+        return reply(replies.ModelList(object="list", data=data))
 
     @router.get("/v1/models/{model_id:path}", responses={200: {"model": replies.Model}, **ERRORS})
     async def one_model(model_id: str) -> Response:
-        """Return the model by its name."""
-        service.check_model(model_id)
-        return reply(model(model_id if model_id in service.models else service.model))
+        """Return a model by its name."""
+        model = service.model(model_id)
+        return reply(described(model, model_id if model_id in model.names else model.name))
 
 
 def _add_generation(router: APIRouter, service: Service) -> None:
@@ -102,15 +98,12 @@ def _add_generation(router: APIRouter, service: Service) -> None:
     @router.post("/v1/embeddings", responses={200: {"model": replies.EmbeddingReply}, **BODY_ERRORS})
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Return the vectors of one or several texts."""
-        caller = caller_of(service, request)
-        service.check_model(body.model)
-        headers = ignored(body, strict=service.config.strict)
+        model, caller = begin(service, request, body.model)
+        headers = ignored(service, body)
         name = f"embd-{uuid.uuid4().hex}"
         size = len(await request.body())
-        requests = await service.worker_pools.run(
-            size, check_embedding, service.client, body, caller, name, service.pooling
-        )
-        return Embeddings(service, body, requests, name, caller, headers)
+        requests = await service.worker_pools.run(size, check_embedding, model, body, caller, name)
+        return Embeddings(service, model, body, requests, name, caller, headers)
 
 
 def generated(model: type[Reply]) -> dict[int | str, dict[str, Any]]:
@@ -120,12 +113,12 @@ def generated(model: type[Reply]) -> dict[int | str, dict[str, Any]]:
 
 
 def _add_tokens(router: APIRouter, service: Service) -> None:
-    async def run(work: Callable[..., Reply], body: Any, request: Request, *arguments: Any) -> Response:
-        service.check_model(body.model)
-        headers = ignored(body, strict=service.config.strict, also=body.unread_fields(service.client))
+    async def run(work: Callable[[ServedModel, Any], Reply], body: Any, request: Request) -> Response:
+        model = service.model(body.model)
+        headers = ignored(service, body, model)
 
         def make() -> Response:  # the JSON too: a text of megabytes has millions of tokens
-            return reply(work(service.client, *arguments, body))
+            return reply(work(model, body))
 
         if getattr(body, "chat_template", None) is not None:
             made = await service.worker_pools.run_template(make)
@@ -137,7 +130,7 @@ def _add_tokens(router: APIRouter, service: Service) -> None:
     @router.post("/tokenize", responses={200: {"model": replies.Tokens}, **BODY_ERRORS})
     async def to_tokens(body: TokenizeRequest, request: Request) -> Response:
         """Return the tokens of a text or a conversation."""
-        return await run(tokenize, body, request, service.context)
+        return await run(tokenize, body, request)
 
     @router.post("/detokenize", responses={200: {"model": replies.Text}, **BODY_ERRORS})
     async def to_text(body: DetokenizeRequest, request: Request) -> Response:

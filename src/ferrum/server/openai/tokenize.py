@@ -12,6 +12,7 @@ from typing import TypeVar
 from ferrum.engine.model_client import ModelClient
 from ferrum.server.common.error_replies import invalid, unsupported
 from ferrum.server.common.openapi_rules import FORM_OF
+from ferrum.server.common.served_model import ServedModel
 from ferrum.server.openai.bodies import DetokenizeRequest, RenderRequest, TokenizeRequest
 from ferrum.server.openai.checks import render
 from ferrum.server.openai.replies import Rendered, Text, TokenPiece, Tokens
@@ -27,13 +28,13 @@ def tokenizer_of(client: ModelClient) -> Tokenizer:
     return client.tokenizer
 
 
-def tokenize(client: ModelClient, context: int, body: TokenizeRequest) -> Tokens:
+def tokenize(model: ServedModel, body: TokenizeRequest) -> Tokens:
     """Return the tokens of `prompt`, `messages` or `content`.
 
     Raises:
         RequestError, ApiError: not exactly one of them is given, or a field cannot be served.
     """
-    tokenizer = tokenizer_of(client)
+    tokenizer = tokenizer_of(model.client)
     given = [name for name in ("prompt", "messages", "content") if getattr(body, name) is not None]
     if len(given) != 1:
         raise invalid("prompt", "send exactly one of prompt, messages and content")
@@ -47,10 +48,12 @@ def tokenize(client: ModelClient, context: int, body: TokenizeRequest) -> Tokens
     elif body.prompt is not None:
         ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
-        ids = tokenizer.encode(render(client, body), add_special_tokens=bool(body.add_special_tokens))
+        ids = tokenizer.encode(render(model.client, body), add_special_tokens=bool(body.add_special_tokens))
     strings = _each(ids, lambda token: tokenizer.piece(token) or "") if body.return_token_strs else None
     pieces = _each(ids, partial(_piece, tokenizer)) if body.with_pieces else None
-    return Tokens(tokens=ids if pieces is None else pieces, count=len(ids), max_model_len=context, token_strs=strings)
+    return Tokens(
+        tokens=ids if pieces is None else pieces, count=len(ids), max_model_len=model.context, token_strs=strings
+    )
 
 
 def _each(ids: Sequence[int], describe: Callable[[int], Described]) -> list[Described]:
@@ -68,17 +71,17 @@ def _piece(tokenizer: Tokenizer, token: int) -> TokenPiece:
         return TokenPiece(id=token, piece=list(raw))
 
 
-def detokenize(client: ModelClient, body: DetokenizeRequest) -> Text:
+def detokenize(model: ServedModel, body: DetokenizeRequest) -> Text:
     """Return the text of tokens, special ones included. Raises InvalidToken for an id outside the vocabulary."""
-    tokenizer = tokenizer_of(client)
-    client.input_processor.check_tokens(body.tokens, param="tokens")
+    tokenizer = tokenizer_of(model.client)
+    model.client.input_processor.check_tokens(body.tokens, param="tokens")
     text = tokenizer.decode(body.tokens, skip_special_tokens=False)
     return Text(prompt=text, content=text)
 
 
-def rendered(client: ModelClient, body: RenderRequest) -> Rendered:
+def rendered(model: ServedModel, body: RenderRequest) -> Rendered:
     """Return the text of a conversation and its tokens, as a chat would use them."""
-    tokenizer = tokenizer_of(client)
-    text = render(client, body)
+    tokenizer = tokenizer_of(model.client)
+    text = render(model.client, body)
     ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
     return Rendered(prompt=text, token_ids=ids, count=len(ids))

@@ -1,0 +1,56 @@
+"""`ServedModel`: a model with its engine and the names by which clients know it.
+
+What all models of a server share (keys, limits, pools, requests in progress) is in `service`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ferrum.core.errors import EngineDead, QueueFull
+from ferrum.core.logging import warn_once
+from ferrum.core.types import Pooling
+from ferrum.engine.async_engine import AsyncEngine
+from ferrum.server.common.error_replies import ApiError
+from ferrum.server.common.public_names import public_name
+from ferrum.server.server_config import ServerConfig
+
+
+class ServedModel:
+    """A model that is served.
+
+    Args:
+        engine: runs it.
+        config: the server's options.
+        template: source of a chat template that replaces the model's.
+
+    Attributes:
+        root: the name that it was loaded by; of a path its last part.
+        names: those by which clients know it; `name`, the first one, is used in replies.
+        accepted: the names that requests may use: `names`, and the path as typed.
+        pooling: of embeddings.
+        context: limit of prompt and output tokens together. The last token of a sequence is never stored.
+    """
+
+    def __init__(self, engine: AsyncEngine, config: ServerConfig, template: str | None) -> None:
+        self.engine = engine
+        self.client = engine.client
+        if template is not None:
+            self.client.use_template(template, config.chat_template or "")
+        self.pooling = self.client.pooling() if config.pooling == "auto" else Pooling(config.pooling)
+        info = engine.info
+        self.root = public_name(info.model)
+        self.names: Sequence[str] = config.served_model_name or (self.root,)
+        self.name = self.names[0]
+        self.accepted = (*self.names, *(() if config.served_model_name else (info.model,)))
+        self.context = min(info.max_sequence_length, info.kv_capacity + 1)
+
+    def check_ready(self) -> None:
+        """Refuse requests that the engine cannot serve now. A full queue is not checked. Raises ApiError, 503."""
+        try:
+            self.client.router.check_open(0)
+        except QueueFull:
+            pass
+        except EngineDead as error:
+            warn_once(f"{error}; restart the server")
+            raise ApiError(503, "the engine has ended", code="engine_dead") from None
