@@ -12,13 +12,8 @@ from pydantic import ValidationError
 from engine_fakes import VOCABULARY, FakeRecipe
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.server.common.json_bodies import Body
-from ferrum.server.openai.bodies import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    TokenizeRequest,
-)
+from ferrum.server.openai.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest
+from ferrum.server.openai.conversation import TokenizeRequest
 from serve_kit import USER, Served, chat_parts, error_of, events, serving
 
 LOUD: Final = {"seed": 1, "ignore_eos": True, "max_tokens": 12}
@@ -169,9 +164,7 @@ def test_null_equals_absent(server: Served) -> None:
 
 
 def test_every_field_of_the_document_is_covered() -> None:
-    assert set(ChatRequest.model_fields) == {*CHAT, *CHAT_NO_OPS, *NEEDS_ANOTHER} | (
-        set(ChatRequest.model_fields) & REFUSED.keys()
-    )
+    assert set(ChatRequest.model_fields) == {*CHAT, *NEEDS_ANOTHER} | (set(ChatRequest.model_fields) & REFUSED.keys())
     assert set(CompletionRequest.model_fields) <= {
         *COMPLETION, *COMPLETION_NO_OPS, *NEEDS_ANOTHER, *REFUSED, "suffix"
     }  # fmt: skip
@@ -359,12 +352,14 @@ def test_max_logprobs_limits_top_tokens_on_every_route() -> None:
             assert ask(**{field: 3}).status_code == 200
         assert error_of(server.complete(prompt_logprobs=-1), 400)["param"] == "prompt_logprobs"
         schemas = server.http.get("/openapi.json").json()["components"]["schemas"]
-        counts = [schemas["CompletionRequest"]["properties"][name] for name in ("prompt_logprobs", "logprobs")]
+        fields = schemas["CompletionRequest"]["properties"]
+        counts = [fields[name]["anyOf"][0] for name in ("prompt_logprobs", "logprobs")]
         assert [(each["minimum"], each["maximum"]) for each in counts] == [(0, 3), (0, 3)]
     with serving(max_logprobs=VOCABULARY) as server:
         assert server.complete(prompt_logprobs=-1).status_code == 200
         schema = server.http.get("/openapi.json").json()["components"]["schemas"]["ChatRequest"]["properties"]
-        assert (schema["prompt_logprobs"]["minimum"], schema["top_logprobs"]["maximum"]) == (-1, 20)
+        all_tokens, top = (schema[name]["anyOf"][0] for name in ("prompt_logprobs", "top_logprobs"))
+        assert (all_tokens["minimum"], top["maximum"]) == (-1, 20)
 
 
 def test_priority_works_with_the_priority_policy() -> None:

@@ -9,10 +9,11 @@ import schemathesis
 
 import document_kit
 from document_kit import FEW, MANY, check
+from ferrum.server.common.field_rules import HARMLESS
 from ferrum.server.common.json_bodies import Body
-from ferrum.server.common.openapi_rules import HARMLESS
 from ferrum.server.extensions.session_routes import SessionGenerateRequest
-from ferrum.server.openai.bodies import ChatRequest, CompletionRequest, RenderRequest, TokenizeRequest
+from ferrum.server.openai.bodies import ChatRequest, CompletionRequest
+from ferrum.server.openai.conversation import RenderRequest, TokenizeRequest
 from serve_kit import Served
 
 ROUTES = [

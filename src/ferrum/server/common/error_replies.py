@@ -26,7 +26,14 @@ from ferrum.core.errors import (
     RequestError,
     Unsupported,
 )
+from ferrum.core.values import shown
 from ferrum.server.common.missing_routes import advice
+
+_REASONS: Final = {
+    "greater_than_equal": "must be at least {ge}, not {input}",
+    "less_than_equal": "must be at most {le}, not {input}",
+}
+"""Reasons of faults in values, as those of other checks."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -122,8 +129,9 @@ def from_validation(error: RequestValidationError) -> ApiError:
     # Each member of a union reports a fault: the one that got furthest is the likeliest form.
     of_field = [each for each in paths if each[0][:1] == paths[0][0][:1]]
     path, fault = max(of_field, key=lambda each: [step if isinstance(step, int) else 0 for step in each[0]])
-    param = field_path(path)
-    return ApiError(400, f"{param}: {fault['msg']}", code="invalid_value", param=param)
+    param, reason = field_path(path), _REASONS.get(fault["type"], fault["msg"])
+    reason = reason.format(**fault.get("ctx", {}), input=shown(fault["input"])) if fault["type"] in _REASONS else reason
+    return ApiError(400, f"{param}: {reason}", code="invalid_value", param=param)
 
 
 def path_in(body: Any, loc: Sequence[int | str], *, missing: bool = False) -> list[int | str]:

@@ -121,13 +121,13 @@ def begin(service: Service, request: Request, name: str | None = None) -> tuple[
 
 
 def ignored(service: Service, body: Body, model: ServedModel | None = None) -> dict[str, str]:
-    """Return the header that names fields without effect. Raises as `Body.ignored_fields`.
+    """Return the header that names fields without effect. Raises as `Body.check_fields`.
 
     Args:
         model: whose chat template may read fields of the body.
     """
     unread = [] if model is None else body.unread_fields(model.client)
-    names = [*unread, *body.ignored_fields(strict=service.config.strict)]
+    names = [*unread, *body.check_fields(strict=service.config.strict)]
     # A header must not end with a space, so an empty name is written as two quotation marks.
     shown = [quote(name[:128], safe="[]") or '""' for name in names[:MAX_NAMED]]
     return {"x-ferrum-ignored": ", ".join(shown)} if shown else {}

@@ -1,6 +1,6 @@
 """The OpenAPI document: generated from the routes, corrected, and completed with limits of the model.
 
-What the types of fields cannot express is in `openapi_rules`.
+What the types of fields cannot express is in `field_rules`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA
-from ferrum.server.common.openapi_rules import TOP_TOKENS
+from ferrum.server.common.field_rules import TOP_TOKENS
 from ferrum.server.common.service import Service, State
 
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

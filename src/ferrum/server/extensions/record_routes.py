@@ -25,18 +25,16 @@ from ferrum.engine.records.record import Record, request_dict
 from ferrum.engine.records.recorder import Recorder
 from ferrum.engine.records.replayer import Replay, check_origin, check_room
 from ferrum.engine.request_output import Logprob, Logprobs
-from ferrum.server.common import openapi_rules
 from ferrum.server.common.error_replies import ApiError, CancelledError
 from ferrum.server.common.generation import watched
 from ferrum.server.common.http_guard import CLIENT_GONE
 from ferrum.server.common.json_bodies import Body, Reply
 from ferrum.server.common.json_routes import begin, ignored, reply
-from ferrum.server.common.openapi_rules import JsonInteger
 from ferrum.server.common.public_names import without_directories
 from ferrum.server.common.reply_builder import finish_of
 from ferrum.server.common.service import Service
 from ferrum.server.openai import replies
-from ferrum.server.openai.bodies import MAX_TOP_LOGPROBS
+from ferrum.server.openai.bodies import MAX_TOP_LOGPROBS, TopTokens
 from ferrum.server.openai.checks import check_top_tokens, part_id
 from ferrum.server.openai.openai_builder import finite, top
 from ferrum.server.openai.routes import BODY_ERRORS, ERRORS, error_reply
@@ -258,10 +256,8 @@ CONFLICT: Final[dict[int | str, dict[str, Any]]] = {
 class ReplayRequest(Body):
     """The body of /v1/requests/{id}/replay."""
 
-    top_logprobs: JsonInteger | None = Field(
-        default=None,
-        description=f"Number of top tokens per position, 0 to {MAX_TOP_LOGPROBS}.",
-        json_schema_extra=openapi_rules.top_tokens(0, MAX_TOP_LOGPROBS),
+    top_logprobs: TopTokens | None = Field(
+        default=None, description=f"Number of top tokens per position, 0 to {MAX_TOP_LOGPROBS}."
     )
 
 
@@ -284,7 +280,7 @@ def add_record_routes(router: APIRouter, service: Service) -> None:
     async def replay(request_id: str, body: ReplayRequest, request: Request) -> Response:
         """Replay a recorded request among live ones; compare every token and log-probability."""
         top = body.top_logprobs or 0
-        check_top_tokens("top_logprobs", top, MAX_TOP_LOGPROBS, service.config.max_logprobs)
+        check_top_tokens("top_logprobs", top, service.config.max_logprobs)
         headers = ignored(service, body)
         model, caller = begin(service, request)
         deadline = None if caller.deadline is None else time.monotonic() + caller.deadline

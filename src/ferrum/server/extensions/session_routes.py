@@ -10,27 +10,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ferrum.engine.input_processor import context_overflow
 from ferrum.engine.request_output import Delta
 from ferrum.engine.session import GrowingText
-from ferrum.server.common import openapi_rules
-from ferrum.server.common.error_replies import invalid
+from ferrum.server.common import field_rules
+from ferrum.server.common.field_rules import Integer, Items, JsonInteger, Rule, TokenId, one_of, rule
 from ferrum.server.common.generation import Generation
 from ferrum.server.common.json_bodies import Body, Reply
 from ferrum.server.common.json_routes import generate, ignored, reply
-from ferrum.server.common.openapi_rules import Items, JsonInteger, TokenId
 from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Caller, Service
 from ferrum.server.extensions.sessions import HeldSession, Sessions
-from ferrum.server.openai.bodies import MAX_LOGPROBS, CompletionRequest, GenerationBody
+from ferrum.server.openai.bodies import MAX_LOGPROBS, CompletionRequest, FewTopTokens, GenerationBody
 from ferrum.server.openai.completions import CompletionReplyBuilder, check_completion
 from ferrum.server.openai.replies import CompletionReply
 from ferrum.server.openai.routes import BODY_ERRORS, ERRORS, error_reply, generated
@@ -41,7 +40,7 @@ CONFLICT: Final[dict[int | str, dict[str, Any]]] = {409: error_reply("The sessio
 class SessionBody(Body):
     """The body of /v1/sessions/{id}/append."""
 
-    prompt: str | Items[TokenId] = Field(description="A text or its token ids.", json_schema_extra=openapi_rules.TEXT)
+    prompt: str | Items[TokenId] = Field(description="A text or its token ids.", json_schema_extra=field_rules.TEXT)
 
 
 class NewSession(Body):
@@ -51,7 +50,7 @@ class NewSession(Body):
     prompt: str | Items[TokenId] | None = Field(
         default=None,
         description="Initial text or token ids.",
-        json_schema_extra=openapi_rules.either({"type": "null"}, openapi_rules.TEXT),
+        json_schema_extra={"anyOf": [{"type": "null"}, field_rules.TEXT]},
     )
 
 
@@ -62,13 +61,16 @@ class ForkRequest(Body):
 class TruncateRequest(Body):
     """The body of /v1/sessions/{id}/truncate."""
 
-    length: JsonInteger = Field(description="Number of tokens to keep.", json_schema_extra=openapi_rules.between(0))
+    length: Annotated[int, Integer(0)] = Field(description="Number of tokens to keep.")
 
 
 class SessionGenerateRequest(GenerationBody):
     """The body of /v1/sessions/{id}/generate: a completion whose prompt is the session."""
 
-    model_config = ConfigDict(json_schema_extra=openapi_rules.SESSION)
+    RULES: ClassVar[Sequence[Rule]] = (
+        *GenerationBody.RULES,
+        rule("n", "must be 1 in a session; fork it for several", one_of("n", None, 1)),
+    )
     NO_OPS = MappingProxyType({**GenerationBody.NO_OPS, "add_special_tokens": "a session's tokens are used unchanged"})
     REFUSED = MappingProxyType(
         {
@@ -79,11 +81,9 @@ class SessionGenerateRequest(GenerationBody):
         }
     )
 
-    n: JsonInteger | None = Field(default=None, description="Must be 1.", json_schema_extra=openapi_rules.between(1, 1))
-    logprobs: JsonInteger | None = Field(
-        default=None,
-        description=f"Log-probabilities of each token and this many top tokens, 0 to {MAX_LOGPROBS}.",
-        json_schema_extra=openapi_rules.top_tokens(0, MAX_LOGPROBS),
+    n: JsonInteger | None = Field(default=None, description="Must be 1.")
+    logprobs: FewTopTokens | None = Field(
+        default=None, description=f"Log-probabilities of each token and this many top tokens, 0 to {MAX_LOGPROBS}."
     )
 
 
@@ -252,8 +252,6 @@ def _session_builder(
     header: ReplyHeader,
 ) -> SessionReplyBuilder:
     """Check a body and return the builder of its reply. Raises as `check_completion`."""
-    if body.n not in (None, 1):
-        raise invalid("n", "must be 1 in a session; fork it for several")
     given = {name: getattr(body, name) for name in SessionGenerateRequest.model_fields}
     completion = CompletionRequest.model_construct(**given, prompt=list(begun))
     checked = check_completion(model, completion, caller, header.id)

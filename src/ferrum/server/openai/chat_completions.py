@@ -10,11 +10,11 @@ from typing import Any
 
 from ferrum.engine.input_processor import FieldNames
 from ferrum.engine.request_output import Delta, Logprobs
-from ferrum.server.common.error_replies import invalid, unsupported
+from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.reply_builder import ReplyHeader, finish_of
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Caller
-from ferrum.server.openai.bodies import MAX_TOP_LOGPROBS, ChatRequest
+from ferrum.server.openai.bodies import ChatRequest
 from ferrum.server.openai.checks import (
     CheckedRequest,
     Prompts,
@@ -51,21 +51,13 @@ def check_chat(model: ServedModel, body: ChatRequest, caller: Caller, name: str)
     """
     client = model.client
     check_generation(client, body, caller)
-    if body.top_logprobs and not body.logprobs:
-        raise invalid("top_logprobs", "requires logprobs = true")
-    check_top_tokens("top_logprobs", body.top_logprobs, MAX_TOP_LOGPROBS, caller.max_logprobs)
-    if body.modalities is not None and body.modalities != ["text"]:
-        raise unsupported("modalities", "only text is served")
-    if body.include_reasoning is False:
-        raise unsupported("include_reasoning", "reasoning is part of the text; only true is served")
+    check_top_tokens("top_logprobs", body.top_logprobs, caller.max_logprobs)
     limits = {limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None}
     if len(limits) > 1:
         reason = f"{body.max_completion_tokens} differs from max_tokens = {body.max_tokens}; send one of them"
         raise invalid("max_completion_tokens", reason)
     limit = min(limits, default=None)
     names = FieldNames("messages", "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens")
-    if limit is not None and limit < 1:
-        raise invalid(names.max_tokens, f"must be at least 1, not {limit}; leave it out to fill the context")
     text = render(client, body)
     given: dict[str, Any] = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None}
     if limit is not None:

@@ -15,16 +15,10 @@ from ferrum.core.types import Request
 from ferrum.engine.input_processor import FieldNames
 from ferrum.engine.model_client import ModelClient
 from ferrum.server.common.error_replies import invalid, unsupported
-from ferrum.server.common.openapi_rules import MAX_ID
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Caller
-from ferrum.server.openai.bodies import (
-    GenerationBody,
-    Message,
-    RenderRequest,
-    TemplateBody,
-    TokenizeRequest,
-)
+from ferrum.server.openai.bodies import GenerationBody
+from ferrum.server.openai.conversation import RenderRequest, TemplateBody, TokenizeRequest
 from ferrum.server.openai.truncation import truncated
 
 DEFAULT_MAX_TOKENS: Final = 16
@@ -61,20 +55,15 @@ class CheckedRequest:
     prefixes: tuple[str, ...]
 
 
-def check_top_tokens(field: str, count: int | None, *limits: int) -> None:
-    """Refuse more top tokens of a position than any of the limits. Raises RequestError."""
-    if count is not None and not 0 <= count <= min(limits):
-        raise invalid(field, f"must be 0 to {min(limits)}, not {count}")
+def check_top_tokens(field: str, count: int | None, limit: int) -> None:
+    """Refuse more top tokens of a position than the server's limit. Raises RequestError."""
+    if count is not None and not 0 <= count <= limit:
+        raise invalid(field, f"must be 0 to {limit}, not {count}")
 
 
 def part_id(name: str, place: int) -> str:
     """Return the id of the engine's request for one of several prompts; clients' ids have no slash."""
     return f"{name}/{place}"
-
-
-def check_kept(keep: int | None) -> None:
-    if keep is not None and (keep == 0 or keep < -1):
-        raise invalid("truncate_prompt_tokens", f"must be at least 1, or -1, not {keep}")
 
 
 def render(client: ModelClient, body: TemplateBody | TokenizeRequest) -> str:
@@ -83,11 +72,8 @@ def render(client: ModelClient, body: TemplateBody | TokenizeRequest) -> str:
     Raises:
         RequestError, Unsupported: the messages or the template cannot be used.
     """
-    messages = body.messages or ()
-    for place, message in enumerate(messages):
-        _check_message(message, f"messages[{place}]")
     text = client.render(
-        [message.model_dump(exclude_none=True) for message in messages],
+        [message.model_dump(exclude_none=True) for message in body.messages or ()],
         chat_template=body.chat_template,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
@@ -103,32 +89,12 @@ def render(client: ModelClient, body: TemplateBody | TokenizeRequest) -> str:
 
 def check_generation(client: ModelClient, body: GenerationBody, caller: Caller) -> None:
     """Check the rules that chats and completions share."""
-    id, form = body.request_id, body.response_format
-    bad_id = id is not None and (not 1 <= len(id) <= MAX_ID or "/" in id or id in {".", ".."})
+    form = body.response_format
     if form is not None and form.type != "text":
         raise unsupported("response_format", f"{form.type} is not supported, only text")
     if body.prompt_logprobs != ALL_TOKENS or client.info.vocab_size > caller.max_logprobs:
         check_top_tokens("prompt_logprobs", body.prompt_logprobs, caller.max_logprobs)
-    for broken, field, reason in (
-        (body.stream_options is not None and not body.stream, "stream_options", "requires stream = true"),
-        (body.prompt_logprobs is not None and body.stream, "prompt_logprobs", "requires stream = false"),
-        (body.n is not None and body.n < 1, "n", f"must be at least 1, not {body.n}"),  # `best_of` replaces it below
-        (body.cache_salt == "", "cache_salt", "must not be empty"),
-        (bad_id, "request_id", f'must be 1-{MAX_ID} characters, must not contain "/" or be "." or ".."'),
-    ):
-        if broken:
-            raise invalid(field, reason)
-    check_kept(body.truncate_prompt_tokens)
     client.input_processor.check_priority(body.priority or 0)
-
-
-def _check_message(message: Message, where: str) -> None:
-    if message.content is None and message.refusal is None and message.role != "assistant":
-        raise invalid(f"{where}.content", "may be null only in an assistant message")
-    if message.role == "tool" and message.tool_call_id is None:
-        raise invalid(f"{where}.tool_call_id", "required in a tool message")
-    if message.role == "function" and message.name is None:
-        raise invalid(f"{where}.name", "required in a function message")
 
 
 def several(field: str, given: str | list[int] | list[str] | list[list[int]], limit: int) -> Sequence[str | list[int]]:

@@ -17,7 +17,7 @@ from ferrum.server.common.error_replies import invalid, unsupported
 from ferrum.server.common.reply_builder import ReplyHeader, finish_of
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Caller
-from ferrum.server.openai.bodies import MAX_BEST_OF, MAX_LOGPROBS, CompletionRequest
+from ferrum.server.openai.bodies import CompletionRequest
 from ferrum.server.openai.checks import (
     DEFAULT_MAX_TOKENS,
     MAX_PROMPT_LOGPROBS,
@@ -51,17 +51,16 @@ def check_completion(model: ServedModel, body: CompletionRequest, caller: Caller
     check_generation(client, body, caller)
     texts = several("prompt", body.prompt, min(MAX_PROMPTS, caller.max_requests))
     n, generated = _choices(body)
-    check_top_tokens("logprobs", body.logprobs, MAX_LOGPROBS, caller.max_logprobs)
+    check_top_tokens("logprobs", body.logprobs, caller.max_logprobs)
     special = body.add_special_tokens is not False
     if body.suffix is not None:
         texts = _infilled(client, body, texts, begin=special)
     given = {
-        "n": generated,
         "max_tokens": DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         "logprobs": body.logprobs if generated == n else _wider(body.logprobs, 0),
         "prompt_logprobs": _wider(body.prompt_logprobs, body.logprobs if body.echo else None),
     }
-    params = sampling_params(body, client.recommended, given)
+    params = sampling_params(body, client.recommended, given).but(n=generated)
     prompts = Prompts(model, body, caller, params, body.max_tokens, special)
     requests = (
         tuple(
@@ -83,8 +82,6 @@ def _choices(body: CompletionRequest) -> tuple[int, int]:
     n = 1 if body.n is None else body.n
     if not body.best_of:
         return n, n
-    if not 0 <= body.best_of <= MAX_BEST_OF:
-        raise invalid("best_of", f"must be 0 to {MAX_BEST_OF}, not {body.best_of}")
     if body.best_of < n:
         raise invalid("best_of", f"{body.best_of} is less than n = {n}")
     if body.best_of > n and body.stream:
@@ -96,8 +93,6 @@ def _infilled(
     client: ModelClient, body: CompletionRequest, prompts: Sequence[str | list[int]], *, begin: bool
 ) -> list[str | list[int]]:
     """Return the prompts as the model's fill-in-the-middle format has them, with the suffix."""
-    if body.echo or body.truncate_prompt_tokens is not None:
-        raise invalid("suffix", "cannot be combined with echo or truncate_prompt_tokens")
     if client.tokenizer is None:
         raise unsupported("suffix", "the model has no tokenizer")
     infilled: list[str | list[int]] = []

@@ -25,7 +25,7 @@ from ferrum.server.common.reply_builder import finish_of
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Caller, Service
 from ferrum.server.openai.bodies import EmbeddingRequest
-from ferrum.server.openai.checks import _SCORE_ONLY, MAX_INPUTS, check_kept, part_id, several
+from ferrum.server.openai.checks import _SCORE_ONLY, MAX_INPUTS, part_id, several
 from ferrum.server.openai.replies import Embedding, EmbeddingReply, EmbeddingUsage
 from ferrum.server.openai.truncation import truncated
 
@@ -39,8 +39,6 @@ def check_embedding(model: ServedModel, body: EmbeddingRequest, caller: Caller, 
     Raises:
         RequestError: an input that cannot be served, by its index.
     """
-    if body.dimensions is not None and body.dimensions < 1:
-        raise invalid("dimensions", f"must be at least 1, not {body.dimensions}")
     inputs = several("input", body.input, MAX_INPUTS)
     client = model.client
     keep, start = _kept(body, model.context), body.truncate in (True, "END")
@@ -62,7 +60,6 @@ def check_embedding(model: ServedModel, body: EmbeddingRequest, caller: Caller, 
 def _kept(body: EmbeddingRequest, context: int) -> int | None:
     """Return how many tokens of an input to keep; None: all, and refuse an input that is too long."""
     keep = body.truncate_prompt_tokens
-    check_kept(keep)
     if keep is None:
         return context if body.truncate not in (None, False, "NONE") else None
     return context if keep == -1 else keep

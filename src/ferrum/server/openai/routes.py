@@ -9,22 +9,16 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ferrum.server.common import openapi_rules
+from ferrum.server.common import field_rules
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.json_routes import begin, generate, ignored, reply
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
 from ferrum.server.openai import replies
-from ferrum.server.openai.bodies import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    RenderRequest,
-    TokenizeRequest,
-)
+from ferrum.server.openai.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest
 from ferrum.server.openai.chat_completions import chat_builder
 from ferrum.server.openai.completions import completion_builder
+from ferrum.server.openai.conversation import RenderRequest, TokenizeRequest
 from ferrum.server.openai.embeddings import Embeddings, check_embedding
 from ferrum.server.openai.tokenize import detokenize, rendered, tokenize
 
@@ -108,7 +102,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
 
 def generated(model: type[Reply]) -> dict[int | str, dict[str, Any]]:
     """Return the replies of a generating route for the OpenAPI document."""
-    events = {"text/event-stream": {"schema": openapi_rules.EVENT}}
+    events = {"text/event-stream": {"schema": field_rules.EVENT}}
     return {200: {"model": model, "content": events, "description": "The reply, or its chunks."}, **BODY_ERRORS}
 
 

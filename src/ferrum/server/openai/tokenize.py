@@ -10,11 +10,11 @@ from functools import partial
 from typing import TypeVar
 
 from ferrum.engine.model_client import ModelClient
-from ferrum.server.common.error_replies import invalid, unsupported
-from ferrum.server.common.openapi_rules import FORM_OF
+from ferrum.server.common.error_replies import unsupported
 from ferrum.server.common.served_model import ServedModel
-from ferrum.server.openai.bodies import DetokenizeRequest, RenderRequest, TokenizeRequest
+from ferrum.server.openai.bodies import DetokenizeRequest
 from ferrum.server.openai.checks import render
+from ferrum.server.openai.conversation import RenderRequest, TokenizeRequest
 from ferrum.server.openai.replies import Rendered, Text, TokenPiece, Tokens
 from ferrum.text.tokenizer import Tokenizer
 
@@ -35,14 +35,6 @@ def tokenize(model: ServedModel, body: TokenizeRequest) -> Tokens:
         RequestError, ApiError: not exactly one of them is given, or a field cannot be served.
     """
     tokenizer = tokenizer_of(model.client)
-    given = [name for name in ("prompt", "messages", "content") if getattr(body, name) is not None]
-    if len(given) != 1:
-        raise invalid("prompt", "send exactly one of prompt, messages and content")
-    for name, forms in FORM_OF.items():
-        if getattr(body, name) is not None and given[0] not in forms:
-            raise invalid(name, f"requires {' or '.join(forms)}")
-    if body.parse_special is False:
-        raise unsupported("parse_special", "the tokenizer always parses special tokens")
     if body.content is not None:
         ids = tokenizer.encode(body.content, add_special_tokens=bool(body.add_special))
     elif body.prompt is not None:
