@@ -17,9 +17,10 @@ from ferrum.server.common.dialect import Dialect, dialect_of
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.json_routes import generate
+from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.common.served_model import ServedModel
-from ferrum.server.common.service import Caller, Service
+from ferrum.server.common.service import Service
 from ferrum.server.openai.bodies import CompletionRequest
 from ferrum.server.openai.completions import check_completion
 from ferrum.server.openai.openai_builder import OpenAIBuilder

@@ -22,8 +22,7 @@ from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.hosts.host import Built
 from ferrum.server.common.api_keys import read_keys
 from ferrum.server.common.http_guard import LOG
-from ferrum.server.common.key_limits import KeyLimits
-from ferrum.server.common.service import DrainRate
+from ferrum.server.common.key_limits import DrainRate, KeyLimits
 from serve_kit import (
     ENDLESS_TOKENS,
     SLOW,

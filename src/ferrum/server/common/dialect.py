@@ -18,6 +18,11 @@ def sse_event(name: str, data: bytes) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
+def sse_data(_: str, data: bytes) -> bytes:
+    """Return JSON as a server-sent event without a name."""
+    return b"data: " + data + b"\n\n"
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """How an API writes streams, errors and ids.

@@ -15,14 +15,15 @@ from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ferrum.core.errors import FerrumError
+from ferrum.core.errors import FerrumError, StepError
+from ferrum.core.types import FinishReason
 from ferrum.engine.async_engine import AsyncStream
 from ferrum.engine.request_output import Delta, join_all
 from ferrum.server.common.dialect import Dialect
-from ferrum.server.common.error_replies import CancelledError, as_api_error
+from ferrum.server.common.error_replies import CancelledError, DeadlineError, as_api_error
 from ferrum.server.common.http_guard import CLIENT_GONE
 from ferrum.server.common.json_bodies import Reply
-from ferrum.server.common.reply_builder import ReplyBuilder
+from ferrum.server.common.reply_builder import Finish, ReplyBuilder
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
 
@@ -185,6 +186,27 @@ async def watched(receive: Receive, gone: Callable[[], None], stream: AsyncStrea
         yield
     finally:
         watching.cancel()
+
+
+def finish_of(delta: Delta) -> Finish | None:
+    """Return how a choice ended, None if it goes on.
+
+    Raises:
+        FerrumError: it was cancelled, timed out or failed.
+    """
+    match delta.finish_reason:
+        case None:
+            return None
+        case FinishReason.STOP:
+            return "stop"
+        case FinishReason.LENGTH:
+            return "length"
+        case FinishReason.ABORT:
+            raise CancelledError("the request was cancelled")
+        case FinishReason.DEADLINE:
+            raise DeadlineError("the request exceeded the server's time limit (--request-seconds)")
+        case FinishReason.ERROR:
+            raise delta.error or StepError("the step failed")
 
 
 def _is_text(delta: Delta) -> bool:

@@ -10,7 +10,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ferrum.server.common.api_keys import ApiKeys
 from ferrum.server.common.dialect import dialect_of
 from ferrum.server.common.error_replies import ApiError, as_api_error
+from ferrum.server.common.key_limits import Limits
 from ferrum.server.common.service import Service
 from ferrum.server.common.web_ui import WEB_UI_PATHS
 
@@ -76,7 +77,7 @@ class Guard:
         scope["state"] = state = {**scope.get("state", {}), **state}
         config = self._service.config
         body = _Body(receive, config.max_body_bytes, config.body_seconds, self._count_held)
-        sender = _Sender(send, request_id, lambda: self._service.limits.headers(state["tenant"]), body.drain)
+        sender = _Sender(send, state, self._service.limits, body.drain)
         state["send"] = sender
         began = time.monotonic()
         try:
@@ -153,13 +154,13 @@ class _Sender:
     def __init__(
         self,
         send: Send,
-        request_id: str,
-        rates: Callable[[], list[tuple[bytes, bytes]]],
+        state: Mapping[str, Any],
+        limits: Limits,
         drain: Callable[[], Awaitable[None]],
     ) -> None:
         self._send = send
-        self._request_id = request_id.encode()
-        self._rates = rates
+        self._state = state
+        self._limits = limits
         self._drain = drain
         self._closes = False
         self.status: int | None = None
@@ -170,7 +171,8 @@ class _Sender:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self._closes = (b"connection", b"close") in message["headers"]
-            own = [(b"x-request-id", self._request_id), *self._rates()]
+            rates = self._limits.headers(self._state["tenant"])
+            own = [(b"x-request-id", self._state["request_id"].encode()), *rates]
             message = {**message, "headers": [*message["headers"], *own]}
         elif self._closes and not message.get("more_body"):
             await self._send({**message, "more_body": True})

@@ -17,9 +17,10 @@ from starlette.responses import Response
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.generation import Generation
 from ferrum.server.common.json_bodies import Body, GeneratingBody, Reply
+from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.reply_builder import ReplyBuilder, ReplyHeader
 from ferrum.server.common.served_model import ServedModel
-from ferrum.server.common.service import Caller, Service
+from ferrum.server.common.service import Service
 
 AddRoutes: TypeAlias = Callable[[APIRouter, Service], None]
 """Adds the routes of a dialect to a router."""
@@ -98,7 +99,7 @@ async def generate(
         respond: the response's class.
         extra_tokens: tokens of the prompt that are not in the body.
     """
-    model, caller = begin(service, request, body.model)
+    model, caller = service.begin(request, body.model)
     headers = ignored(service, body, model)
     name = uuid.uuid4().hex if body.request_id is None else body.request_id
     header = ReplyHeader(f"{kind}-{name}", int(time.time()), model.name, model.engine.info.numerics_id)
@@ -112,12 +113,6 @@ async def generate(
         builder = make(*arguments)
     dialect, streamed = request.state.dialect, bool(body.stream)
     return respond(service, model, builder, dialect=dialect, stream=streamed, tenant=caller.tenant, headers=headers)
-
-
-def begin(service: Service, request: Request, name: str | None = None) -> tuple[ServedModel, Caller]:
-    """Count a request for a model; return the model and the sender. Raises as `Service.begin`."""
-    state = request.state
-    return service.begin(name, state.tenant, request.headers.get("traceparent", ""), state.request_id)
 
 
 def ignored(service: Service, body: Body, model: ServedModel | None = None) -> dict[str, str]:

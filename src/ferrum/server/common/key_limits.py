@@ -1,4 +1,4 @@
-"""Limits of API keys: concurrent requests, and requests and tokens per minute.
+"""Limits of API keys (concurrent requests, requests and tokens per minute), and when to retry.
 
 The keys are read in `api_keys`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -18,6 +19,28 @@ from ferrum.engine.request_output import Delta
 from ferrum.server.common.error_replies import ApiError
 
 MINUTE: Final = 60.0
+
+RATE_WINDOW: Final = 32
+"""Finished requests over which the drain rate is measured."""
+MAX_RETRY_SECONDS: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sends a request, and the limits that apply to it.
+
+    Attributes:
+        trace_id: its `traceparent` header, else the id of the HTTP request.
+        deadline: seconds that a request may take; None: no limit.
+        max_requests: limit of its requests in progress, one per prompt.
+        max_logprobs: limit of top tokens per position.
+    """
+
+    tenant: str
+    trace_id: str
+    deadline: float | None
+    max_requests: int
+    max_logprobs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +56,28 @@ class KeyLimits:
     max_live: int | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+
+
+class DrainRate:
+    """The rate at which requests finish, from the times of the last ones; safe to use from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends: deque[float] = deque(maxlen=RATE_WINDOW)
+        self._lock = Lock()
+
+    def finished(self) -> None:
+        """Note the end of a request."""
+        with self._lock:
+            self._ends.append(self._clock())
+
+    def retry_after(self) -> int:
+        """Return the mean time between two ends in whole seconds, at least 1, at most 60."""
+        with self._lock:
+            if len(self._ends) < 2:
+                return 1
+            mean = (self._clock() - self._ends[0]) / len(self._ends)
+        return max(1, min(MAX_RETRY_SECONDS, math.ceil(mean)))
 
 
 class Bucket:

@@ -9,10 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from ferrum.core.errors import StepError
-from ferrum.core.types import FinishReason, Request
+from ferrum.core.types import Request
 from ferrum.engine.request_output import Delta
-from ferrum.server.common.error_replies import CancelledError, DeadlineError
 from ferrum.server.common.json_bodies import Reply
 
 Finish: TypeAlias = Literal["stop", "length"]
@@ -67,24 +65,3 @@ class ReplyBuilder(Protocol):
         Args:
             choices: by place of the request and index of the choice, its deltas joined.
         """
-
-
-def finish_of(delta: Delta) -> Finish | None:
-    """Return how a choice ended, None if it goes on.
-
-    Raises:
-        FerrumError: it was cancelled, timed out or failed.
-    """
-    match delta.finish_reason:
-        case None:
-            return None
-        case FinishReason.STOP:
-            return "stop"
-        case FinishReason.LENGTH:
-            return "length"
-        case FinishReason.ABORT:
-            raise CancelledError("the request was cancelled")
-        case FinishReason.DEADLINE:
-            raise DeadlineError("the request exceeded the server's time limit (--request-seconds)")
-        case FinishReason.ERROR:
-            raise delta.error or StepError("the step failed")

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from enum import Enum
-from threading import Lock, Thread
+from threading import Thread
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
+from starlette.requests import Request as HttpRequest
 
 from ferrum.core.errors import RequestError
 from ferrum.core.types import Request
@@ -27,7 +25,7 @@ from ferrum.engine.async_engine import AsyncEngine, AsyncStream
 from ferrum.engine.router import QueueSlots
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError
-from ferrum.server.common.key_limits import KeyLimits, Limits
+from ferrum.server.common.key_limits import Caller, DrainRate, KeyLimits, Limits
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.traces import Traces
 from ferrum.server.common.worker_pools import WorkerPools
@@ -37,10 +35,6 @@ from ferrum.server.server_config import ServerConfig
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
-
-RATE_WINDOW: Final = 32
-"""Finished requests over which the drain rate is measured."""
-MAX_RETRY_SECONDS: Final = 60
 
 _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -54,46 +48,6 @@ class State(Enum):
     READY = "ok"
     DRAINING = "draining"
     FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who sends a request, and the limits that apply to it.
-
-    Attributes:
-        trace_id: its `traceparent` header, else the id of the HTTP request.
-        deadline: seconds that a request may take; None: no limit.
-        max_requests: limit of its requests in progress, one per prompt.
-        max_logprobs: limit of top tokens per position.
-    """
-
-    tenant: str
-    trace_id: str
-    deadline: float | None
-    max_requests: int
-    max_logprobs: int
-
-
-class DrainRate:
-    """The rate at which requests finish, from the times of the last ones; safe to use from any thread."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._ends: deque[float] = deque(maxlen=RATE_WINDOW)
-        self._lock = Lock()
-
-    def finished(self) -> None:
-        """Note the end of a request."""
-        with self._lock:
-            self._ends.append(self._clock())
-
-    def retry_after(self) -> int:
-        """Return the mean time between two ends in whole seconds, at least 1, at most 60."""
-        with self._lock:
-            if len(self._ends) < 2:
-                return 1
-            mean = (self._clock() - self._ends[0]) / len(self._ends)
-        return max(1, min(MAX_RETRY_SECONDS, math.ceil(mean)))
 
 
 class Service:
@@ -208,24 +162,25 @@ class Service:
         wait = {"retry-after": str(self.retry_after())}
         return ApiError(503, self.state.value, code=self.state.name.lower(), headers=wait)
 
-    def begin(self, name: str | None, tenant: str, traceparent: str, request_id: str) -> tuple[ServedModel, Caller]:
+    def begin(self, request: HttpRequest, name: str | None = None) -> tuple[ServedModel, Caller]:
         """Count a request; return its model, and its sender with the limits that apply.
 
         Args:
+            request: as the guard let it pass.
             name: of the model; None: the first one.
-            traceparent: the header, in any form.
-            request_id: of the HTTP request.
 
         Raises:
             ApiError: 503 while the server is not ready, 429 if the tenant exceeds one of its rates, 404 for the name of
                 another model.
         """
         self.check_ready()
+        tenant: str = request.state.tenant
         self.limits.begin(tenant)
         model = self.model(name)
+        traceparent = request.headers.get("traceparent", "")
         return model, Caller(
             tenant=tenant,
-            trace_id=traceparent if _TRACEPARENT.fullmatch(traceparent) else request_id,
+            trace_id=traceparent if _TRACEPARENT.fullmatch(traceparent) else request.state.request_id,
             deadline=self.config.request_seconds,
             max_requests=self.limits.max_live(tenant, model.client.max_requests),
             max_logprobs=self.config.max_logprobs,

@@ -7,21 +7,12 @@ from typing import Literal
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ferrum.core.memory_plan import PoolPart
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.json_routes import reply
 from ferrum.server.common.service import Service
 from ferrum.server.openai.routes import ERRORS
-
-
-class PlannedPool(Reply):
-    """A layer group of the KV pool. A sequence holds at most `resident_tokens`; null: all."""
-
-    name: str
-    num_pages: int
-    page_size: int
-    page_bytes: int
-    resident_tokens: int | None
 
 
 class Fitting(Reply):
@@ -47,7 +38,7 @@ class Plan(Reply):
     total: int
     kv_capacity: int
     max_model_len: int
-    pool: list[PlannedPool]
+    pool: list[PoolPart]
     fitting: list[Fitting]
 
 

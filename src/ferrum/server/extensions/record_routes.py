@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -20,128 +20,38 @@ from starlette.types import Receive
 from ferrum.core.errors import RecordNotFound
 from ferrum.core.types import FinishReason
 from ferrum.engine.async_engine import AsyncStream
-from ferrum.engine.records.explain import passages
-from ferrum.engine.records.record import Record, request_dict
+from ferrum.engine.records.record import Record
 from ferrum.engine.records.recorder import Recorder
 from ferrum.engine.records.replayer import Replay, check_origin, check_room
-from ferrum.engine.request_output import Logprob, Logprobs
 from ferrum.server.common.error_replies import ApiError, CancelledError
-from ferrum.server.common.generation import watched
+from ferrum.server.common.generation import finish_of, watched
 from ferrum.server.common.http_guard import CLIENT_GONE
-from ferrum.server.common.json_bodies import Body, Reply
-from ferrum.server.common.json_routes import begin, ignored, reply
-from ferrum.server.common.public_names import without_directories
-from ferrum.server.common.reply_builder import finish_of
+from ferrum.server.common.json_bodies import Body
+from ferrum.server.common.json_routes import ignored, reply
 from ferrum.server.common.service import Service
+from ferrum.server.extensions.record_replies import (
+    RecordedRequests,
+    ReplayedRequest,
+    ReplayedRequests,
+    recorded_request,
+    replayed_request,
+)
 from ferrum.server.openai import replies
 from ferrum.server.openai.bodies import MAX_TOP_LOGPROBS, TopTokens
 from ferrum.server.openai.checks import check_top_tokens, part_id
-from ferrum.server.openai.openai_builder import finite, top
 from ferrum.server.openai.routes import BODY_ERRORS, ERRORS, error_reply
-from ferrum.text.tokenizer import Tokenizer
+
+CONFLICT: Final[dict[int | str, dict[str, Any]]] = {
+    409: error_reply("It was recorded with another model or other numerics.")
+}
 
 
-class RecordedChoice(Reply):
-    """A recorded choice."""
+class ReplayRequest(Body):
+    """The body of /v1/requests/{id}/replay."""
 
-    index: int
-    text: str | None
-    token_ids: list[int]
-    logprobs: list[float]
-    finish_reason: str | None
-    stop_reason: int | str | None
-    error: str | None
-
-
-class Passage(Reply):
-    """Consecutive steps in which a choice did the same work."""
-
-    choice: int
-    work: Literal["prompt", "again", "decode", "verify"]
-    first_step: int
-    last_step: int
-    start: int
-    tokens: int
-    found: int
-    drafted: int
-    accepted: int
-    sampled: int
-    most_rows: int
-
-
-class RecordedRequest(Reply):
-    """The record of one prompt: origin, request, schedule and results."""
-
-    id: str
-    time: float
-    finished: bool
-    cached_tokens: int | None
-    origin: dict[str, Any]
-    request: dict[str, Any]
-    prompt: str | None
-    prompt_logprobs: list[float] | None
-    schedule: list[Passage]
-    choices: list[RecordedChoice]
-
-
-class RecordedRequests(Reply):
-    """The reply of GET /v1/requests/{id}; one record per prompt."""
-
-    id: str
-    object: Literal["request"]
-    live: bool
-    records: list[RecordedRequest]
-
-
-class RankedToken(Reply):
-    """A top token at a position."""
-
-    token_id: int
-    token: str | None
-    logprob: float
-    rank: int
-
-
-class ReplayedToken(RankedToken):
-    """A replayed token and the top tokens at its position."""
-
-    top_logprobs: list[RankedToken]
-
-
-class Difference(Reply):
-    """The first difference of a choice from its record."""
-
-    choice: int
-    what: str
-    position: int | None
-    recorded: int | float | str | None
-    now: int | float | str | None
-
-
-class ReplayedChoice(Reply):
-    """A replayed choice."""
-
-    index: int
-    finish_reason: str | None
-    tokens: list[ReplayedToken]
-
-
-class ReplayedRequest(Reply):
-    """A replayed prompt."""
-
-    id: str
-    same: bool
-    differences: list[Difference]
-    choices: list[ReplayedChoice]
-
-
-class ReplayedRequests(Reply):
-    """The reply of POST /v1/requests/{id}/replay; `same`: all prompts are equal in every bit."""
-
-    id: str
-    object: Literal["request.replay"]
-    same: bool
-    replays: list[ReplayedRequest]
+    top_logprobs: TopTokens | None = Field(
+        default=None, description=f"Number of top tokens per position, 0 to {MAX_TOP_LOGPROBS}."
+    )
 
 
 def find_records(recorder: Recorder | None, tenant: str, ids: Sequence[str]) -> list[Record]:
@@ -185,82 +95,6 @@ def _several(recorder: Recorder, tenant: str, id: str) -> list[Record]:
     return found
 
 
-def recorded_request(record: Record, tokenizer: Tokenizer | None) -> RecordedRequest:
-    """Return a record as clients see it."""
-    end = record.end
-    return RecordedRequest(
-        id=record.id,
-        time=record.time,
-        finished=end is not None,
-        cached_tokens=None if end is None else end.cached_tokens,
-        origin=without_directories(record.origin.to_dict()),
-        request=request_dict(record.request),
-        prompt=_text(record.request.prompt, tokenizer),
-        prompt_logprobs=None if end is None or end.prompt_logprobs is None else list(end.prompt_logprobs),
-        schedule=[Passage(**each.to_dict()) for each in passages(record)],
-        choices=[_recorded_choice(record, choice, tokenizer) for choice in range(record.request.params.n)],
-    )
-
-
-def _recorded_choice(record: Record, index: int, tokenizer: Tokenizer | None) -> RecordedChoice:
-    end = None if record.end is None else record.end.choices[index]
-    sampled = record.sampled(index)
-    tokens = [token for token, _ in sampled]
-    return RecordedChoice(
-        index=index,
-        text=_text(tokens, tokenizer),
-        token_ids=tokens,
-        logprobs=[logprob for _, logprob in sampled],
-        finish_reason=None if end is None else end.finish_reason,
-        stop_reason=None if end is None else end.stop_reason,
-        error=None if end is None else end.error,
-    )
-
-
-def _text(tokens: Sequence[int], tokenizer: Tokenizer | None) -> str | None:
-    return None if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=False)
-
-
-def replayed_request(replay: Replay, top: int) -> ReplayedRequest:
-    """Return a replay as clients see it."""
-    differences = [
-        Difference(choice=each.choice, what=each.what, position=each.position, recorded=each.recorded, now=each.now)
-        for each in replay.differences()
-    ]
-    choices = [
-        ReplayedChoice(
-            index=choice.index,
-            finish_reason=choice.finish_reason,
-            tokens=[_replayed(each, top) for each in choice.logprobs or ()],
-        )
-        for choice in replay.output().outputs
-    ]
-    return ReplayedRequest(id=replay.record.id, same=not differences, differences=differences, choices=choices)
-
-
-def _replayed(position: Logprobs, count: int) -> ReplayedToken:
-    token, entry = next(iter(position.items()))
-    ranked = [_ranked(other, each) for other, each in top(position, count)]
-    return ReplayedToken(**_ranked(token, entry).model_dump(), top_logprobs=ranked)
-
-
-def _ranked(token: int, entry: Logprob) -> RankedToken:
-    return RankedToken(token_id=token, token=entry.decoded_token, logprob=finite(entry.logprob), rank=entry.rank)
-
-
-CONFLICT: Final[dict[int | str, dict[str, Any]]] = {
-    409: error_reply("It was recorded with another model or other numerics.")
-}
-
-
-class ReplayRequest(Body):
-    """The body of /v1/requests/{id}/replay."""
-
-    top_logprobs: TopTokens | None = Field(
-        default=None, description=f"Number of top tokens per position, 0 to {MAX_TOP_LOGPROBS}."
-    )
-
-
 def add_record_routes(router: APIRouter, service: Service) -> None:
     """Add the routes."""
 
@@ -282,7 +116,7 @@ def add_record_routes(router: APIRouter, service: Service) -> None:
         top = body.top_logprobs or 0
         check_top_tokens("top_logprobs", top, service.config.max_logprobs)
         headers = ignored(service, body)
-        model, caller = begin(service, request)
+        model, caller = service.begin(request)
         deadline = None if caller.deadline is None else time.monotonic() + caller.deadline
         records = await _records(service, request_id, request)
         done: list[ReplayedRequest] = []

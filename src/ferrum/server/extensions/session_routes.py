@@ -25,9 +25,10 @@ from ferrum.server.common.field_rules import Integer, Items, JsonInteger, Rule, 
 from ferrum.server.common.generation import Generation
 from ferrum.server.common.json_bodies import Body, Reply
 from ferrum.server.common.json_routes import generate, ignored, reply
+from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.common.served_model import ServedModel
-from ferrum.server.common.service import Caller, Service
+from ferrum.server.common.service import Service
 from ferrum.server.extensions.sessions import HeldSession, Sessions
 from ferrum.server.openai.bodies import MAX_LOGPROBS, CompletionRequest, FewTopTokens, GenerationBody
 from ferrum.server.openai.completions import CompletionReplyBuilder, check_completion

@@ -15,8 +15,8 @@ from ferrum.core.types import Request
 from ferrum.engine.input_processor import FieldNames
 from ferrum.engine.model_client import ModelClient
 from ferrum.server.common.error_replies import invalid, unsupported
+from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.served_model import ServedModel
-from ferrum.server.common.service import Caller
 from ferrum.server.openai.bodies import GenerationBody
 from ferrum.server.openai.conversation import RenderRequest, TemplateBody, TokenizeRequest
 from ferrum.server.openai.truncation import truncated

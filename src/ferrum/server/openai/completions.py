@@ -14,9 +14,10 @@ from ferrum.engine.input_processor import FieldNames
 from ferrum.engine.model_client import ModelClient
 from ferrum.engine.request_output import Delta, Logprobs
 from ferrum.server.common.error_replies import invalid, unsupported
-from ferrum.server.common.reply_builder import ReplyHeader, finish_of
+from ferrum.server.common.generation import finish_of
+from ferrum.server.common.key_limits import Caller
+from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.common.served_model import ServedModel
-from ferrum.server.common.service import Caller
 from ferrum.server.openai.bodies import CompletionRequest
 from ferrum.server.openai.checks import (
     DEFAULT_MAX_TOKENS,

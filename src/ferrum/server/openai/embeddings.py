@@ -19,11 +19,11 @@ from ferrum.core.types import Request
 from ferrum.engine.input_processor import FieldNames
 from ferrum.engine.router import QueueSlots
 from ferrum.server.common.error_replies import CancelledError, invalid
-from ferrum.server.common.generation import watched
+from ferrum.server.common.generation import finish_of, watched
 from ferrum.server.common.http_guard import CLIENT_GONE
-from ferrum.server.common.reply_builder import finish_of
+from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.served_model import ServedModel
-from ferrum.server.common.service import Caller, Service
+from ferrum.server.common.service import Service
 from ferrum.server.openai.bodies import EmbeddingRequest
 from ferrum.server.openai.checks import _SCORE_ONLY, MAX_INPUTS, part_id, several
 from ferrum.server.openai.replies import Embedding, EmbeddingReply, EmbeddingUsage

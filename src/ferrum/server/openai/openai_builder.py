@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from ferrum.core.types import Request
 from ferrum.engine.request_output import Delta, Logprob, Logprobs
-from ferrum.server.common.reply_builder import ReplyHeader, finish_of
+from ferrum.server.common.generation import finish_of
+from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.openai.bodies import GenerationBody, StreamOptions
 from ferrum.server.openai.checks import CheckedRequest
 from ferrum.server.openai.replies import (

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from ferrum.server.common import field_rules
 from ferrum.server.common.json_bodies import Reply
-from ferrum.server.common.json_routes import begin, generate, ignored, reply
+from ferrum.server.common.json_routes import generate, ignored, reply
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
 from ferrum.server.openai import replies
@@ -92,7 +92,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
     @router.post("/v1/embeddings", responses={200: {"model": replies.EmbeddingReply}, **BODY_ERRORS})
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """Return the vectors of one or several texts."""
-        model, caller = begin(service, request, body.model)
+        model, caller = service.begin(request, body.model)
         headers = ignored(service, body)
         name = f"embd-{uuid.uuid4().hex}"
         size = len(await request.body())
