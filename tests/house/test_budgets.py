@@ -16,6 +16,11 @@ PYTHON = [*MODULES, *TESTS, *TOOLS]
 
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
+MAX_SERVER_LINES = 300
+"""Of a file of the server: a dialect is a folder of small files, of which the next one copies none."""
+
+DIALECT_ORDER = ("common", "openai", "extensions")
+"""Folders of the server; each may import those before it."""
 
 ROOMS = (
     "core", "contract", "cache", "scheduler", "text", "kernels", "quant", "nn", "models",
@@ -150,6 +155,22 @@ def test_files_keep_their_budget() -> None:
     assert len(NATIVE) > 20
     lines = {str(path.relative_to(REPOSITORY)): path.read_text().count("\n") for path in [*PYTHON, *NATIVE]}
     assert {name: count for name, count in lines.items() if count >= MAX_LINES} == {}
+
+
+def test_files_of_the_server_keep_their_budget() -> None:
+    lines = {path.name: path.read_text().count("\n") for path in MODULES if room_of(path) == "server"}
+    assert {name: count for name, count in lines.items() if count > MAX_SERVER_LINES} == {}
+
+
+def test_what_dialects_share_imports_no_dialect() -> None:
+    astray = []
+    for place, folder in enumerate(DIALECT_ORDER):
+        later = tuple(f"ferrum.server.{each}." for each in DIALECT_ORDER[place + 1 :])
+        for path in (SOURCE / "server" / folder).glob("*.py"):
+            astray += [f"{path.name} imports {name}" for name in imports(path) if later and name.startswith(later)]
+    assert astray == [] and {"ferrum.server.common.dialect.Dialect"} <= set(
+        imports(SOURCE / "server" / "openai" / "dialect.py")
+    )
 
 
 def test_functions_keep_their_budget() -> None:
