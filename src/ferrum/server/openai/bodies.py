@@ -1,6 +1,6 @@
 """The bodies that clients send: the fields of all routes, their types, and fields without effect or refused.
 
-Values are checked in `openai.checks`. Schemas beyond types, for the OpenAPI document, are in `field_rules`.
+Bounds and rules are those of `field_rules`; what depends on the model or the caller is in `openai.checks`.
 """
 
 from __future__ import annotations

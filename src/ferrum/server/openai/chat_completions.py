@@ -1,6 +1,6 @@
-"""`ChatReplyBuilder`: chunks and replies of /v1/chat/completions.
+"""/v1/chat/completions: the checks of its body, and the chunks and replies.
 
-Bodies are checked in `openai.checks`; what the builders share is in `reply_builder`.
+What it shares with completions is in `openai.checks` and `openai_builder`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From a parsed body to requests that the engine accepts, in one pass that raises the first error it finds.
+"""What the checks of chats and completions share: from a parsed body to requests that the engine accepts.
 
-The types of fields are in `openai.bodies`, ranges of sampling parameters in `core.params`, rules of prompts in the
-engine's `InputProcessor`; all are applied from here. How replies are built is in `reply_builder`.
+Bounds of fields are in `openai.bodies`, ranges of sampling parameters in `core.params`, rules of prompts in the
+engine's `InputProcessor`, which is called from here.
 """
 
 from __future__ import annotations
@@ -21,23 +21,13 @@ from ferrum.server.openai.bodies import GenerationBody
 from ferrum.server.openai.conversation import RenderRequest, TemplateBody, TokenizeRequest
 from ferrum.server.openai.truncation import truncated
 
-DEFAULT_MAX_TOKENS: Final = 16
-"""Of completions; chats may fill the context."""
-
-MAX_PROMPTS: Final = 256
-MAX_INPUTS: Final = 2048
-
 MAX_REPLY_LOGPROBS: Final = 1 << 21
 """Log-probabilities of generated tokens in one reply of several choices; with their JSON they take a gigabyte."""
-
-MAX_PROMPT_LOGPROBS: Final = 1 << 18
-"""Log-probabilities of prompt tokens in one reply of several choices; each choice repeats those of its prompt."""
 
 MAX_CHARACTERS_PER_TOKEN: Final = 64
 """Of the context: a few characters of a client's template may render megabytes of text."""
 
 _SAMPLING: Final = tuple(each.name for each in fields(SamplingParams) if each.name != "logprobs")
-_SCORE_ONLY: Final = SamplingParams(max_tokens=0)
 
 
 @dataclass(frozen=True, slots=True)

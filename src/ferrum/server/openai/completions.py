@@ -1,12 +1,12 @@
-"""`CompletionReplyBuilder`: chunks and replies of /v1/completions, and where tokens stand in an echoed text.
+"""/v1/completions: the checks of its body, and the chunks and replies.
 
-Bodies are checked in `openai.checks`; what the builders share is in `openai_builder`.
+What it shares with chats is in `openai.checks` and `openai_builder`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ferrum.core.params import ALL_TOKENS
 from ferrum.core.types import Request
@@ -20,9 +20,6 @@ from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.openai.bodies import CompletionRequest
 from ferrum.server.openai.checks import (
-    DEFAULT_MAX_TOKENS,
-    MAX_PROMPT_LOGPROBS,
-    MAX_PROMPTS,
     CheckedRequest,
     Prompts,
     check_generation,
@@ -37,6 +34,14 @@ from ferrum.server.openai.replies import CompletionChoice, CompletionLogprobs, C
 from ferrum.server.openai.text_offsets import Offsets, text_offsets
 from ferrum.text.infill import infill_prompt
 from ferrum.text.tokenizer import Tokenizer
+
+DEFAULT_MAX_TOKENS: Final = 16
+"""Of completions; chats may fill the context."""
+
+MAX_PROMPTS: Final = 256
+
+MAX_PROMPT_LOGPROBS: Final = 1 << 18
+"""Log-probabilities of prompt tokens in one reply of several choices; each choice repeats those of its prompt."""
 
 
 def check_completion(model: ServedModel, body: CompletionRequest, caller: Caller, name: str) -> CheckedRequest:

@@ -1,6 +1,6 @@
 """`Embeddings`: runs the requests of /v1/embeddings and sends their vectors, scaled to length 1.
 
-Bodies are checked in `openai.checks`; pooling happens in the engine.
+Pooling happens in the engine.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.engine.input_processor import FieldNames
 from ferrum.engine.router import QueueSlots
@@ -25,9 +26,12 @@ from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
 from ferrum.server.openai.bodies import EmbeddingRequest
-from ferrum.server.openai.checks import _SCORE_ONLY, MAX_INPUTS, part_id, several
+from ferrum.server.openai.checks import part_id, several
 from ferrum.server.openai.replies import Embedding, EmbeddingReply, EmbeddingUsage
 from ferrum.server.openai.truncation import truncated
+
+MAX_INPUTS: Final = 2048
+_SCORE_ONLY: Final = SamplingParams(max_tokens=0)
 
 MAX_QUEUED: Final = 64
 """Inputs in the queue at a time; a body may have more inputs than the queue has slots."""

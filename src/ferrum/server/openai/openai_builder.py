@@ -1,4 +1,4 @@
-"""`ReplyBuilder`: what chats and completions share in turning the engine's deltas into chunks or one reply.
+"""`OpenAIBuilder`: what chats and completions share in turning the engine's deltas into chunks or one reply.
 
 The shapes of chunks and replies are in `chat_completions` and `completions`, how they are sent is in `generation`.
 """

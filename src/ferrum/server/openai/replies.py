@@ -1,6 +1,6 @@
 """The bodies of all replies. A reply contains exactly the fields that were given to it.
 
-How they are filled is in `reply_builder`, `chat_completions`, `completions` and the routes.
+How they are filled is in `openai_builder`, `chat_completions`, `completions` and the routes.
 """
 
 from __future__ import annotations
