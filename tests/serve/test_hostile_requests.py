@@ -258,11 +258,14 @@ def test_slow_texts_do_not_delay_other_requests(target: Served, monkeypatch: pyt
 def test_waiting_preparation_fails_when_the_server_ends() -> None:
     async def outcomes() -> list[object]:
         pools, over = worker_pools.WorkerPools(), threading.Event()
-        asked = [asyncio.create_task(pools.run_template(over.wait, 60)) for _ in range(worker_pools.NUM_THREADS + 1)]
+        asked = [
+            asyncio.create_task(pools.run(0, partial(over.wait, 60), template=True))
+            for _ in range(worker_pools.NUM_THREADS + 1)
+        ]
         await asyncio.sleep(0)
         pools.close()
         over.set()
-        return await asyncio.gather(*asked, pools.run_template(over.wait), return_exceptions=True)
+        return await asyncio.gather(*asked, pools.run(0, over.wait, template=True), return_exceptions=True)
 
     *ran, waited, late = asyncio.run(outcomes())
     assert ran == [True] * worker_pools.NUM_THREADS and isinstance(waited, EngineDead) and isinstance(late, EngineDead)

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine
 from email.message import Message
+from functools import partial
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
@@ -103,16 +104,18 @@ async def generate(
     headers = ignored(service, body, model)
     name = uuid.uuid4().hex if body.request_id is None else body.request_id
     header = ReplyHeader(f"{kind}-{name}", int(time.time()), model.name, model.engine.info.numerics_id)
-    arguments = (model, body, caller, header)
-    size = len(await request.body())
-    if getattr(body, "chat_template", None) is not None:
-        builder = await service.worker_pools.run_template(make, *arguments)
-    elif size + extra_tokens > MAX_LOOP_BYTES:  # a long check would delay the streams of others
-        builder = await service.worker_pools.run(size, make, *arguments)
-    else:
-        builder = make(*arguments)
+    work = partial(make, model, body, caller, header)
+    size, template = len(await request.body()), has_template(body)
+    # A long check would delay the streams of others.
+    slow = template or size + extra_tokens > MAX_LOOP_BYTES
+    builder = await service.worker_pools.run(size, work, template=template) if slow else work()
     dialect, streamed = request.state.dialect, bool(body.stream)
     return respond(service, model, builder, dialect=dialect, stream=streamed, tenant=caller.tenant, headers=headers)
+
+
+def has_template(body: Body) -> bool:
+    """Return whether a client sends a chat template."""
+    return getattr(body, "chat_template", None) is not None
 
 
 def ignored(service: Service, body: Body, model: ServedModel | None = None) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, TypeVar
 
 from ferrum.core.errors import EngineDead, QueueFull
 
@@ -18,7 +18,6 @@ MAX_WAITING: Final = 16
 LARGE_BYTES: Final = 1 << 20
 """Above this size a body takes seconds to encode, and hundreds of megabytes of memory."""
 
-Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
@@ -29,24 +28,19 @@ class WorkerPools:
         self._templates = _Pool("a chat_template in the body")
         self._large = _Pool(f"a body over {LARGE_BYTES} bytes")
 
-    async def run(
-        self, size: int, work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
-    ) -> Result:
+    async def run(self, size: int, work: Callable[[], Result], *, template: bool = False) -> Result:
         """Run the work for a body of `size` bytes; large bodies queue for a few threads.
+
+        Args:
+            template: the body has a chat template, which may take long; such bodies have threads for themselves.
 
         Raises:
             QueueFull: too many large bodies are waiting.
             EngineDead: the server is shutting down.
         """
-        if size <= LARGE_BYTES:
-            return await asyncio.to_thread(work, *arguments, **named)
-        return await self._large.run(work, *arguments, **named)
-
-    async def run_template(
-        self, work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
-    ) -> Result:
-        """Run the work for a body with a chat template, which may take long. Raises as `run`."""
-        return await self._templates.run(work, *arguments, **named)
+        if template:
+            return await self._templates.run(work)
+        return await (asyncio.to_thread(work) if size <= LARGE_BYTES else self._large.run(work))
 
     def close(self) -> None:
         """Start no more queued work. Running work finishes first."""
@@ -67,9 +61,7 @@ class _Pool:
         self._count = 0
         self._closed = False
 
-    async def run(
-        self, work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
-    ) -> Result:
+    async def run(self, work: Callable[[], Result]) -> Result:
         """Run the work in one of the threads. Raises as `WorkerPools.run`."""
         if self._closed:
             raise EngineDead("the server is shutting down")
@@ -77,7 +69,7 @@ class _Pool:
         if self._count >= limit:
             raise QueueFull(f"{self._count} requests with {self._kind} are in progress, at most {limit}; retry later")
         self._count += 1
-        future = self._threads.submit(work, *arguments, **named)
+        future = self._threads.submit(work)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:

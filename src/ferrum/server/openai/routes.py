@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -11,7 +12,7 @@ from starlette.responses import Response
 
 from ferrum.server.common import field_rules
 from ferrum.server.common.json_bodies import Reply
-from ferrum.server.common.json_routes import generate, ignored, reply
+from ferrum.server.common.json_routes import generate, has_template, ignored, reply
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
 from ferrum.server.openai import replies
@@ -96,7 +97,8 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         headers = ignored(service, body)
         name = f"embd-{uuid.uuid4().hex}"
         size = len(await request.body())
-        requests = await service.worker_pools.run(size, check_embedding, model, body, caller, name)
+        work = partial(check_embedding, model, body, caller, name)
+        requests = await service.worker_pools.run(size, work)
         return Embeddings(service, model, body, requests, name, caller, headers)
 
 
@@ -114,10 +116,7 @@ def _add_tokens(router: APIRouter, service: Service) -> None:
         def make() -> Response:  # the JSON too: a text of megabytes has millions of tokens
             return reply(work(model, body))
 
-        if getattr(body, "chat_template", None) is not None:
-            made = await service.worker_pools.run_template(make)
-        else:
-            made = await service.worker_pools.run(len(await request.body()), make)
+        made = await service.worker_pools.run(len(await request.body()), make, template=has_template(body))
         made.headers.update(headers)
         return made
 
