@@ -127,7 +127,7 @@ def simulate(setting: Setting, seed: int) -> dict[str, float]:
         **setting.options,
     )
     if not setting.limit_sequences:
-        scheduler._step_budget.sequences = lambda limit, stored: limit  # type: ignore[method-assign]  # noqa: ARG005
+        scheduler.planner.budget.sequences = lambda limit, stored: limit  # type: ignore[method-assign]  # noqa: ARG005
     draw, run = Random(f"machine {seed}"), Run()
     jobs = sorted(setting.jobs, key=lambda job: job.arrival)
     by_id = {str(index): job for index, job in enumerate(jobs)}
