@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ferrum.cache.page_hashes import PrefixScope
@@ -55,8 +54,7 @@ class EngineRecipe:
         with loading_bar(self.name) as progress:
             executor = build_executor(self.config.model, checkpoint=self.source.checkpoint(), progress=progress)
         draft = None if self.draft is None else load_draft_model(self.config, executor, self.source, self.draft)
-        built = with_scheduler(executor, self.config, self.name, draft, self.source)
-        return replace(built, tokenizer=cache(self.source.tokenizer))
+        return with_scheduler(executor, self.config, self.name, draft, self.source)
 
 
 def with_scheduler(
