@@ -1,17 +1,19 @@
 """The executor as an engine sees it. `LocalExecutor` is one; an executor of several ranks or of another machine can be.
 
-The engine's loop only submits steps. The scheduler reserves pages in the page table, which is in the engine's process.
+The engine's loop only submits steps, and its host holds the lease. The scheduler reserves pages
+in the page table, which is in the engine's process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.io_types import ModelInfo
 from ferrum.contract.sequences import StoreGroup
-from ferrum.engine.hosts.host import Executor
+from ferrum.core.step import PendingStep, StepBatch
 from ferrum.scheduler.page_protocol import Pages
 
 if TYPE_CHECKING:  # numpy is imported in the engine's process only
@@ -26,8 +28,17 @@ class EnginePages(Pages, Protocol):
         """The layer groups, at least one. Pages of all groups hold the same number of tokens."""
 
 
-class EngineExecutor(Executor, Protocol):
-    """What an engine needs of an executor: steps, the page table, and fixed properties."""
+class EngineExecutor(Protocol):
+    """What an engine needs of an executor: steps, a lease, the page table, and fixed properties."""
+
+    def submit(self, batch: StepBatch) -> PendingStep:
+        """Start a step. Failures are isolated by span; an exception fails all sequences of the step."""
+
+    def lease(self, owner: str) -> AbstractContextManager[object]:
+        """Hold the executor for one owner."""
+
+    def shutdown(self) -> None:
+        """Release all resources."""
 
     @property
     def info(self) -> ModelInfo:
