@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ferrum.core.params import ALL_TOKENS, SamplingParams, over_recommended
 from ferrum.core.types import Pooling, Request
-from ferrum.engine.input_processor import FieldNames
+from ferrum.engine.input_processor import FieldNames, RequestOptions
 from ferrum.engine.model_client import ModelClient
 from ferrum.server.error_replies import invalid, unsupported
 from ferrum.server.openapi_rules import MAX_ID
@@ -162,11 +162,7 @@ def check_completion(client: ModelClient, body: CompletionRequest, caller: Calle
 def check_embedding(
     client: ModelClient, body: EmbeddingRequest, caller: Caller, name: str, pooling: Pooling
 ) -> list[Request]:
-    """Return the engine's requests for embeddings, one per input.
-
-    Raises:
-        RequestError: an input that cannot be served, by its index.
-    """
+    """Return the engine's requests for embeddings, one per input. Raises RequestError, naming an input by its index."""
     if body.dimensions is not None and body.dimensions < 1:
         raise invalid("dimensions", f"must be at least 1, not {body.dimensions}")
     inputs = _several("input", body.input, MAX_INPUTS)
@@ -175,12 +171,14 @@ def check_embedding(
         client.input_processor.process(
             text if keep is None else truncated(client.tokenizer, text, keep, start=start),
             _SCORE_ONLY,
-            request_id=part_id(name, place),
-            deadline=caller.deadline,
-            tenant=caller.tenant,
-            trace_id=caller.trace_id,
-            pooling=pooling,
-            names=FieldNames(f"input[{place}]" if len(inputs) > 1 else "input"),
+            RequestOptions(
+                request_id=part_id(name, place),
+                deadline=caller.deadline,
+                tenant=caller.tenant,
+                trace_id=caller.trace_id,
+                pooling=pooling,
+                names=FieldNames(f"input[{place}]" if len(inputs) > 1 else "input"),
+            ),
         )
         for place, text in enumerate(inputs)
     ]
@@ -340,17 +338,19 @@ class _Prompts:
         return self.client.input_processor.process(
             prompt if self.body.truncate_prompt_tokens is None else self._truncated(prompt),
             self.params,
-            request_id=request_id,
-            priority=self.body.priority or 0,
-            deadline=self.caller.deadline,
-            tenant=self.caller.tenant,
-            salt=self.body.cache_salt or "",
-            trace_id=self.caller.trace_id,
-            add_special_tokens=self.special,
-            prediction=prediction,
-            context=self.caller.context,
-            required_output=1 if self.limit is None else self.limit,
-            names=names,
+            RequestOptions(
+                request_id=request_id,
+                priority=self.body.priority or 0,
+                deadline=self.caller.deadline,
+                tenant=self.caller.tenant,
+                salt=self.body.cache_salt or "",
+                trace_id=self.caller.trace_id,
+                add_special_tokens=self.special,
+                prediction=prediction,
+                context=self.caller.context,
+                required_output=1 if self.limit is None else self.limit,
+                names=names,
+            ),
         )
 
     def _truncated(self, prompt: str | list[int]) -> str | list[int]:
