@@ -21,7 +21,7 @@ from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
 from ferrum.kernels.cpu.lowering import Lowering, operand
 from ferrum.kernels.cpu.native_services import NativeRowSampler, native_page_sums, native_quantize
 from ferrum.kernels.cpu.program import NativeProgram
-from ferrum.kernels.cpu.weights import PackedWeight, pack
+from ferrum.kernels.cpu.weights import NativeWeight, pack
 from ferrum.kernels.interface import Kernels, PoolGroup, StepTables
 from ferrum.kernels.interpreter import row_counts
 from ferrum.kernels.numerics import NUMERICS_ID
@@ -248,7 +248,7 @@ class NativeKernels(Kernels):
         assert self._tables is not None, "begin() comes first"
         return self._tables
 
-    def weight(self, weight: Weight) -> PackedWeight:
+    def weight(self, weight: Weight) -> NativeWeight:
         return pack(self.lowering.library, self.lowering.runtime, weight, blank=self._planning)
 
     def vector(self, values: F32) -> F32:
