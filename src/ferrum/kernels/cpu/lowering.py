@@ -51,7 +51,7 @@ class Operand:
 class Lowering:
     """Factory of native operations: one method for each operation of `Operations`, by its name.
 
-    A method takes arrays as operands, packed weights and constants, and then the results.
+    A method takes arrays as operands, native weights and constants, and then the results.
 
     Attributes:
         library: the compiled module.
@@ -66,7 +66,7 @@ class Lowering:
 
         Args:
             name: a method of `Operations`.
-            arguments: arrays as operands, weights packed, constants unchanged.
+            arguments: arrays as operands, weights native, constants unchanged.
             results: memory of the results.
         """
         method: Callable[..., Native] = getattr(self, name)

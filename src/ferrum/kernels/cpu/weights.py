@@ -1,4 +1,4 @@
-"""Packing of weights into the panels of the native library."""
+"""Weights in the panels of the native library."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ class NativeWeight:
         return self.rows(np.arange(self.shape[0], dtype=np.int32))
 
 
-def pack(library: Any, runtime: Any, weight: Weight, *, blank: bool = False) -> NativeWeight:
-    """Pack a weight. Quantised panels are used in place; an unknown format is converted to f32.
+def native_weight(library: Any, runtime: Any, weight: Weight, *, blank: bool = False) -> NativeWeight:
+    """Return a weight in panels. Quantised ones are used in place; an unknown format is converted to f32.
 
     Args:
         library: the compiled module.
         runtime: a `Runtime` of the library.
-        weight: of any format; a packed weight is returned unchanged.
-        blank: pack sizes only, without numbers.
+        weight: of any format; a native one is returned unchanged.
+        blank: sizes only, without numbers.
     """
     if isinstance(weight, NativeWeight):
         return weight
