@@ -9,18 +9,13 @@ import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from source_tree import MODULES, NATIVE, REPOSITORY, SOURCE, TESTS, TOOLS, nodes
+from source_tree import MODULES, NATIVE, REPOSITORY, ROOMS, SOURCE, TESTS, TOOLS, WITHOUT_ARRAYS, nodes
 
 PYTHON = [*MODULES, *TESTS, *TOOLS]
 
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
 
-ROOMS = (
-    "core", "contract", "cache", "scheduler", "text", "kernels", "quant", "nn", "models",
-    "sampling", "speculative", "runtime", "engine", "bench", "server", "cli",
-)  # fmt: skip
-WITHOUT_ARRAYS = {"core", "contract", "cache", "scheduler", "text"}
 OPAQUE_ARRAYS = {"nn", "models"}
 
 
