@@ -6,26 +6,17 @@ in the page table, which is in the engine's process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
+from ferrum.cache.page_table import PageTable
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.io_types import ModelInfo
-from ferrum.contract.sequences import StoreGroup
 from ferrum.core.step import PendingStep, StepBatch
-from ferrum.scheduler.page_protocol import Pages
 
 if TYPE_CHECKING:  # numpy is imported in the engine's process only
     from ferrum.runtime.kv_tiers.page_files import PageFiles
-
-
-class EnginePages(Pages, Protocol):
-    """The page table that an executor and a scheduler share."""
-
-    @property
-    def groups(self) -> Sequence[StoreGroup]:
-        """The layer groups, at least one. Pages of all groups hold the same number of tokens."""
 
 
 class EngineExecutor(Protocol):
@@ -49,8 +40,8 @@ class EngineExecutor(Protocol):
         """Its fixed properties. `numerics_id` must name everything that bits depend on, the number of ranks too."""
 
     @property
-    def pages(self) -> EnginePages:
-        """The page table. A step makes its pending copies before it writes."""
+    def pages(self) -> PageTable:
+        """The page table, shared with the scheduler. A step makes its pending copies before it writes."""
 
     def kv_capacity(self) -> int:
         """Return the number of tokens that fit in the KV pool."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Self
 
 from ferrum.cache.page_hashes import PrefixScope
+from ferrum.cache.page_table import PageTable
 from ferrum.core.errors import FerrumError, RequestError
 from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
 from ferrum.scheduler.admission import Admission, GrowthReserve
 from ferrum.scheduler.decode_steps import DecodeSteps
 from ferrum.scheduler.drafts import Drafter
-from ferrum.scheduler.page_protocol import Pages
 from ferrum.scheduler.prefix_sharing import ChoiceForks, PrefixSharing
 from ferrum.scheduler.queues import LiveRequests, Policy, Ranked, WaitingQueue
 from ferrum.scheduler.sequence import check_length, event
@@ -41,7 +41,7 @@ class Limits:
     context: int
 
     @classmethod
-    def of(cls, pages: Pages, step_tokens: int, sequences: int, length: int) -> Self:
+    def of(cls, pages: PageTable, step_tokens: int, sequences: int, length: int) -> Self:
         """Return the bounds of a scheduler over these pages. Raises RequestError; its arguments name the fields."""
         for name, value in (("max_tokens_per_step", step_tokens), ("max_sequences", sequences)):
             if value < 1:
@@ -77,7 +77,7 @@ class Live:
 
     def __init__(
         self,
-        pages: Pages,
+        pages: PageTable,
         limits: Limits,
         policy: Policy,
         drafter: Drafter,

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ferrum.cache.page_hashes import PrefixScope
+from ferrum.cache.page_table import PageTable
 from ferrum.core.errors import FerrumError
 from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.snapshots import PrefixCounts
@@ -24,7 +25,6 @@ from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
 from ferrum.scheduler.admission import GrowthReserve
 from ferrum.scheduler.drafts import Drafter, NoDrafts
 from ferrum.scheduler.live import Limits, Live
-from ferrum.scheduler.page_protocol import Pages
 from ferrum.scheduler.planner import Planner
 from ferrum.scheduler.queues import Policy
 from ferrum.scheduler.sequence import event, judge, pool
@@ -56,7 +56,7 @@ class Scheduler:
 
     def __init__(
         self,
-        pages: Pages,
+        pages: PageTable,
         *,
         policy: Policy,
         max_tokens_per_step: int,
