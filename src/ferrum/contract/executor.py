@@ -5,6 +5,7 @@ The named verbs over the same `submit` are a facade, in `verbs.py`. Engines need
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -17,19 +18,19 @@ from typing import Final, Self
 
 from ferrum.contract.batch_probe import step_seconds
 from ferrum.contract.capabilities import ExecutorCapabilities, ExecutorTraits, capabilities
-from ferrum.contract.executor_log import log_made, log_step
+from ferrum.contract.executor_log import log_made, log_step, logger
 from ferrum.contract.executor_state import (
-    ExecutorMemoryUsage,
     ExecutorMetrics,
     ExecutorState,
     ExecutorStatus,
     Lifecycle,
+    MemoryUse,
     StepRecorder,
     stop_at_exit,
 )
 from ferrum.contract.handles import NamedSequences
 from ferrum.contract.io_types import ModelInfo
-from ferrum.contract.pool_usage import cache_snapshot, memory_efficiency, used_bytes
+from ferrum.contract.pool_usage import cache_snapshot, memory_efficiency
 from ferrum.contract.sequences import SequenceStore
 from ferrum.contract.verbs import CountLikely, NamedVerbs, verb
 from ferrum.core.errors import EngineDead, ExecutorInUse, FerrumError, InvalidTransition
@@ -74,8 +75,7 @@ class ModelExecutor(ABC):
         self._owner: str | None = None
         self._batch_size = 0
         self._last: float | None = None
-        self._peak = 0
-        self._counted_changes = -1
+        self._memory = MemoryUse(pages, traits.memory)
         self._fastest: int | None = None
         log_made(info, traits)
 
@@ -160,10 +160,9 @@ class ModelExecutor(ABC):
             if span.extras is not None and span.drafts and span.want is Want.TOKEN:
                 self._count_drafts(span.drafts, result.accepted)
         self._recorder.record(served, output.seconds)
-        log_step(batch, output)
-        changes = self.pages.changes
-        if changes != self._counted_changes:
-            self._counted_changes, self._peak = changes, max(self._peak, used_bytes(self.pages, self.memory_plan))
+        if logger.isEnabledFor(logging.DEBUG):
+            log_step(batch, output)
+        self._memory.observe()
 
     def _count_drafts(self, drafted: int, accepted: int) -> None:
         self._speculation = self._speculation.plus(drafted, accepted)
@@ -373,7 +372,7 @@ class ModelExecutor(ABC):
             decode_operations=metrics.decode_operations,
             avg_prefill_time_ms=metrics.avg_prefill_latency,
             avg_decode_time_ms=metrics.avg_decode_latency,
-            memory_usage=self._memory_usage(),
+            memory_usage=self._memory.usage(freed=self._ended),
             last_operation=None if last is None else time.monotonic() - last,
             backend=self.traits.backend,
             numerics_id=self.traits.numerics_id,
@@ -393,7 +392,3 @@ class ModelExecutor(ABC):
     def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:
         """Return the counters of adapters, which are empty: no adapter can be loaded yet."""
         return LoraMetricsSnapshot()
-
-    def _memory_usage(self) -> ExecutorMemoryUsage:
-        held, used = (0, 0) if self._ended else (self.memory_plan.total, used_bytes(self.pages, self.memory_plan))
-        return ExecutorMemoryUsage(held, used, max(self._peak, used), 100.0 * used / held if held else 0.0)

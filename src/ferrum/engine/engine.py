@@ -110,14 +110,14 @@ class Engine:
 
     def _stats(self, now: float) -> EngineStats:
         """Return statistics with the steps since the last ones."""
-        scheduler = self._scheduler
+        live = self._scheduler.live
         stats = EngineStats(
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
-            kv_usage=scheduler.kv_usage,
-            preemptions=scheduler.preemptions,
-            prefixes=scheduler.prefix_counts,
-            speculation=scheduler.drafter.counts,
+            running=len(live.running),
+            waiting=len(live.waiting),
+            kv_usage=live.pages.usage,
+            preemptions=live.preemptions,
+            prefixes=live.pages.prefix_counts(),
+            speculation=live.drafter.counts,
             step_tokens=tuple(self._step_tokens),
         )
         self._step_tokens.clear()

@@ -104,7 +104,13 @@ class Live:
         self.preemptions = 0
 
     def add(self, request: Request) -> None:
-        """Queue the request's choices. Raises as `Scheduler.add`."""
+        """Queue the request's choices.
+
+        Raises:
+            RequestError: a live request has this id, or the prompt is empty.
+            ContextOverflow: the prompt leaves no room for a token in the context.
+            KvExhausted: the prompt is longer than the whole pool.
+        """
         if request.request_id in self.requests:
             raise RequestError(f"{request.request_id!r} is in use", param="request_id")
         context, max_tokens = self.limits.context, request.params.max_tokens
@@ -157,7 +163,8 @@ class Live:
         if sequence.cache_id in self.in_flight:
             return
         if sequence in self.running:
-            self.forks.hand_over(sequence)
+            if sequence.request.params.n > 1:
+                self.forks.hand_over(sequence)
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence)

@@ -310,8 +310,9 @@ class PromptSources:
             or self._waits(sequence, self._prefixes.peek(sequence, limit))
         ):
             return None
-        source = self._forks.source(sequence)
-        if source is None and self._forks.are_computing(sequence):
+        forks = sequence.request.params.n > 1
+        source = self._forks.source(sequence) if forks else None
+        if forks and source is None and self._forks.are_computing(sequence):
             self._computing.add(request_id)
             return None
         if source is not None and not sequence.generated:

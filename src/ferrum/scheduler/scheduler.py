@@ -21,7 +21,7 @@ from ferrum.core.errors import FerrumError
 from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Hidden, Span, SpanResult, StepOutput, TokenLogprobs, Want
-from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
+from ferrum.core.types import FinishReason, Sequence, TokenEvent
 from ferrum.scheduler.admission import GrowthReserve
 from ferrum.scheduler.drafts import Drafter, NoDrafts
 from ferrum.scheduler.live import Limits, Live
@@ -51,7 +51,7 @@ class Scheduler:
     Attributes:
         live: the state of all requests.
         planner: plans their steps.
-        plan: `Planner.plan`.
+        add, plan: `Live.add` and `Planner.plan`.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Scheduler:
         self._costs = costs or StepCosts()
         self.planner = Planner(self.live, self._costs, decode_seconds, config)
         self.plan = self.planner.plan
+        self.add = self.live.add
         self._page_size = None if prefixes is None else prefixes.page_size
 
     @property
@@ -111,16 +112,6 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether any event is pending."""
         return bool(self.live.requests or self.live.unplaced)
-
-    def add(self, request: Request) -> None:
-        """Queue the request's choices.
-
-        Raises:
-            RequestError: a live request has this id, or the prompt is empty.
-            ContextOverflow: the prompt leaves no room for a token in the context.
-            KvExhausted: the prompt is longer than the whole pool.
-        """
-        self.live.add(request)
 
     def abort(
         self, request_id: str, reason: FinishReason = FinishReason.ABORT, *, choice: int | None = None
