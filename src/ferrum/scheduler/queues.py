@@ -152,7 +152,7 @@ class LiveRequests:
 
     def scored(self, sequence: Sequence) -> int:
         """Return how many prompt tokens need no log-probabilities any more; the first one never does."""
-        return 1 + len(self.scores(sequence))
+        return 1 + len(self._live[sequence.request.request_id].scores)
 
 
 class Ranked:
@@ -295,10 +295,6 @@ class WaitingQueue:
         self._last = self._tenant(sequence)
         if not sequence.preemptions:
             self._served[self._last] += tokens * self._config.prompt_token_weight
-
-    def count_output(self, sequence: Sequence, tokens: int) -> None:
-        """Charge generated tokens to the tenant."""
-        self.charge(self._tenant(sequence), tokens)
 
     def charge(self, tenant: str, tokens: int) -> None:
         """Charge generated tokens to a tenant."""
