@@ -31,10 +31,10 @@ class StopWatch:
         self.program = replay.program
         self.seconds = 0.0
 
-    def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
+    def submit(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
         """Run the passes and add their time. See `Replay`."""
         begun = Clock()
-        output = self._replay(kernels, tables)
+        output = self._replay.submit(kernels, tables)
         self.seconds += Clock() - begun
         return output
 

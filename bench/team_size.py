@@ -102,7 +102,7 @@ def step_of(sequences: int, tokens: int) -> Callable[[Rule], None]:
     for name in map(str, range(sequences)):
         assert lm.pages.reserve(name, CONTEXT + tokens)
         pieces.append(Piece(name, CONTEXT, [5] * tokens, range(1), range(0)))
-    lm.replay(lm.kernels, stage(pieces, lm.pages))
+    lm.replay.submit(lm.kernels, stage(pieces, lm.pages))
     runtime, program = lm.kernels.lowering.runtime, lm.replay._native
 
     def step(rule: Rule, lm: Any = lm) -> None:  # noqa: ARG001 - the program borrows the memory of lm

@@ -6,7 +6,8 @@ Each rule is one test, which names all that break it.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from source_tree import MODULES, NATIVE, REPOSITORY, ROOMS, SOURCE, TESTS, TOOLS, WITHOUT_ARRAYS, nodes
@@ -44,6 +45,34 @@ def upward_imports(modules: Sequence[Path], source: Path) -> Iterator[str]:
                 yield f"{path.relative_to(source)} imports {rest}"
 
 
+def module_name(path: Path) -> str:
+    return ".".join(("ferrum", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def imported_modules(path: Path, known: Collection[str]) -> set[str]:
+    """Modules that a module runs when it is imported or called; `ferrum` itself, which imports on demand, aside."""
+    checks = (node for node in nodes(path) if isinstance(node, ast.If))
+    types = {each for node in checks if ast.unparse(node.test) == "TYPE_CHECKING" for each in ast.walk(node)}
+    found = set()
+    for node in nodes(path):
+        if isinstance(node, ast.ImportFrom) and node not in types and node.module:
+            found |= {
+                f"{node.module}.{a.name}" if f"{node.module}.{a.name}" in known else node.module for a in node.names
+            }
+        elif isinstance(node, ast.Import) and node not in types:
+            found |= {alias.name for alias in node.names}
+    return (found & {*known}) - {"ferrum"}
+
+
+def circle(graph: Mapping[str, Collection[str]]) -> Sequence[str]:
+    """Modules of which each imports the next, and the last one the first; empty if there are none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
 def shared_names(modules: Sequence[Path], source: Path) -> dict[str, set[str]]:
     """Base names that stand in several rooms, and these rooms."""
     homes: dict[str, set[str]] = {}
@@ -60,6 +89,14 @@ def test_every_folder_is_a_room() -> None:
 
 def test_imports_point_up_the_list_only() -> None:
     assert list(upward_imports(MODULES, SOURCE)) == []
+
+
+def test_no_module_imports_itself_over_others() -> None:
+    """Imports inside functions count, imports for types do not."""
+    planted = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}
+    assert set(circle(planted)) == {"a", "b", "c"}
+    names = {module_name(path): path for path in MODULES}
+    assert circle({name: imported_modules(path, names) - {name} for name, path in names.items()}) == []
 
 
 def test_no_base_name_stands_in_two_rooms() -> None:

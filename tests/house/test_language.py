@@ -16,16 +16,16 @@ CEILINGS = {
     "": 70,  # the public names
     "core": 1_360,  # what every room shares; an option or a parameter is a line
     "contract": 1_630,  # as large as the interface of the Rust engine that it keeps
-    "cache": 710,  # host integers only; a new kind of page is a new class
+    "cache": 890,  # host integers only: rows of pages, and slots of states
     "scheduler": 1_190,  # one plan and one commit; a policy is a class of ten lines
     "text": 1_600,  # tokenizers, templates and the same from a GGUF file
-    "kernels": 1_830,  # each operation stands in declaration, reference and lowering
+    "kernels": 1_910,  # each operation stands in declaration, reference and lowering
     "quant": 1_080,  # formats are data; a format is a line and its readers
     "nn": 190,  # parts that families share
-    "models": 2_780,  # families are data: 10 to 90 lines each
+    "models": 2_790,  # families are data: 10 to 90 lines each
     "sampling": 480,  # rules in one file, in order
     "speculative": 460,  # a drafter each file
-    "runtime": 4_800,  # files to tensors, and steps; it is to become two rooms
+    "runtime": 5_020,  # files to tensors, and steps; it is to become two rooms
     "engine": 2_670,  # clients, hosts, the loop, and records of requests
     "bench": 1_340,  # what `ferrum bench` needs; other measurements are scripts in bench/
     "server": 3_630,  # one dialect and its own routes; a dialect is a folder

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from ferrum.contract.io_types import ModelInfo
+from ferrum.core import kv_shape, state_shape
+from ferrum.core.json_record import JsonRecord
+from ferrum.core.kv_shape import KvShape
 from ferrum.core.params import SamplingParams
+from ferrum.core.state_shape import StateShape
 from ferrum.kernels.cpu.lowering import Lowering
 from ferrum.kernels.op_spec import OpSpec, declared
 from ferrum.kernels.operations import Operations
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.kernels.services import Draw
+from ferrum.models.builder import Builder
+from ferrum.models.decoder import Decoder, Inventory
 from ferrum.quant import schemes
 from ferrum.quant.block_format import BLOCK_FORMATS, BlockFormat
 from ferrum.quant.block_quantizers import QUANTIZERS
 from ferrum.quant.gguf_blocks import GGUF_TYPES
+from ferrum.runtime.pool_plan import PoolPlan
 from ferrum.sampling import rules
 from one_lists import (
     checked_operations,
@@ -25,6 +33,7 @@ from one_lists import (
     native_types,
     operation_faults,
     rule_faults,
+    stored_kind_faults,
 )
 from source_tree import REPOSITORY, SOURCE
 
@@ -40,6 +49,14 @@ PARAMETERS = {each.name: each.metadata["rule"] for each in fields(SamplingParams
 RULES = {rule.__name__ for rule in (*rules.LOGIT_RULES, *rules.CANDIDATE_RULES)}
 OTHER_WAYS = {"draw", "sample", "grammar"}
 """The draw and its report are no edits of logits; a grammar's mask comes with the span."""
+STORES = {
+    "contract/io_types.py": ModelInfo,
+    "models/builder.py": Builder,
+    "models/decoder.py, Decoder": Decoder,
+    "models/decoder.py, Inventory": Inventory,
+    "runtime/pool_plan.py": PoolPlan,
+}
+"""Records of what the layers of a model store."""
 KEY = {"logits", "seed", "position", "choice"}
 """Fields of `Draw` that are no rules."""
 
@@ -110,3 +127,22 @@ def test_a_rule_forgotten_elsewhere_is_named_with_the_place() -> None:
     assert fault == "top_a is in sampling/rules.py but not in core/params.py"
     (fault,) = faults_of_rules(PARAMETERS, RULES, native | {"top_a"})
     assert fault == "top_a is in kernels/services.py but not in sampling/rules.py"
+
+
+def test_everything_that_layers_store_is_in_each_list_of_it() -> None:
+    kinds = {each for module in (kv_shape, state_shape) for each in vars(module).values() if is_shape(each)}
+    assert kinds == {KvShape, StateShape} and len(list((SOURCE / "core").glob("*_shape.py"))) == 2
+    assert stored_kind_faults(kinds, STORES) == []
+
+
+def test_a_stored_kind_forgotten_elsewhere_is_named_with_the_place() -> None:
+    @dataclass(frozen=True)
+    class RingShape(JsonRecord):
+        """A planted kind."""
+
+    faults = stored_kind_faults({KvShape, StateShape, RingShape}, STORES)
+    assert faults == sorted(f"RingShape is in core but not in {place}" for place in STORES)
+
+
+def is_shape(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, JsonRecord) and value is not JsonRecord

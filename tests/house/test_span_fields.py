@@ -31,8 +31,15 @@ SPAN_PLACES = {
     "runtime/llm_executor.py, an effect or a refusal": (*READ_BY_ALL, "runtime/llm_executor.py"),
 }
 TABLE_PLACES = {
-    "kernels/reference, a use": ("kernels/reference/reference_kernels.py", "kernels/reference/reference_attention.py"),
-    "kernels/cpu/native_kernels.py, an argument of the library": ("kernels/cpu/native_kernels.py:begin",),
+    "kernels/reference, a use": (
+        "kernels/reference/reference_kernels.py",
+        "kernels/reference/reference_attention.py",
+        "kernels/state_memory.py",
+    ),
+    "kernels/cpu/native_kernels.py, an argument of the library or a use": (
+        "kernels/cpu/native_kernels.py:begin",
+        "kernels/state_memory.py",
+    ),
 }
 Reader = Callable[[Path], str]
 

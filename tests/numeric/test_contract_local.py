@@ -53,7 +53,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Maker]:
         if way != "two ranks":
             with toy_backend() if way == "toy" else nullcontext():
                 executor = _load(chosen, walked=way == "walked")
-            return _counted(executor, executor.pages.check)
+            return counted_kit(executor, executor.pages.check)
         ranks = TwoRanks(lambda: _load(chosen))
         stack.callback(ranks.close)
 
@@ -61,7 +61,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Maker]:
             ranks.executor.pages.check()
             ranks.check()
 
-        return _counted(ranks.executor, check)
+        return counted_kit(ranks.executor, check)
 
     with stack:
         yield stack.enter_context(awaited(made)) if way == "awaited" else made
@@ -78,7 +78,7 @@ def _load(chosen: Options, *, walked: bool = False) -> LocalExecutor:
     )
 
 
-def _counted(executor: LocalExecutor, check: Callable[[], None]) -> Kit:
+def counted_kit(executor: LocalExecutor, check: Callable[[], None]) -> Kit:
     """Return a kit that counts the forward passes of an executor."""
     walked = executor.lm.replay is None
     calls = {"embed": 0, "head": 0} if walked else {"_forward": 0}

@@ -90,7 +90,7 @@ class FaultyProgram:
     def __init__(self, inner: NativeProgram, fault: Fault) -> None:
         self._inner, self._fault = inner, fault
 
-    def __call__(self, kernels: Any, tables: StepTables) -> NetworkOutput:
+    def submit(self, kernels: Any, tables: StepTables) -> NetworkOutput:
         program, operations = self._inner.program, self._inner._operations
         self._fault.begin(tables)
         counts = self._inner._begin(kernels, tables)

@@ -21,7 +21,8 @@ from source_tree import REPOSITORY
 FOLDER = "tests/numeric"
 SEARCHES = ["test_native_fuzz", "test_native_sampler_fuzz"]
 OTHERS = [f"test_native_{name}" for name in ("attention", "library", "products", "rows", "sampler")]
-TESTS = [*SEARCHES, *OTHERS, "test_latent_attention", "test_quant_panels"]
+TESTS = [*SEARCHES, *OTHERS, "test_latent_attention", "test_block_panels"]
+assert all((REPOSITORY / FOLDER / f"{name}.py").exists() for name in TESTS), "name the new place of a renamed file here"
 
 RUNTIMES = {"address": "asan", "undefined": "ubsan", "thread": "tsan"}
 """The compiler library of each sanitizer, and the prefix of its symbols."""

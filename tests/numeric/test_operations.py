@@ -194,7 +194,7 @@ def test_a_new_operation_is_one_declaration_and_a_method_for_each_backend(monkey
         (op,) = (op for op in program.ops if op.name == "repeat_linear")
         assert op.arguments[2] == 2 and len(matrices(op)) == 1
         assert len({program.placement[value] for value in (*op.results, *op.operands())}) == 3, "live together"
-        replayed = each.prepare(program, limits)(each, tables)
+        replayed = each.prepare(program, limits).submit(each, tables)
         eager = run_eager(network, each, tables)
         for ours, theirs in zip(replayed, eager, strict=True):
             np.testing.assert_array_equal(each.host(ours), each.host(theirs))
@@ -213,4 +213,4 @@ def test_the_interpreter_refuses_results_that_differ_from_the_declaration(monkey
     tables = tables_of(np.random.default_rng(1), [(0, 7)], (), vocabulary=VOCABULARY)
     program = record(network_of(kernels, matrix(np.random.default_rng(2), HIDDEN)))
     with pytest.raises(AssertionError, match="repeat_linear differs"):
-        Interpreter(program, dict.fromkeys(Extent, 9))(kernels, tables)
+        Interpreter(program, dict.fromkeys(Extent, 9)).submit(kernels, tables)

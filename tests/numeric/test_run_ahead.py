@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from queue import SimpleQueue
@@ -11,6 +12,7 @@ from random import Random
 
 import pytest
 
+import recurrent_model
 from fakes import Guesses, admit_all, scope_of
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, Request
@@ -21,10 +23,12 @@ from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
+from late_backend import late_backend
 from native_twin import require_native
 from random_requests import recipe
 from reference_run import Alone, alone
 from tiny import directory_of, find
+from toy_backend import toy_backend
 
 CONTEXT = 64
 PAGE_SIZE = 4
@@ -33,28 +37,45 @@ KINDS = 40
 DEPTHS = (0, 1, 2)
 
 
-def load(pages: int) -> LocalExecutor:
-    require_native()
+def load(model: str, pages: int, kernels: str = "native") -> LocalExecutor:
+    """Load a model with a window, or one with a recurrent layer next to attention."""
+    if kernels == "native":
+        require_native()
+    options = {"page_size": PAGE_SIZE, "kv_capacity": pages * PAGE_SIZE, "max_sequence_length": CONTEXT}
+    if model == "states":
+        return recurrent_model.load("recurrent with attention", kernels, run_ahead=max(DEPTHS), **options)
     directory = directory_of(find("qwen3-windows"))
-    options = {"page_size": PAGE_SIZE, "kv_capacity": pages * PAGE_SIZE}
-    return load_executor(directory, kernels="native", dtype="bfloat16", max_sequence_length=CONTEXT, **options)
+    with {"toy": toy_backend, "late": late_backend}.get(kernels, nullcontext)():
+        kernels = kernels if kernels in ("native", "reference") else "auto"
+        return load_executor(directory, kernels=kernels, dtype="bfloat16", **options)
+
+
+@pytest.fixture(scope="module", params=["windows", "states"])
+def model(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def executor() -> Iterator[LocalExecutor]:
-    with load(PAGES) as executor:
+def executor(model: str) -> Iterator[LocalExecutor]:
+    with load(model, PAGES) as executor:
         yield executor
 
 
 @cache
-def quiet() -> LocalExecutor:
-    return load(4 * PAGES)
+def quiet(model: str) -> LocalExecutor:
+    return load(model, 4 * PAGES)
 
 
 @cache
 def request_of(kind: int, *, plain: bool) -> Request:
-    """Return a request of one kind. Most kinds have penalties or bad words; plain ones need no token on the host."""
-    request = recipe(kind)
+    """Return a request of one kind. Most kinds have penalties or bad words; plain ones need no token on the host.
+
+    Kinds from `KINDS` on are those again, but greedy and without log-probabilities: a backend's own tokens.
+    """
+    request = recipe(kind % KINDS)
+    if kind >= KINDS:
+        params = request.params.but(temperature=0.0, logprobs=None, logit_bias=None, min_tokens=0, prompt_logprobs=None)
+        request = replace(request, params=params)
     if not plain:
         return request
     params = request.params.but(presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.0)
@@ -62,8 +83,8 @@ def request_of(kind: int, *, plain: bool) -> Request:
 
 
 @cache
-def alone_result(kind: int, choice: int, *, plain: bool) -> Alone:
-    return alone(quiet(), request_of(kind, plain=plain), choice, CONTEXT)
+def alone_result(model: str, kind: int, choice: int, *, plain: bool) -> Alone:
+    return alone(quiet(model), request_of(kind, plain=plain), choice, CONTEXT)
 
 
 @dataclass
@@ -90,11 +111,17 @@ class Arrival:
 
 
 class Schedule:
-    """Requests and a scheduler, as functions of the schedule's number."""
+    """Requests and a scheduler, as functions of the schedule's number.
 
-    def __init__(self, number: int) -> None:
+    Args:
+        number: of the schedule.
+        model: see `load`.
+        greedy: all requests are greedy and plain.
+    """
+
+    def __init__(self, number: int, model: str, *, greedy: bool = False) -> None:
         pick = Random(number)
-        self.number = number
+        self.number, self.model = number, model
         self.drafts = pick.random() < 0.3
         plain = pick.random() < 0.7
         self.arrivals = []
@@ -102,7 +129,8 @@ class Schedule:
             kind = pick.randrange(KINDS)
             aborted = not self.drafts and pick.random() < 0.2
             after = pick.randrange(1, 5) if aborted else CONTEXT
-            self.arrivals.append(Arrival(pick.randrange(6), f"r{index}", kind, plain, after))
+            kind += KINDS * greedy
+            self.arrivals.append(Arrival(pick.randrange(6), f"r{index}", kind, plain or greedy, after))
         self.policy = POLICIES[pick.choice(("fcfs", "priority", "fair"))]
         self.budget = pick.choice((6, 12, 40))
         self.sequences = pick.choice((2, 5, 8))
@@ -129,6 +157,7 @@ class Drafts(Guesses):
         self.accepted = 0
         self._random = Random(schedule.number)
         self._arrivals = {each.name: each for each in schedule.arrivals}
+        self._model = schedule.model
 
     def learn(self, sequence: Choice, drafted: int, accepted: int) -> None:
         super().learn(sequence, drafted, accepted)
@@ -141,7 +170,8 @@ class Drafts(Guesses):
         arrival = self._arrivals[sequence.request.request_id]
         if not self.may_draft(sequence):
             return ()
-        right = alone_result(arrival.kind, sequence.choice, plain=arrival.plain).tokens[sequence.generated :]
+        expected = alone_result(self._model, arrival.kind, sequence.choice, plain=arrival.plain)
+        right = expected.tokens[sequence.generated :]
         return tuple(token if self._random.random() < 0.75 else 1 for token in right[: self._random.randrange(5)])
 
 
@@ -195,7 +225,7 @@ def check_alone(schedule: Schedule, run: Run) -> None:
     for arrival in schedule.arrivals:
         for choice in range(request_of(arrival.kind, plain=arrival.plain).params.n):
             outcome = run.outcomes[arrival.name, choice]
-            expected = alone_result(arrival.kind, choice, plain=arrival.plain)
+            expected = alone_result(schedule.model, arrival.kind, choice, plain=arrival.plain)
             count = len(outcome.tokens)
             assert outcome.tokens == expected.tokens[:count] and outcome.logprobs == expected.logprobs[:count]
             if outcome.finish is not FinishReason.ABORT:
@@ -205,11 +235,11 @@ def check_alone(schedule: Schedule, run: Run) -> None:
 
 
 @pytest.mark.parametrize("numbers", [range(100), pytest.param(range(100, 1000), marks=pytest.mark.soak)], ids=len)
-def test_outcomes_do_not_depend_on_the_depth(executor: LocalExecutor, numbers: range) -> None:
-    """The schedules have stops, aborts, preemptions, forks, shared prefixes and drafts; the model has a window."""
+def test_outcomes_do_not_depend_on_the_depth(executor: LocalExecutor, model: str, numbers: range) -> None:
+    """The schedules have stops, aborts, preemptions, forks, shared prefixes and drafts."""
     ahead, seen = Counter[int](), Counter[str]()
     for number in numbers:
-        schedule = Schedule(number)
+        schedule = Schedule(number, model)
         runs = [Run(schedule, depth, executor) for depth in DEPTHS]
         check_alone(schedule, runs[0])
         assert all(run.outcomes == runs[0].outcomes for run in runs), number
@@ -222,3 +252,19 @@ def test_outcomes_do_not_depend_on_the_depth(executor: LocalExecutor, numbers: r
     assert ahead[0] == 0 and min(ahead[1], ahead[2]) > 3 * len(numbers)
     least = min(seen[each] for each in ("preemptions", "accepted", "stop", "length", "abort", "forks"))
     assert least > len(numbers) // 2, seen
+
+
+@pytest.mark.parametrize("greedy", [False, True], ids=["any", "greedy"])
+@pytest.mark.parametrize(("kernels", "schedules"), [("reference", 1), ("toy", 1), ("late", 3)])
+def test_each_backend_has_the_same_outcomes_at_every_depth(kernels: str, schedules: int, greedy: bool) -> None:
+    """The late backend has the next step of greedy decodes before the tokens of the last one are collected."""
+    with load("windows", PAGES, kernels) as executor:
+        ahead = Counter[int]()
+        for number in range(schedules):
+            schedule = Schedule(number, "windows", greedy=greedy)
+            for depth in DEPTHS:
+                before = getattr(executor.lm.kernels, "ahead", 0)
+                check_alone(schedule, Run(schedule, depth, executor))
+                ahead[depth] += getattr(executor.lm.kernels, "ahead", 0) - before
+        started = kernels == "late" and greedy
+        assert [ahead[depth] > 20 for depth in DEPTHS] == [False, started, started] and not ahead[0], ahead

@@ -8,6 +8,7 @@ reported by its number, which repeats it except for the arrival of pages from di
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -16,21 +17,23 @@ import pytest
 from ferrum.scheduler.queues import POLICIES
 from native_twin import TIERS
 from schedule_player import play
-from schedules import DRAFTERS, schedule_of
+from schedules import DRAFTERS, Schedule, schedule_of, schedule_with_states
 
 KERNELS = ("native", "native", "native", "reference") if TIERS else ("reference",)
-SLICE, ALL = 60, 1000
+SLICE, WITH_STATES, ALL = 60, 20, 1000
 WEIGHTS = ("float32", "bfloat16", "q8_0", "q4_k_m")
 KV = ("float32", "bfloat16", "int8")
 PLACES = ("pages", "pages and buffers", "files", "files and buffers")
 """The storages in which earlier results may be found."""
 
 
-def played(numbers: range, directory: Path) -> Counter[str]:
+def played(
+    numbers: range, directory: Path, draw: Callable[[int, Sequence[str]], Schedule] = schedule_of
+) -> Counter[str]:
     """Return what happened in the schedules of these numbers."""
     seen: Counter[str] = Counter()
     for number in numbers:
-        schedule = schedule_of(number, KERNELS)
+        schedule = draw(number, KERNELS)
         try:
             seen += play(schedule, number, directory / str(number))
         except Exception as error:
@@ -60,6 +63,23 @@ def test_a_thousand_schedules_cover_every_feature() -> None:
 @pytest.mark.parametrize("first", range(0, SLICE, 10))
 def test_some_schedules(first: int, tmp_path: Path) -> None:
     played(range(first, first + 10), tmp_path)
+
+
+@pytest.mark.parametrize("first", range(0, WITH_STATES, 10))
+def test_some_schedules_with_states_and_faults(first: int, tmp_path: Path) -> None:
+    assert played(range(first, first + 10), tmp_path, schedule_with_states)["faults"]
+
+
+@pytest.mark.soak
+def test_a_thousand_schedules_with_states_and_faults(tmp_path: Path) -> None:
+    seen = played(range(ALL), tmp_path, schedule_with_states)
+    drafters = [each for each in DRAFTERS if each != "none"]
+    for what in (
+        *("whole", "cut short", "faults", "forks of forks", "cuts"),
+        *(f"preempted with {place}" for place in ("nothing", *PLACES)),
+        *(f"{how} by {who}" for how, who in product(("right", "wrong"), drafters)),
+    ):
+        assert seen[what] > 0, what
 
 
 @pytest.mark.soak

@@ -43,8 +43,8 @@ def test_a_timed_step_stores_the_same_and_times_each_operation(kernels):
             assert len(seconds) == len(lm.replay.program.ops)
             assert min(seconds) >= 0
         else:
-            lm.replay(lm.kernels, prompt)
-        return lm.replay(lm.kernels, step(lm, 5, [9])).logits.copy()
+            lm.replay.submit(lm.kernels, prompt)
+        return lm.replay.submit(lm.kernels, step(lm, 5, [9])).logits.copy()
 
     assert np.array_equal(logits(timed=True), logits(timed=False))
 

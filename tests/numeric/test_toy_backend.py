@@ -24,7 +24,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.step import Rows as Wanted
 from ferrum.core.step import Sampling, Score, Span, SpanExtras, SpanResult, StepBatch, Want
 from ferrum.kernels.reference import ReferenceKernels
-from ferrum.runtime import load
+from ferrum.runtime import assembly
 from ferrum.runtime.backend import ChosenKernels
 from ferrum.runtime.load import load_executor
 from ferrum.sampling.backend_sampler import sampler_of
@@ -65,7 +65,7 @@ def verified() -> SpanResult:
 
 def test_drafts_verified_in_two_passes_keep_rows_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = verified()
-    monkeypatch.setattr(load, "choose_kernels", lambda *_, **__: ChosenKernels(ReferenceKernels()))
+    monkeypatch.setattr(assembly, "choose_kernels", lambda *_, **__: ChosenKernels(ReferenceKernels()))
     assert ours == verified()
 
 
@@ -77,8 +77,8 @@ def test_rows_of_the_toy_refuse_to_be_numpys_and_end_with_the_step() -> None:
     with load_executor(directory_of(CASE), kv_capacity=256) as executor:
         assert executor.traits.backend == "toy" and not isinstance(executor.lm.kernels, ReferenceKernels)
         seen: list[Rows] = []
-        replay = executor.lm.replay
-        executor.lm.replay = lambda *step: seen.append(replay(*step).logits) or replay(*step)
+        submit = executor.lm.replay.submit
+        executor.lm.replay.submit = lambda *step: seen.append(submit(*step).logits) or submit(*step)
         executor.submit(StepBatch((Span("s", 0, (1, 2, 3), Want.LOGITS),))).result()
         with pytest.raises(AssertionError, match="after the next step"):
             executor.lm.kernels.host(seen[0])
@@ -101,7 +101,7 @@ def test_only_the_choice_of_a_backend_decides_about_a_device(monkeypatch: pytest
         asked.append(device)
         return ChosenKernels(ToyKernels())
 
-    monkeypatch.setattr(load, "choose_kernels", chosen)
+    monkeypatch.setattr(assembly, "choose_kernels", chosen)
     with load_executor(directory_of(CASE), device="cuda", kv_capacity=256) as executor:
         assert executor.traits.backend == "toy" and asked == ["cuda"]
 

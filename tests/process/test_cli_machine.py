@@ -12,7 +12,7 @@ from bench_kit import cell_of, report_of
 from command_kit import Outcome
 from ferrum.core.errors import ConfigError
 from ferrum.core.memory_plan import MemoryPlan
-from ferrum.runtime import local_models
+from ferrum.runtime import hub_pull, local_models
 
 
 @pytest.mark.contract("0.ferrum")
@@ -22,7 +22,7 @@ def test_list_and_pull_show_models(
     here = local_models.LocalModel("org/name", tmp_path, 3 << 20, "Qwen3ForCausalLM")
     monkeypatch.setattr(local_models, "list_models", lambda _: [here])
     monkeypatch.setattr(
-        local_models, "pull", lambda name, revision: here if (name, revision) == ("org/name", "v1") else None
+        hub_pull, "pull", lambda name, revision: here if (name, revision) == ("org/name", "v1") else None
     )
     for code, out, _ in (ferrum("list"), ferrum("pull", "org/name", "--revision", "v1")):
         assert code == 0

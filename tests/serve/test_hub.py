@@ -16,7 +16,8 @@ from huggingface_hub.utils import close_session
 from fake_hub import FakeRepo, hub_of
 from ferrum.core.errors import CheckpointError, ConfigError, HubUnreachable, ModelGated, ModelNotFound, Unsupported
 from ferrum.runtime.hub import BUILT_IN, resolve_model
-from ferrum.runtime.local_models import list_models, pull
+from ferrum.runtime.hub_pull import pull
+from ferrum.runtime.local_models import list_models
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 CONFIG = json.dumps({"architectures": ["LlamaForCausalLM"], **dict.fromkeys(SIZES, 2), "head_dim": 2}).encode()

@@ -14,8 +14,9 @@ from ferrum.core.config import ModelConfig
 from ferrum.core.errors import FerrumError, HubUnreachable, ModelNotFound
 from ferrum.runtime.hub import resolve_model
 from ferrum.runtime.hub_gguf import hub_name
+from ferrum.runtime.hub_pull import pull
 from ferrum.runtime.load import load_executor, plan_model
-from ferrum.runtime.local_models import list_models, pull
+from ferrum.runtime.local_models import list_models
 from gguf_twin import write_gguf
 from tiny import Case, directory_of
 

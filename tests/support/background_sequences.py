@@ -75,11 +75,10 @@ class Strangers:
     def _with_room(self, spans: list[Span]) -> list[Span]:
         """Return the spans with enough free pages; the scheduler reserves pages for its own spans only."""
         pages = self._executor.lm.pages
-        free = min(pages.free(group.name) for group in pages.groups)
-        fitting = []
+        free = min((pages.free(group.name) for group in pages.groups), default=len(spans) * LENGTH)
+        fitting, size = [], pages.page_size
         for span in spans:
-            group = pages.groups[0]
-            most = group.pages(span.end) - group.pages(span.start) + 1  # new pages, and a copy of its last page
+            most = -(-span.end // size) - span.start // size + 1  # new pages, and a copy of its last page
             if most <= free:
                 free -= most
                 fitting.append(span)

@@ -6,7 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
@@ -124,3 +124,23 @@ def rule_faults(parameters: Mapping[str, str], rules: Collection[str], native: C
             *lacking("kernels/services.py", native, ours, rules),
         ]
     )
+
+
+def stored_kind_faults(kinds: Collection[type], records: Mapping[str, type]) -> list[str]:
+    """Return what a layer may store that a record has no field for.
+
+    Args:
+        kinds: the shapes of what is stored.
+        records: the records that list it, by file.
+    """
+    found = []
+    for there, record in records.items():
+        known = {kind for hint in get_type_hints(record).values() for kind in _types_in(hint)}
+        found += lacking("core", {kind.__name__ for kind in kinds}, there, {kind.__name__ for kind in known & {*kinds}})
+    return sorted(found)
+
+
+def _types_in(hint: Any) -> set[Any]:
+    """Return a type hint and all that it is built from."""
+    parts = [part for each in get_args(hint) for part in (each if isinstance(each, list) else [each])]
+    return {hint}.union(*map(_types_in, parts))

@@ -26,8 +26,9 @@ from ferrum.speculative.proposer import Proposer
 from ferrum.speculative.speculator import Speculator
 from fixed_costs import SetCosts
 from random_load import RandomLoad
+from recurrent_model import Fault
 from reference_run import Alone
-from schedules import DRAFT, MODELS, Schedule, alone_result, request_of
+from schedules import DRAFT, Schedule, alone_result, request_of
 
 WHOLE = {FinishReason.STOP, FinishReason.LENGTH}
 
@@ -87,7 +88,7 @@ class Player(RandomLoad):
         pool = {"page_size": plan.page_size, "kv_capacity": plan.kv_capacity}
         with ExitStack() as stack:
             executor = stack.enter_context(plan.arithmetic.load(**pool, **options))
-            self.pages = executor.lm.pages
+            self.executor, self.pages = executor, executor.lm.pages
             if plan.keep == "files":
                 executor.keep_pages(files=PageFiles(self.directory, 1 << 24))
             if plan.swap:
@@ -101,7 +102,7 @@ class Player(RandomLoad):
                 max_sequence_length=plan.arithmetic.context,
                 drafter=self._drafter(stack),
                 reserve=admit_all if plan.hasty else None,
-                prefixes=None if plan.keep == "nothing" else scope_of(self.pages),
+                prefixes=scope_of(self.pages) if plan.keep != "nothing" and self.pages.shares_prefixes else None,
             )
             self.strangers = Strangers(executor, plan.arithmetic, plan.strangers, self.random)
             yield
@@ -117,7 +118,7 @@ class Player(RandomLoad):
             proposers.append(NGramProposer())
         model = None
         if "model" in plan.drafter:
-            case = MODELS[plan.arithmetic.model] if plan.drafter == "same model" else DRAFT
+            case = None if plan.drafter == "same model" else DRAFT
             pool = {"kv_capacity": plan.kv_capacity, "page_size": 16, "threads": plan.threads}
             executor = stack.enter_context(plan.arithmetic.load(case, max_batch_size=plan.batch, **pool))
             model = DraftModel(executor, SetCosts(0.05), SetCosts(0.05))
@@ -158,6 +159,8 @@ class Player(RandomLoad):
             assert self.pages.restores.active or not self.scheduler.has_work, "a stall"
             self.pages.restores.finish()
             return
+        if self.random.random() < self.schedule.faults:
+            self.executor.lm.kernels.fault = Fault(self.random.randrange(3), self.seen)
         output = self.strangers.submit(plan.batch)
         for span, result in zip(plan.batch.spans, output.results, strict=True):
             assert isinstance(result, SpanResult), result

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from random import Random
-from typing import Final
+from typing import Any, Final
 
+import recurrent_model
 from ferrum.core.types import Request
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
@@ -23,7 +24,7 @@ from tiny import BASE, Case, directory_of
 
 LONG: Final = {"head_dim": 16, "num_hidden_layers": 3, "max_position_embeddings": 1024}
 WINDOWS: Final = {"use_sliding_window": True, "sliding_window": 37, "max_window_layers": 1}
-MODELS: Final = {
+MODELS: Final[dict[str, Case]] = {
     "full": Case("long", "Qwen3Config", LONG),
     "windows": Case("long-windows", "Qwen3Config", LONG | WINDOWS),
 }
@@ -40,7 +41,7 @@ class Arithmetic:
     """Everything that an answer may depend on, except the request.
 
     Attributes:
-        model: of `MODELS`.
+        model: of `MODELS`, or of `recurrent_model.KINDS`.
         kernels, isa: what computes.
         weights: a format, or what they are quantised to.
         kv: the format of keys and values.
@@ -59,16 +60,17 @@ class Arithmetic:
         floats = self.weights in ("float32", "bfloat16")
         if self.kernels == "reference":
             options.pop("threads")
-        return load_executor(
-            directory_of(case or MODELS[self.model]),
-            kernels=self.kernels,
-            isa=self.isa,
-            dtype=self.weights if floats else "bfloat16",
-            quantize=None if floats else self.weights,
-            kv_dtype=self.kv,
-            max_sequence_length=self.context,
-            **options,
-        )
+        chosen: dict[str, Any] = {
+            "kernels": self.kernels,
+            "isa": self.isa,
+            "dtype": self.weights if floats else "bfloat16",
+            "quantize": None if floats else self.weights,
+            "kv_dtype": self.kv,
+            "max_sequence_length": self.context,
+        }
+        if case is None and self.model in recurrent_model.KINDS:
+            return recurrent_model.load(self.model, **chosen, **options)
+        return load_executor(directory_of(case or MODELS[self.model]), **chosen, **options)
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Schedule:
         drafter: who drafter tokens, at most `drafts` at a time.
         right: probability that a draft token of the informed proposer is right.
         dear: predicted cost of a verified row.
+        faults: probability that a layer raises in a step, once.
         strangers: foreign sequences that are forked and truncated in the same steps.
         kinds: the kinds of requests that arrive repeatedly.
         arrivals: requests of each of the engine's lives.
@@ -106,6 +109,7 @@ class Schedule:
     drafts: int
     right: float
     dear: float
+    faults: float
     strangers: int
     kinds: tuple[int, ...]
     arrivals: int
@@ -152,11 +156,20 @@ def schedule_of(number: int, kernels: Sequence[str]) -> Schedule:
         drafts=pick.randrange(1, 17),
         right=pick.choice((0.0, 0.3, 0.6, 0.9, 1.0)),
         dear=pick.choice((0.0, 0.03, 0.3)),
+        faults=0.0,
         strangers=0 if tight else pick.choice((0, 3)),
         kinds=tuple(pick.sample(range(KINDS), pick.randrange(1, 10))),
         arrivals=pick.randrange(4, 24 + batch) if native else pick.randrange(2, 10),
         hurry=pick.choice((0.2, 2.0, 8.0)),
     )
+
+
+def schedule_with_states(number: int, kernels: Sequence[str]) -> Schedule:
+    """Return schedule `number` for a model with recurrent layers, with faults in some steps."""
+    drawn, pick = schedule_of(number, kernels), Random(f"states {number}")
+    model = pick.choice([kind for kind in recurrent_model.KINDS if "recurrent" in kind])
+    arithmetic, rows = replace(drawn.arithmetic, model=model), max(drawn.max_rows, drawn.chunk)
+    return replace(drawn, arithmetic=arithmetic, max_rows=rows, faults=pick.choice((0.0, 0.2)))
 
 
 @lru_cache(maxsize=4)

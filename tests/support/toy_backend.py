@@ -6,7 +6,7 @@ Nothing above a backend may take its arrays for numpy's: rows refuse every conve
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ferrum.core.params import SamplingParams
-from ferrum.kernels.interface import NetworkOutput, StepTables
+from ferrum.kernels.interface import Kernels, NetworkOutput, StepTables, StepTokens
 from ferrum.kernels.op_spec import Extent, OpSpec, Program, Value, as_tuple
 from ferrum.kernels.operations import Operations, Weight
 from ferrum.kernels.reference import ReferenceKernels
@@ -79,6 +79,16 @@ def plain(argument: Any) -> Any:
     return getattr(argument, "numbers", getattr(argument, "inner", argument))
 
 
+def with_tokens(tables: StepTables, change: Callable[[Any], Any]) -> StepTables:
+    """Return the tables with other forms of the tokens that they carry."""
+    carried = []
+    for each in tables.carried:
+        step = StepTokens()
+        step.tokens = change(each.step.tokens)
+        carried.append(each._replace(step=step))
+    return tables._replace(carried=tuple(carried))
+
+
 class ToyKernels(Operations):
     """The reference kernels with other arrays. One method runs every operation, also those added later."""
 
@@ -86,12 +96,17 @@ class ToyKernels(Operations):
     numerics_id = "toy-1"
     captures = False
     captured = None
+    defers = False
+    collect = Kernels.collect
 
     def __init__(self) -> None:
         self._inner = ReferenceKernels()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+    def begin(self, tables: StepTables) -> None:
+        self._inner.begin(with_tokens(tables, plain))
 
     def compute(self, spec: OpSpec, arguments: tuple[Any, ...]) -> Any:
         made = getattr(self._inner, spec.name)(*map(plain, arguments))
@@ -123,7 +138,7 @@ class ToyReplay:
         self.program = program
         self._last: list[tuple[Rows, Life]] = []
 
-    def __call__(self, kernels: ToyKernels, tables: StepTables) -> NetworkOutput:
+    def submit(self, kernels: ToyKernels, tables: StepTables) -> NetworkOutput:
         held = self._run(kernels, tables)
         for rows, life in self._last:
             rows.numbers.fill(STALE)
@@ -187,5 +202,5 @@ class ToySampler:
 def toy_backend() -> Iterator[None]:
     """Load models on the toy backend in this context, whichever kernels are asked for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ferrum.runtime.load.choose_kernels", lambda *_, **__: ChosenKernels(ToyKernels()))
+        patch.setattr("ferrum.runtime.assembly.choose_kernels", lambda *_, **__: ChosenKernels(ToyKernels()))
         yield

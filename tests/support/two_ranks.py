@@ -28,11 +28,11 @@ class HeardReplay:
         self.error: Exception | None = None
         self.change: Callable[[StepTables], StepTables] = lambda tables: tables
 
-    def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
+    def submit(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
         self.steps += 1
         if self.error is not None:
             raise self.error
-        output: NetworkOutput = self._inner(kernels, self.change(tables))
+        output: NetworkOutput = self._inner.submit(kernels, self.change(tables))
         self.output = [np.array(each) for each in output]
         return output
 
@@ -66,8 +66,8 @@ class _Unheard:
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
-    def __call__(self, kernels: Any, tables: StepTables) -> NetworkOutput:
-        output: NetworkOutput = self._inner(kernels.inner, tables)
+    def submit(self, kernels: Any, tables: StepTables) -> NetworkOutput:
+        output: NetworkOutput = self._inner.submit(kernels.inner, tables)
         return output
 
     def __getattr__(self, name: str) -> Any:

@@ -140,7 +140,7 @@ class ExecutorSubject:
     def forward(self, tables: StepTables) -> None:
         """Run one forward pass."""
         if self._lm.replay is not None:
-            self._lm.replay(self._lm.kernels, tables)
+            self._lm.replay.submit(self._lm.kernels, tables)
         else:
             self._lm.kernels.begin(tables)
             self._lm.network(self._lm.kernels)

@@ -2,92 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from ferrum.cache.page_hashes import SequenceHashes
 from ferrum.cache.pool import PageGroup, PagePool
-from ferrum.core.errors import UnknownSequence
-from ferrum.core.values import shown
+from ferrum.core.config import PAGE_SIZE
 
-FREED: Final = -1
-"""Row entry of a page whose tokens have left the window for good."""
-
-
-@dataclass(slots=True)
-class Stored:
-    """State of one sequence: a row per group, and the number of leading FREED entries of each row.
-
-    Attributes:
-        room: tokens that the rows hold as they are. After any change but growth it is at most the length, until the
-            next `reserve` has looked at the partly filled page.
-        changes: a number that every change of the rows raises, so that copies of them can be kept. No earlier sequence
-            of this id had it.
-        held: no page leaves a window.
-    """
-
-    rows: list[list[int]]
-    freed: list[int]
-    length: int
-    generation: int
-    hashes: SequenceHashes = field(default_factory=SequenceHashes)
-    room: int = 0
-    changes: int = field(init=False)
-    held: bool = False
-
-    def __post_init__(self) -> None:
-        self.changes = self.generation
+if TYPE_CHECKING:
+    from ferrum.cache.page_rows import SequenceRows
 
 
-class PageRoom:
-    """Pools of all groups and the stored sequences, with questions about room.
+class Room:
+    """The pools of all groups, with questions about room.
 
     Args:
-        groups: at least one, with distinct names.
+        groups: with distinct names; none if no layer stores anything per token. Shared prefixes need one page size.
         max_draft: longest draft. A window group keeps this many tokens and one page more than the next query sees, so
             that a truncation by a draft always succeeds.
+
+    Attributes:
+        pools: of each group.
+        index: of a group, by name.
+        page_size: tokens per page, of the first group.
+        clock: one for all sequences: an id that is released and used again never repeats a number.
     """
 
-    def __init__(self, groups: Iterable[PageGroup], *, max_draft: int) -> None:
+    def __init__(self, groups: Iterable[PageGroup], max_draft: int) -> None:
         self.groups = tuple(groups)
-        self._pools = tuple(PagePool(group.num_pages) for group in self.groups)
-        self._index = {group.name: index for index, group in enumerate(self.groups)}
+        self.pools = tuple(PagePool(group.num_pages) for group in self.groups)
+        self.index = {group.name: index for index, group in enumerate(self.groups)}
+        self.page_size = next((group.page_size for group in self.groups), PAGE_SIZE)
+        self.clock = 0
         self._max_draft = max_draft
-        self._stored: dict[str, Stored] = {}
-        assert self.groups and len(self._index) == len(self.groups), "groups need distinct names"
+        assert len(self.index) == len(self.groups), "groups need distinct names"
         assert all(group.num_pages >= 0 and group.page_size > 0 for group in self.groups)
 
-    def free(self, group: str) -> int:
-        """Return the number of free pages of the group."""
-        return self._pools[self._index[group]].free
+    def tick(self) -> int:
+        """Return a number that no earlier call has returned."""
+        self.clock += 1
+        return self.clock
 
-    def fits_empty_pool(self, length: int, step: int) -> bool:
-        """Return whether the empty pool holds a sequence of `length` tokens.
+    def fits_empty(self, length: int, step: int) -> bool:
+        """Return whether the empty pool holds a sequence of `length` tokens that grows in steps of `step`."""
+        return all(self._most_pages(group, length, step) <= group.num_pages for group in self.groups)
 
-        Args:
-            length: number of tokens.
-            step: largest number of tokens between two commits. A window group holds them in addition to its window.
-        """
-        return all(self._max_pages(group, length, step) <= group.num_pages for group in self.groups)
-
-    def can_grow(self, lengths: Mapping[str, int], step: int, gone: Collection[str] = ()) -> bool:
+    def can_grow(self, ends: Sequence[tuple[SequenceRows, int]], step: int, gone: Collection[SequenceRows]) -> bool:
         """Return whether the free pages let all these sequences reach their lengths together.
 
         Args:
-            lengths: final number of tokens of each sequence.
+            ends: sequences and their final number of tokens.
             step: largest number of tokens between two commits.
             gone: sequences whose pages count as free, except those that other sequences share.
-
-        Raises:
-            UnknownSequence: one of them does not exist.
         """
-        ends = [(self._get(cache_id), length) for cache_id, length in lengths.items()]
-        for index, group in enumerate(self.groups):
-            wanted = sum(
-                max(0, self._max_pages(group, length, step) - self._usable(index, stored)) for stored, length in ends
-            )
-            if wanted > self._free(index, gone):
+        for index, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
+            needs = (self._most_pages(group, length, step) - rows.usable(index) for rows, length in ends)
+            given = (page for rows in gone for page in rows.pages(index))
+            if sum(max(0, need) for need in needs) > pool.free + pool.owned_by(given):
                 return False
         return True
 
@@ -99,37 +69,17 @@ class PageRoom:
         """
         for group in self.groups:
             if group.window is not None:
-                room = (group.num_pages - 1) * group.page_size - group.window - self._slack(group)
+                room = (group.num_pages - 1) * group.page_size - group.window - self.slack(group)
                 limit = min(limit, room) if room >= group.page_size else limit
         return limit
 
-    def _free(self, index: int, gone: Collection[str]) -> int:
-        """Return the free pages of a group if these sequences were released."""
-        rows = (self._get(cache_id) for cache_id in gone)
-        pages = (page for stored in rows for page in stored.rows[index][stored.freed[index] :])
-        return self._pools[index].free + self._pools[index].owned_by(pages)
+    def slack(self, group: PageGroup) -> int:
+        """Return by how many tokens a window group keeps more than the next query sees."""
+        return self._max_draft + group.page_size
 
-    def _usable(self, index: int, stored: Stored) -> int:
-        """Return the sequence's pages without a partly filled one that must be copied first."""
-        return len(stored.rows[index]) - stored.freed[index] - self._must_copy(index, stored)
-
-    def _max_pages(self, group: PageGroup, length: int, step: int) -> int:
+    def _most_pages(self, group: PageGroup, length: int, step: int) -> int:
         """Return the largest number of pages of a sequence that grows to `length` in steps of `step`."""
         if group.window is None:
             return group.pages(length)
         # The kept tokens may begin and end in the middle of a page.
-        return group.pages(min(length, group.window + self._slack(group) + step + group.page_size))
-
-    def _must_copy(self, index: int, stored: Stored) -> bool:
-        """Return whether the partly filled page, if any, is shared or hashed."""
-        partial, filled = divmod(stored.length, self.groups[index].page_size)
-        return filled > 0 and self._pools[index].is_fixed(stored.rows[index][partial])
-
-    def _get(self, cache_id: str) -> Stored:
-        try:
-            return self._stored[cache_id]
-        except KeyError:
-            raise UnknownSequence(f"there is no sequence {shown(cache_id)}", param="cache_id") from None
-
-    def _slack(self, group: PageGroup) -> int:
-        return self._max_draft + group.page_size
+        return group.pages(min(length, group.window + self.slack(group) + step + group.page_size))

@@ -1,321 +1,218 @@
-"""Rows of the page table: which pages of the KV pool hold which tokens of which sequence. Host integers only.
+"""`SequenceRows`: which pages of the KV pool hold which tokens of one sequence. Host integers only.
 
 A page holds `page_size` consecutive tokens of one sequence in one layer group: row entry i covers the positions
 [i * page_size, (i + 1) * page_size). Pages are reference-counted: a fork shares them all, and the first sharer that
-grows into a partly filled page gets a copy. The table lists the copies to make, the executor makes them. Values beyond
-a sequence's length are dead, so a failed step leaves nothing to undo.
+grows into a partly filled page gets a copy. Values beyond a sequence's length are dead, so a failed step leaves nothing
+to undo.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from operator import attrgetter
+from collections.abc import Sequence
+from typing import Final
 
-from ferrum.cache.page_room import FREED, PageRoom, Stored
-from ferrum.cache.pool import PageCopy, PageGroup, capacity_tokens
-from ferrum.core.errors import RequestError, Unsupported
-from ferrum.core.values import kept_length, shown
+from ferrum.cache.page_hashes import PartialPage, SequenceHashes
+from ferrum.cache.page_room import Room
+from ferrum.cache.pool import PageHash
+from ferrum.core.errors import UnknownSequence
+from ferrum.core.values import shown
 
-_changes = attrgetter("changes")
+FREED: Final = -1
+"""Row entry of a page whose tokens have left the window for good."""
 
 
-class PageRows(PageRoom):
-    """Pages of all sequences in all groups.
+class SequenceRows:
+    """A row of pages for each layer group.
 
     Args:
-        groups, max_draft: see `PageRoom`.
+        room: the pools.
+        length: stored tokens.
+        rows, freed: page numbers by group, and the number of leading FREED entries of each; None: no pages.
+        hashes: of the pages.
+
+    Attributes:
+        generation: a number that increases with every commit and truncation.
+        reserved: tokens that the rows hold as they are. After any change but growth it is at most the length, until
+            the next `grow` has looked at the partly filled page.
+        changes: a number that every change of the rows raises, so that copies of them can be kept. No earlier sequence
+            of this id had it.
+        held: no page leaves a window.
     """
 
-    def __init__(self, groups: Iterable[PageGroup], *, max_draft: int = 16) -> None:
-        super().__init__(groups, max_draft=max_draft)
-        self._copies = [pool.copies for pool in self._pools]
-        self._windowed = any(group.window is not None for group in self.groups)
-        # One clock for all sequences: an id that is released and used again never repeats a generation.
-        self._clock = 0
+    __slots__ = ("_room", "changes", "freed", "generation", "hashes", "held", "length", "reserved", "rows")
 
-    # Queries
+    def __init__(
+        self,
+        room: Room,
+        length: int = 0,
+        rows: list[list[int]] | None = None,
+        freed: list[int] | None = None,
+        hashes: SequenceHashes | None = None,
+    ) -> None:
+        self._room = room
+        self.length = length
+        self.rows = [[] for _ in room.groups] if rows is None else rows
+        self.freed = [0] * len(room.groups) if freed is None else freed
+        self.hashes = hashes or SequenceHashes()
+        self.generation = self.changes = room.tick()
+        self.reserved = 0
+        self.held = False
 
-    def __contains__(self, cache_id: str) -> bool:
-        return cache_id in self._stored
+    def pages(self, index: int) -> Sequence[int]:
+        """Return the page numbers of a group that are still held."""
+        return self.rows[index][self.freed[index] :]
 
-    def ids(self) -> tuple[str, ...]:
-        """Return the ids of all sequences, oldest first."""
-        return tuple(self._stored)
+    def usable(self, index: int) -> int:
+        """Return the pages of a group without a partly filled one that must be copied first."""
+        return len(self.rows[index]) - self.freed[index] - self._must_copy(index)
 
-    def length(self, cache_id: str) -> int:
-        """Return the number of stored tokens. Raises UnknownSequence."""
-        return self._get(cache_id).length
+    def capacity(self) -> int | None:
+        """Return the tokens that the rows hold; None without groups, where nothing limits them."""
+        pairs = zip(self.rows, self._room.groups, strict=True)
+        return min((len(row) * group.page_size for row, group in pairs), default=None)
 
-    def generation(self, cache_id: str) -> int:
-        """Return a number that increases with every commit and truncation. Raises UnknownSequence."""
-        return self._get(cache_id).generation
+    def grow(self, length: int) -> bool:
+        """Make room for `length` tokens in all groups; return False, with nothing changed, if pages are too few.
 
-    def row(self, cache_id: str, group: str) -> Sequence[int]:
-        """Return a live view of the sequence's page numbers, with reserved pages and FREED entries."""
-        return self._get(cache_id).rows[self._index[group]]
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Tokens that the whole pool holds."""
-        return capacity_tokens(self.groups)
-
-    @property
-    def used(self) -> int:
-        """Number of pages in use, over all groups."""
-        return sum([pool.num_pages - pool.free for pool in self._pools])
-
-    @property
-    def usage(self) -> float:
-        """Share of all pages that is in use, 0 to 1."""
-        return self.used / max(1, sum([pool.num_pages for pool in self._pools]))
-
-    @property
-    def changes(self) -> int:
-        """A number that increases with every page that is taken or dropped."""
-        return sum(map(_changes, self._pools))
-
-    @property
-    def shared(self) -> int:
-        """Number of pages with several owners, over all groups."""
-        return sum([pool.shared for pool in self._pools])
-
-    # Growth
-
-    def reserve(self, cache_id: str, length: int) -> bool:
-        """Make room for `length` tokens in all groups, or change nothing; an unknown id begins a sequence.
-
-        A shared or hashed page that would be written to is replaced by a copy (see `take_copies`).
-
-        Returns:
-            False if a group has too few free pages.
+        A shared or hashed page that would be written to is replaced by a copy.
         """
-        stored = self._stored.get(cache_id)
-        if stored is None:
-            stored = Stored([[] for _ in self.groups], [0] * len(self.groups), 0, self._tick())
-        elif length <= stored.room:  # the usual case, as a page lasts many steps
-            return True
-        plan = [self._missing(index, stored, length) for index in range(len(self.groups))]
-        if any(copy + new > pool.free for (copy, new), pool in zip(plan, self._pools, strict=True)):
+        room = self._room
+        plan = [self._missing(index, length) for index in range(len(room.groups))]
+        if any(copy + new > pool.free for (copy, new), pool in zip(plan, room.pools, strict=True)):
             return False
-        self._stored[cache_id] = stored
-        for (copy, new), group, pool, row in zip(plan, self.groups, self._pools, stored.rows, strict=True):
+        for (copy, new), group, pool, row in zip(plan, room.groups, room.pools, self.rows, strict=True):
             if copy:
-                partial = stored.length // group.page_size
+                partial = self.length // group.page_size
                 row[partial] = pool.replace(row[partial])
             row.extend(pool.take() for _ in range(new))
             if copy or new:
-                stored.changes = self._tick()
-        stored.room = min(len(row) * group.page_size for row, group in zip(stored.rows, self.groups, strict=True))
-        if length <= stored.length:  # then the partly filled page may still have to be copied
-            stored.room = min(stored.room, stored.length)
+                self.changes = room.tick()
+        held = self.capacity()
+        self.reserved = length if held is None else held
+        if length <= self.length:  # then the partly filled page may still have to be copied
+            self.reserved = min(self.reserved, self.length)
         return True
 
-    def reserve_next(self, cache_ids: Sequence[str], starts: Sequence[int]) -> bool:
-        """Make room for one token of each of these sequences at its position; see `reserve`."""
-        known = self._stored
-        for cache_id, start in zip(cache_ids, starts, strict=True):
-            stored = known.get(cache_id)
-            if (stored is None or start >= stored.room) and not self.reserve(cache_id, start + 1):
-                return False
-        return True
+    def advance(self, length: int) -> None:
+        """Set the stored length, which is not below the present one; windows free what no later query can see."""
+        self.length = length
+        self.generation = self._room.tick()
+        self.assign_hashes()
+        if not self.held:
+            self.free_unseen()
 
-    def find_changed_rows(
-        self, cache_ids: Sequence[str], starts: Sequence[int], ahead: int, changes: list[int]
-    ) -> list[int] | None:
-        """Make room for one token of each sequence, and return the indices of those whose rows have changed.
+    def assign_hashes(self) -> None:
+        """Give full pages their hashes."""
+        room = self._room
+        self.hashes.assign(room.pools, self.rows, self.freed, self.length // room.page_size)
 
-        Args:
-            cache_ids: the sequences.
-            starts: positions of the tokens.
-            ahead: tokens before them that are in flight.
-            changes: `Stored.changes` of each sequence at the last call; updated.
-
-        Returns:
-            None if a sequence is unknown, has another length, or finds no room.
-        """
-        known, found = self._stored, []
-        for index, (cache_id, start) in enumerate(zip(cache_ids, starts, strict=True)):
-            stored = known.get(cache_id)
-            if stored is None or stored.length + ahead != start:
-                return None
-            if start >= stored.room and not self.reserve(cache_id, start + 1):
-                return None
-            if stored.changes != changes[index]:
-                changes[index] = stored.changes
-                found.append(index)
-        return found
-
-    def _missing(self, index: int, stored: Stored, length: int) -> tuple[bool, int]:
-        """Return whether the group must copy the partly filled page to reach `length`, and how many pages it adds."""
-        group, row = self.groups[index], stored.rows[index]
-        copy = length > stored.length and self._must_copy(index, stored)
-        return copy, max(0, group.pages(length) - len(row))
-
-    @property
-    def needs_copies(self) -> bool:
-        """Whether `take_copies` has anything to return."""
-        return any(self._copies)
-
-    def take_copies(self) -> tuple[PageCopy, ...]:
-        """Return the page copies to make before the next write to the pool; from now on they count as made.
-
-        No target is a source, and no target appears twice, so any order works. Until they are taken, the sources stay
-        out of the free list, and releasing a target cancels its copy.
-        """
-        return tuple(
-            PageCopy(group.name, source, target)
-            for group, pool in zip(self.groups, self._pools, strict=True)
-            for target, source in pool.take_copies()
-        )
-
-    def commit(self, cache_id: str, length: int) -> None:
-        """Advance the stored length to `length`; window groups free the pages that no later query can see.
-
-        Raises:
-            UnknownSequence: no such sequence.
-            RequestError: `length` is below the stored length or beyond the reserved pages.
-        """
-        stored = self._get(cache_id)
-        if not stored.length <= length <= stored.room:
-            reserved = min(len(row) * group.page_size for row, group in zip(stored.rows, self.groups, strict=True))
-            if not stored.length <= length <= reserved:
-                raise RequestError(f"{length} is not in [{stored.length}, {reserved}]", param="length")
-        stored.length = length
-        stored.generation = self._tick()
-        self._assign_hashes(stored)
-        if not stored.held:
-            self._free_unseen(stored)
-
-    def commit_next(self, cache_ids: Sequence[str], lengths: Sequence[int]) -> None:
-        """Advance each of these sequences by one token to its length; see `commit`."""
-        size, known = self.groups[0].page_size, self._stored
-        for cache_id, length in zip(cache_ids, lengths, strict=True):
-            stored = known.get(cache_id)
-            if self._windowed or stored is None or length % size == 0 or length > stored.room:
-                self.commit(cache_id, length)
-            else:
-                stored.length = length
-                self._clock += 1
-                stored.generation = self._clock
-
-    def _free_unseen(self, stored: Stored) -> None:
-        for index, group in enumerate(self.groups):
+    def free_unseen(self) -> None:
+        """Free the pages that have left their windows."""
+        room = self._room
+        for index, (group, pool) in enumerate(zip(room.groups, room.pools, strict=True)):
             if group.window is None:
                 continue
-            for page in range(stored.freed[index], group.unseen(stored.length - self._slack(group))):
-                self._pools[index].drop(stored.rows[index][page])
-                stored.rows[index][page] = FREED
-                stored.freed[index] += 1
-                stored.changes = self._tick()
+            for page in range(self.freed[index], group.unseen(self.length - room.slack(group))):
+                pool.drop(self.rows[index][page])
+                self.rows[index][page] = FREED
+                self.freed[index] += 1
+                self.changes = room.tick()
 
-    # Undo
-
-    @contextmanager
-    def holding(self, cache_ids: Collection[str]) -> Iterator[None]:
-        """Keep all pages of these sequences, so that a truncation to their present lengths succeeds.
-
-        Raises UnknownSequence.
-        """
-        held = {cache_id: stored for cache_id in cache_ids if not (stored := self._get(cache_id)).held}
-        for stored in held.values():
-            stored.held = True
-        try:
-            yield
-        finally:
-            for cache_id, stored in held.items():
-                stored.held = False
-                if self._stored.get(cache_id) is stored:
-                    self._free_unseen(stored)
-
-    def trim(self, cache_id: str) -> None:
-        """Release the pages that are reserved beyond the stored length. Raises UnknownSequence."""
-        stored = self._get(cache_id)
-        for group, pool, row in zip(self.groups, self._pools, stored.rows, strict=True):
-            while len(row) > group.pages(stored.length):
+    def trim(self) -> None:
+        """Release the pages that are reserved beyond the stored length."""
+        room = self._room
+        for group, pool, row in zip(room.groups, room.pools, self.rows, strict=True):
+            while len(row) > group.pages(self.length):
                 pool.drop(row.pop())
-                stored.changes = self._tick()
-        stored.room = min(stored.room, stored.length)
+                self.changes = room.tick()
+        self.reserved = min(self.reserved, self.length)
 
-    def can_truncate(self, cache_id: str, length: int) -> bool:
-        """Return whether the queries from position `length` on still find all they see. Raises UnknownSequence."""
-        stored = self._get(cache_id)
+    def sees_from(self, length: int) -> bool:
+        """Return whether the queries from position `length` on still find all the keys that they see."""
+        pairs = zip(self._room.groups, self.freed, strict=True)
         return length == 0 or all(
-            freed == 0 or freed * group.page_size <= length - (group.window or 0) + 1
-            for group, freed in zip(self.groups, stored.freed, strict=True)
+            freed == 0 or freed * group.page_size <= length - (group.window or 0) + 1 for group, freed in pairs
         )
 
-    def truncate(self, cache_id: str, length: int) -> None:
-        """Remove the tokens from position `length` on and release their pages; at the stored length, do nothing.
-
-        Raises:
-            UnknownSequence: no such sequence.
-            RequestError: `length` is no integer, negative or beyond the stored length.
-            Unsupported: a window group has freed keys that the next query would see.
-        """
-        stored = self._get(cache_id)
-        length = kept_length("length", length, stored.length)
-        if length == stored.length:
-            return
-        if not self.can_truncate(cache_id, length):
-            raise Unsupported("truncation", f"the keys before position {length} have left the window and are freed")
+    def cut(self, length: int) -> None:
+        """Go back to `length` tokens, from which on `sees_from` holds."""
         if length == 0:
-            self._drop_rows(stored)
-        stored.length = length
-        stored.changes = self._tick()
-        stored.generation = self._tick()
-        stored.hashes.cut(length // self.groups[0].page_size)
-        self.trim(cache_id)
+            self.drop()
+        self.length = length
+        self.changes = self._room.tick()
+        self.generation = self._room.tick()
+        self.hashes.cut(length // self._room.page_size)
+        self.trim()
 
-    def fork(self, source: str, target: str) -> None:
-        """Begin `target` as a copy of `source` that shares all its stored pages, the partly filled one included.
-
-        Raises:
-            UnknownSequence: no such source.
-            RequestError: the target exists.
-        """
-        stored = self._get(source)
-        if target in self._stored:
-            raise RequestError(f"the sequence {shown(target)} exists already", param="target")
-        rows = [row[: group.pages(stored.length)] for row, group in zip(stored.rows, self.groups, strict=True)]
-        for row, freed, pool in zip(rows, stored.freed, self._pools, strict=True):
+    def share(self) -> SequenceRows:
+        """Return rows that share all stored pages, the partly filled one included."""
+        room = self._room
+        rows = [row[: group.pages(self.length)] for row, group in zip(self.rows, room.groups, strict=True)]
+        for row, freed, pool in zip(rows, self.freed, room.pools, strict=True):
             for page in row[freed:]:
                 pool.share(page)
-        stored.room = min(stored.room, stored.length)
-        self._stored[target] = Stored(rows, list(stored.freed), stored.length, self._tick())
+        self.reserved = min(self.reserved, self.length)
+        return SequenceRows(room, self.length, rows, list(self.freed))
 
-    def release(self, cache_id: str) -> None:
-        """Remove the sequence and drop its pages; an unknown id is no error."""
-        stored = self._stored.pop(cache_id, None)
-        if stored is not None:
-            stored.hashes.discard()
-            self._drop_rows(stored)
-
-    def check(self) -> None:
-        """Assert that rows, lengths, reference counts, copies and free lists agree; every page is somewhere, once."""
-        for index, (group, pool) in enumerate(zip(self.groups, self._pools, strict=True)):
-            counts = [0] * group.num_pages
-            for cache_id, stored in self._stored.items():
-                row, freed = stored.rows[index], stored.freed[index]
-                assert len(row) >= group.pages(stored.length), f"{cache_id}: {group.name} is shorter than its length"
-                assert row[:freed] == [FREED] * freed, f"{cache_id}: {group.name} has a wrong count of freed pages"
-                assert freed * group.page_size <= max(0, stored.length), f"{cache_id}: {group.name} freed too much"
-                for page in row[freed:]:
-                    counts[page] += 1
-            pool.check(counts)
-
-    def _assign_hashes(self, stored: Stored) -> None:
-        full = stored.length // self.groups[0].page_size
-        stored.hashes.assign(self._pools, stored.rows, stored.freed, full)
-
-    def _drop_rows(self, stored: Stored) -> None:
-        for index, pool in enumerate(self._pools):
+    def drop(self) -> None:
+        """Drop all pages."""
+        for index, pool in enumerate(self._room.pools):
             # Backwards, so that the free list returns them in their old order.
-            for page in reversed(stored.rows[index][stored.freed[index] :]):
+            for page in reversed(self.pages(index)):
                 pool.drop(page)
-            stored.rows[index].clear()
-            stored.freed[index] = 0
+            self.rows[index].clear()
+            self.freed[index] = 0
 
-    def _tick(self) -> int:
-        self._clock += 1
-        return self._clock
+    def publish_partial(self, length: int, page_hash: PageHash) -> None:
+        """Let the page that ends the first `length` tokens be found, though it is not full."""
+        pools = self._room.pools
+        pages = [row[length // self._room.page_size] for row in self.rows]
+        if all(pool.is_written(page) for pool, page in zip(pools, pages, strict=True)):
+            for pool, page in zip(pools, pages, strict=True):
+                hashed = pool.hashes.assign(page, page_hash, partial=True)
+                if hashed is not None:
+                    pool.publish(hashed)
+            self.reserved = min(self.reserved, self.length)
+
+    def stop_holding(self) -> None:
+        """Let pages leave their windows again."""
+        self.held = False
+        self.free_unseen()
+
+    def count(self, index: int, counts: list[int]) -> None:
+        """Assert that the row of a group fits the length, and count its pages."""
+        group, row, freed = self._room.groups[index], self.rows[index], self.freed[index]
+        assert len(row) >= group.pages(self.length), f"a row of {group.name} is shorter than its length"
+        assert row[:freed] == [FREED] * freed, f"a row of {group.name} has a wrong count of freed pages"
+        assert freed * group.page_size <= max(0, self.length), f"a row of {group.name} freed too much"
+        for page in row[freed:]:
+            counts[page] += 1
+
+    def _missing(self, index: int, length: int) -> tuple[bool, int]:
+        """Return whether the group must copy the partly filled page to reach `length`, and how many pages it adds."""
+        copy = length > self.length and self._must_copy(index)
+        return copy, max(0, self._room.groups[index].pages(length) - len(self.rows[index]))
+
+    def _must_copy(self, index: int) -> bool:
+        """Return whether the partly filled page, if any, is shared or hashed."""
+        partial, filled = divmod(self.length, self._room.groups[index].page_size)
+        return filled > 0 and self._room.pools[index].is_fixed(self.rows[index][partial])
+
+
+class KnownRows(dict[str, SequenceRows]):
+    """Rows by sequence. Another key raises UnknownSequence."""
+
+    def __missing__(self, cache_id: str) -> SequenceRows:
+        raise UnknownSequence(f"there is no sequence {shown(cache_id)}", param="cache_id")
+
+
+def adopted_rows(
+    room: Room, page_hashes: Sequence[PageHash], count: int, partial_page: PartialPage | None
+) -> SequenceRows:
+    """Return rows of the first `count` pages with these hashes, and of a page whose first tokens come next."""
+    length = count * room.page_size + (0 if partial_page is None else partial_page.tokens)
+    last = () if partial_page is None else (partial_page.page_hash,)
+    rows, freed = [], [group.unseen(length) for group in room.groups]
+    for gone, pool in zip(freed, room.pools, strict=True):
+        rows.append([FREED] * gone + [pool.adopt(each) for each in (*page_hashes[gone:count], *last)])
+    return SequenceRows(room, length, rows, freed, SequenceHashes(page_hashes, count))

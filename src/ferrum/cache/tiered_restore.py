@@ -76,7 +76,8 @@ class Restores:
         self.asked_tokens = self.found_tokens = self.pages = 0
         self._table = table
         # Found tokens are counted in a group without a window, which needs every page.
-        self._counted = next((each.name for each in table.groups if each.window is None), table.groups[0].name)
+        ordered = sorted(table.groups, key=lambda group: group.window is not None)
+        self._counted = next((group.name for group in ordered), None)
         self._begun = 0
         self.active: list[_Restore] = []
         self._page_hashes: Counter[PageHash] = Counter()
@@ -103,7 +104,7 @@ class Restores:
         if not fits(held):
             self._table.release(held)
             return False
-        size = self._table.groups[0].page_size
+        size = self._table.page_size
         self.asked_tokens += (len(page_hashes) - count) * size
         room = min(self._table.free(group.name) for group in self._table.groups)
         end = min(len(page_hashes), count + room)
@@ -148,5 +149,5 @@ class Restores:
                 self.pages += 1
                 self._table.publish_page(wanted.group, wanted.page, wanted.page_hash)
                 if wanted.group == self._counted and not missing:
-                    self.found_tokens += self._table.groups[0].page_size
+                    self.found_tokens += self._table.page_size
         self._table.release(restore.held)

@@ -19,7 +19,7 @@ import typer
 
 from ferrum.cli import bench, chat, doctor, models, plan, quantize, replay, run, selfcheck, serve
 from ferrum.cli.error_lines import explain
-from ferrum.cli.start import INTERRUPTED
+from ferrum.cli.exit_codes import INTERRUPTED
 from ferrum.core.version import installed_version
 
 FAILED: Final = 2

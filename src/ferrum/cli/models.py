@@ -35,10 +35,10 @@ def pull(
 ) -> None:
     """Download a model from the hub, so that it loads without a network."""
     from ferrum.cli.run import show_log
-    from ferrum.runtime import local_models
+    from ferrum.runtime import hub_pull
 
     show_log()
-    print_table([_row(local_models.pull(model, revision=revision))])
+    print_table([_row(hub_pull.pull(model, revision=revision))])
 
 
 def _row(model: LocalModel) -> tuple[str, str, str, str]:

@@ -9,9 +9,7 @@ import sys
 from types import FrameType
 from typing import Final, NoReturn
 
-INTERRUPTED: Final = 130
-SIGNALLED: Final = 128
-"""Exit code of a signal, minus its number: 129 for a closed terminal, 143 for SIGTERM."""
+from ferrum.cli.exit_codes import INTERRUPTED, SIGNALLED
 
 STREAMS: Final = (("stdin", "r", "surrogateescape"), ("stdout", "w", "replace"), ("stderr", "w", "backslashreplace"))
 """Standard streams, their modes, and the handling of characters outside their encoding."""

@@ -70,7 +70,8 @@ class ExecutorTraits:
     @property
     def largest_batch(self) -> int:
         """Sequences that one step can hold: `max_batch_size`, but at most one per page of the pool."""
-        return min([self.max_batch_size, *(part.num_pages for part in self.memory.pool)])
+        slots: tuple[int, ...] = () if self.memory.states is None else (self.memory.states.sequences,)
+        return min([self.max_batch_size, *slots, *(part.num_pages for part in self.memory.pool)])
 
     @property
     def longest_sequence(self) -> int:
@@ -136,6 +137,8 @@ def head_sharing(num_heads: int, num_kv_heads: int) -> AttentionType:
 
 
 def _mechanisms(info: ModelInfo, traits: ExecutorTraits) -> frozenset[AttentionType]:
+    if not info.num_heads:
+        return frozenset()
     found = {head_sharing(info.num_heads, info.num_kv_heads)}
     if traits.paged:
         found.add(AttentionType.PAGED)

@@ -355,9 +355,13 @@ class ModelExecutor(ABC):
             return fastest
 
     def _max_sequences(self) -> int:
-        if self._ended:
-            return 0
-        return min([self.traits.max_batch_size, *(self.pages.free(part.name) for part in self.memory_plan.pool)])
+        return 0 if self._ended else min([self.traits.max_batch_size, *self._free_pages()])
+
+    def _free_pages(self) -> list[int]:
+        """Return the free pages of each group, and how many sequences the free slots of states suffice for."""
+        states = self.memory_plan.states
+        slots = [] if states is None else [self.pages.free_slots // states.per_sequence]
+        return [*slots, *(self.pages.free(part.name) for part in self.memory_plan.pool)]
 
     # Reports
 

@@ -229,7 +229,7 @@ class ExecutorStatus(JsonRecord):
 
 
 class MemoryUse:
-    """The bytes of an executor without the free pages of its pool, and the most so far.
+    """The bytes of an executor without the free pages and slots of its pool, and the most so far.
 
     Args:
         pages: its sequences.
@@ -240,6 +240,7 @@ class MemoryUse:
         self._pages = pages
         self._total = plan.total
         self._page_bytes = [(part.name, part.page_bytes) for part in plan.pool]
+        self._slot_bytes = 0 if plan.states is None else plan.states.slot_bytes
         self._peak = 0
         self._changes = -1
 
@@ -255,4 +256,5 @@ class MemoryUse:
         return ExecutorMemoryUsage(held, used, max(self._peak, used), 100.0 * used / held if held else 0.0)
 
     def _used(self) -> int:
-        return self._total - sum(self._pages.free(name) * each for name, each in self._page_bytes)
+        slots = self._pages.free_slots * self._slot_bytes if self._slot_bytes else 0
+        return self._total - slots - sum(self._pages.free(name) * each for name, each in self._page_bytes)

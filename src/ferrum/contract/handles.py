@@ -59,7 +59,7 @@ class NamedSequences:
     def handle(self, cache_id: str, length: int) -> KvCacheHandle:
         """Return a handle of the first `length` tokens in the current generation. Raises UnknownSequence."""
         generation = self.undo.generation(cache_id)
-        group = self.pages.groups[0] if self.pages.groups else None
+        group = next(iter(self.pages.groups), None)
         pages = () if group is None else self.pages.row(cache_id, group.name)[: -(-length // group.page_size)]
         return KvCacheHandle(
             cache_id=cache_id,

@@ -18,6 +18,7 @@ from ferrum.core.errors import RequestError
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.kv_shape import KvShape
 from ferrum.core.span_checks import check_kind, inputs_of, is_one_of
+from ferrum.core.state_shape import StateShape
 from ferrum.core.step import Array
 from ferrum.core.values import listed, shown, whole
 
@@ -49,11 +50,13 @@ class ModelInfo(JsonRecord):
         max_sequence_length: the checkpoint's context, in tokens.
         hidden_size: numbers of a token's hidden state.
         num_layers: all layers, also those that store nothing.
-        num_heads, num_kv_heads, head_dim: of the attention layers (if they differ, of the first that stores).
+        num_heads, num_kv_heads, head_dim: of the attention layers (if they differ, of the first that stores); 0
+            without any.
         dtype: of the dense weights.
         device: location of the weights.
         kv_layers: what layers store per token, by layer group; empty: each stores num_kv_heads keys and values of
             head_dim.
+        state_layers: what layers store per sequence, by state group.
     """
 
     model_id: str
@@ -69,6 +72,7 @@ class ModelInfo(JsonRecord):
     dtype: DataType
     device: Device = Device.CPU
     kv_layers: tuple[KvShape, ...] = ()
+    state_layers: tuple[StateShape, ...] = ()
 
     def kv_bytes_per_token(self, kv_dtype: DataType) -> int:
         """Return the bytes of one token's keys and values in all layers. Raises RequestError for no `DataType`."""

@@ -51,6 +51,10 @@ class SequenceStore(Protocol):
         """Pages with more than one owner."""
 
     @property
+    def free_slots(self) -> int:
+        """Free slots of states; 0 for a store without states."""
+
+    @property
     def changes(self) -> int:
         """A number that increases whenever the number of free pages may have changed."""
 
@@ -161,9 +165,7 @@ class Undo:
             for span in spans
             if span.cache_id in self._pages
         }
-        # A single token pushes no key out of a window that the rollback needs.
-        long = () if settled else [each.cache_id for each in spans if len(each.tokens) > 1 and each.cache_id in before]
-        with self._pages.holding(long):
+        with self._pages.holding(() if settled else before):
             try:
                 yield
             except BaseException:

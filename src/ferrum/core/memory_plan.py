@@ -58,6 +58,31 @@ class PoolPart(JsonRecord):
         return length if self.pages(length) <= self.num_pages else self.num_pages * self.page_size
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePart(JsonRecord):
+    """The slots of the states of recurrent layers.
+
+    Attributes:
+        num_slots: of all sequences.
+        per_sequence: that one sequence may hold: its state, and one for each of its steps in flight.
+        slot_bytes: bytes of a slot over all layers.
+    """
+
+    num_slots: int
+    per_sequence: int
+    slot_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return self.num_slots * self.slot_bytes
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that all slots suffice for."""
+        return self.num_slots // self.per_sequence
+
+
 def longest_sequence(pool: Iterable[PoolPart], length: int) -> int:
     """Return the tokens, at most `length`, that one sequence alone in a pool can have."""
     return min([length, *(part.longest(length) for part in pool)])
@@ -76,6 +101,7 @@ class MemoryPlan(JsonRecord):
         activation_row: bytes of them per token of a step.
         tables: token ids, positions, page rows and rotation tables.
         pool: the layer groups of the KV pool.
+        states: the slots of states; None if no layer has one.
         libraries: numpy, the native library and the network's objects, as an estimate.
         allowance: what the process may grow by in addition: libraries that need more, and freed memory that the
             allocator keeps. It is not part of `total`.
@@ -86,13 +112,14 @@ class MemoryPlan(JsonRecord):
     activation_row: int
     tables: int
     pool: tuple[PoolPart, ...]
+    states: StatePart | None = None
     libraries: int = 0
     allowance: int = 0
 
     @property
     def kv_pool(self) -> int:
-        """Bytes of the KV pool."""
-        return sum(part.nbytes for part in self.pool)
+        """Bytes of the KV pool, with the states."""
+        return sum(part.nbytes for part in self.pool) + (0 if self.states is None else self.states.nbytes)
 
     @property
     def kv_per_token(self) -> Fraction:
@@ -112,7 +139,8 @@ class MemoryPlan(JsonRecord):
     def max_sequences(self, length: int) -> int:
         """Return how many sequences of `length` tokens fit in the pool together. Raises RequestError below 1."""
         length = whole("length", length, least=1)
-        return min((part.num_pages // part.pages(length) for part in self.pool), default=0)
+        slots = () if self.states is None else (self.states.sequences,)
+        return min((*slots, *(part.num_pages // part.pages(length) for part in self.pool)), default=0)
 
     def fitting(self, context: int) -> list[tuple[int, int]]:
         """Return (length, sequences that fit) for each power of two from 256 up to the context, and for the context.
@@ -132,8 +160,8 @@ class MemoryRequirements(JsonRecord):
         parameter_memory: bytes of the weights as held.
         activation_memory_per_token: bytes of a step's buffers per token of the step.
         kv_cache_memory_per_token: bytes of a token's keys and values in ONE layer, on average over all, rounded up.
-        overhead_memory: bytes independent of the work: buffers, tables, libraries, half-filled pages, padding in the
-            pool, and the plan's allowance.
+        overhead_memory: bytes independent of the work: buffers, tables, libraries, half-filled pages, states of
+            recurrent layers, padding in the pool, and the plan's allowance.
     """
 
     parameter_memory: int
@@ -164,7 +192,8 @@ def memory_requirements(plan: MemoryPlan, kv_bytes: int, num_layers: int, max_ba
         max_batch_size: sequences of a batch, each of which may leave a page nearly empty.
     """
     partial_pages = sum(part.page_bytes - part.page_bytes // part.page_size for part in plan.pool) * max_batch_size
-    padding = (plan.kv_per_token - kv_bytes) * max(part.num_pages * part.page_size for part in plan.pool)
+    padding = (plan.kv_per_token - kv_bytes) * max((part.num_pages * part.page_size for part in plan.pool), default=0)
+    states = 0 if plan.states is None else plan.states.per_sequence * plan.states.slot_bytes * max_batch_size
     return MemoryRequirements(
         parameter_memory=plan.weights,
         activation_memory_per_token=plan.activation_row,
@@ -174,5 +203,6 @@ def memory_requirements(plan: MemoryPlan, kv_bytes: int, num_layers: int, max_ba
         + plan.libraries
         + plan.allowance
         + partial_pages
+        + states
         + ceil(padding),
     )

@@ -51,10 +51,13 @@ class EngineRecipe:
     def __call__(self) -> Built:
         from ferrum.runtime.load import build_executor  # imports numpy and the kernels: in the engine's process only
 
+        config = self.config
         with loading_bar(self.name) as progress:
-            executor = build_executor(self.config.model, checkpoint=self.source.checkpoint(), progress=progress)
-        draft = None if self.draft is None else load_draft_model(self.config, executor, self.source, self.draft)
-        return with_scheduler(executor, self.config, self.name, draft, self.source)
+            executor = build_executor(
+                config.model, run_ahead=config.run_ahead, checkpoint=self.source.checkpoint(), progress=progress
+            )
+        draft = None if self.draft is None else load_draft_model(config, executor, self.source, self.draft)
+        return with_scheduler(executor, config, self.name, draft, self.source)
 
 
 def with_scheduler(
@@ -74,9 +77,10 @@ def with_scheduler(
         source: the model; None opens the one that the options name.
     """
     context = executor.traits.max_sequence_length  # the scheduler counts with the pool: the last token is not stored
-    page_size = executor.pages.groups[0].page_size
+    page_size = executor.pages.page_size
     costs = StepCosts()
-    prefixes, files = _prefixes(executor.traits, page_size, config, source)
+    shares = config.prefix_cache and _shares_prefixes(executor, config)
+    prefixes, files = _prefixes(executor.traits, page_size, config, source) if shares else (None, None)
     if files is not None or config.swap_gib:
         swap_bytes = config.swap_gib << 30
         executor.keep_pages(files=files, swap_bytes=swap_bytes, recompute=lambda: costs.predict(page_size, 0))
@@ -100,7 +104,7 @@ def with_scheduler(
         numerics_id=executor.traits.numerics_id,
         kernels=executor.traits.kernels,
         page_size=page_size,
-        prefix_cache=config.prefix_cache,
+        prefix_cache=shares,
         speculative=config.speculative,
         num_speculative_tokens=config.num_speculative_tokens,
         weights=executor.traits.weights,
@@ -111,12 +115,21 @@ def with_scheduler(
     return Built(executor, scheduler, info, recorded=config.record_dir is not None, depth=config.run_ahead)
 
 
+def _shares_prefixes(executor: EngineExecutor, config: EngineConfig) -> bool:
+    """Return whether the model's sequences can share pages. Raises ConfigError for options that need it."""
+    if executor.pages.shares_prefixes:
+        return True
+    for name in ("prefix_cache_dir", "swap_gib"):
+        if getattr(config, name):
+            raise ConfigError("needs pages that sequences share, and this model's layers have states", param=name)
+    info_once("the prefix cache is off: this model's layers keep states, which sequences do not share")
+    return False
+
+
 def _prefixes(
     traits: ExecutorTraits, page_size: int, config: EngineConfig, source: ModelSource | None
 ) -> tuple[PrefixScope | None, PageFiles | None]:
-    """Return what the KV values of equal tokens depend on, and the files of shared prefixes; None without them."""
-    if not config.prefix_cache:
-        return None, None
+    """Return what the KV values of equal tokens depend on, and the files of shared prefixes, if there are any."""
     model, files = config.model.model, None
     if config.prefix_cache_dir is not None:
         from ferrum.runtime.kv_tiers.page_files import PageFiles

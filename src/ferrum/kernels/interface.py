@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.cache.page_table import PageCopy
+from ferrum.core.state_shape import StateShape
 from ferrum.kernels.op_spec import Extent, Program
 from ferrum.kernels.operations import F32, Array, Bytes, Int32, Operations, Weight
 from ferrum.kernels.services import PageSums, PanelQuantizer, RowSampler
@@ -41,6 +42,41 @@ class PoolGroup:
     format: str
 
 
+@dataclass(frozen=True, slots=True)
+class StatePool:
+    """The slots of the states of recurrent layers. A slot has the states of one sequence in all of them.
+
+    Attributes:
+        num_slots: of all sequences.
+        shapes: the states by state group: layers with equal shapes.
+        kept_rows: rows of draft tokens that a slot keeps next to a state.
+    """
+
+    num_slots: int
+    shapes: tuple[StateShape, ...]
+    kept_rows: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+        return sum(shape.slot_bytes(self.kept_rows) for shape in self.shapes)
+
+
+class StateTables(NamedTuple):
+    """What a step does to the states of its spans: see `cache.state_slots`. All [S] int32.
+
+    Attributes:
+        read, write: slots; -1 reads a state of zeros.
+        waiting: rows kept in the slot read, which are applied before the span's own.
+        kept: last rows of the span, or of those waiting, that are kept in the slot written and not applied.
+    """
+
+    read: Int32
+    write: Int32
+    waiting: Int32
+    kept: Int32
+
+
 class GivenRows(NamedTuple):
     """Rows of a step that are used in place of embeddings.
 
@@ -53,16 +89,45 @@ class GivenRows(NamedTuple):
     values: F32
 
 
+class StepTokens:
+    """The tokens that a step samples, one per span in the step's order.
+
+    Attributes:
+        tokens: int32 [S, 1] of the backend, or [S] of the host; set once the step is computed, or submitted to a
+            backend that defers. Of a span that failed or samples nothing any number, even -1: a row that carries it has
+            no effect.
+    """
+
+    __slots__ = ("tokens",)
+    tokens: Array
+
+
+class Carried(NamedTuple):
+    """Rows of a step whose tokens a step before it samples. They may be on the device only.
+
+    Attributes:
+        rows: [n] int32, which rows of the step they are.
+        spans: [n] int32, the spans of the other step that sample them: indices into `step.tokens`.
+        step: the other step's tokens.
+    """
+
+    rows: Int32
+    spans: Int32
+    step: StepTokens
+
+
 class StepTables(NamedTuple):
     """Inputs of a step. Only `runtime/step_tables.py` makes them.
 
     Attributes:
-        token_ids, positions: [R] int32.
+        token_ids, positions: [R] int32; an id is -1 where it is carried.
         span_rows: [S+1] int32: span s has the rows span_rows[s] to span_rows[s+1].
         pages: per layer group [S, maximum pages of a sequence] int32; -1 for a page that a window group has freed.
         logit_rows: [G] int32 rows with requested logits.
         hidden_rows: [P] int32 rows with requested hidden states.
         given: rows used in place of embeddings, or None.
+        states: what happens to the states of the spans; None if no layer has one.
+        carried: token ids that steps in flight sample, step by step.
     """
 
     token_ids: Int32
@@ -72,6 +137,16 @@ class StepTables(NamedTuple):
     logit_rows: Int32
     hidden_rows: Int32
     given: GivenRows | None = None
+    states: StateTables | None = None
+    carried: tuple[Carried, ...] = ()
+
+
+def with_carried(tables: StepTables) -> Int32:
+    """Return the token ids of a step with those that are carried, for a backend whose arrays are numpy's."""
+    token_ids = tables.token_ids.copy()
+    for rows, spans, step in tables.carried:
+        token_ids[rows] = step.tokens.ravel()[spans]
+    return token_ids
 
 
 class ParameterForms(Protocol):
@@ -88,7 +163,7 @@ class ParameterForms(Protocol):
 
 
 class NetworkOutput(NamedTuple):
-    """Results of a step.
+    """Results of a submitted step. `Kernels.collect` waits for them.
 
     Attributes:
         logits: [G, V].
@@ -101,6 +176,10 @@ class NetworkOutput(NamedTuple):
     best: Array
     hidden: Array
     finite: Array
+
+
+Collected: TypeAlias = tuple[list[int], list[bool]]
+"""The most likely token of each row of logits, -1 if a logit is not finite; and whether each span is finite."""
 
 
 class Network(Protocol):
@@ -119,8 +198,8 @@ class Replay(Protocol):
 
     program: Program
 
-    def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
-        """Run one step. The next step overwrites the returned arrays."""
+    def submit(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
+        """Begin one step, or run it at once. The next step overwrites the returned arrays; see `Kernels.defers`."""
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
         """Run one step and return the seconds of each operation."""
@@ -157,6 +236,8 @@ class Kernels(Operations, ParameterForms, RawPages, Protocol):
         numerics_id: the arithmetic and its version. Equal ids give equal bits.
         tier: the instruction tier; empty if there is only one.
         device: what it computes on, as in `ModelConfig.device`.
+        defers: `submit` may return before the step is computed. Then one more step is submitted before the first one
+            is collected; until then its `best` and `finite` stay as they are.
         threads: CPU threads that a step can use.
         table_bytes: bytes of all vectors and rope tables so far.
         captures: whether attention can store its softmax weights, and layers their inputs.
@@ -166,6 +247,7 @@ class Kernels(Operations, ParameterForms, RawPages, Protocol):
     name: str
     numerics_id: str
     device: str = "cpu"
+    defers: bool = False
     table_bytes: int
     captures: bool
     captured: list[list[Array]] | None
@@ -191,6 +273,10 @@ class Kernels(Operations, ParameterForms, RawPages, Protocol):
             limits: maximum rows of each extent.
         """
 
+    def collect(self, output: NetworkOutput) -> Collected:
+        """Wait for a submitted step and return what the host needs of it. Raises what the step has raised."""
+        return self.host(output.best).ravel().tolist(), self.host(output.finite).ravel().tolist()
+
     def host(self, array: Array) -> NDArray[Any]:
         """Return the numbers of an array, for use before the next step. It may share the array's memory."""
         return np.asarray(array)
@@ -214,8 +300,8 @@ class Kernels(Operations, ParameterForms, RawPages, Protocol):
     def scratch_bytes(self) -> int:
         """Bytes of the scratch memory of the operations."""
 
-    def allocate(self, groups: tuple[PoolGroup, ...]) -> None:
-        """Allocate the pool, zeroed. Call once, before the first step."""
+    def allocate(self, groups: tuple[PoolGroup, ...], states: StatePool | None = None) -> None:
+        """Allocate the pool, zeroed, and the slots of states. Call once, before the first step."""
 
     def planned_page_bytes(self, group: PoolGroup) -> int:
         """Return the bytes of a page of that group, with padding. `allocate` need not have run."""

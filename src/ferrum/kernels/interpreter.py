@@ -31,7 +31,7 @@ class Interpreter(Replay):
         return sum(memory.nbytes for (kind, _), memory in buffers if kind is extent)
 
     @np.errstate(all="ignore")  # the finite flags report a NaN
-    def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
+    def submit(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
         counts = row_counts(tables, self._limits)
         kernels.begin(tables)
         for op in self.program.ops:

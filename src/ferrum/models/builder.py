@@ -7,12 +7,14 @@ rope table. No other code lists the parts of a layer.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from ferrum.core.errors import CheckpointError
 from ferrum.core.kv_shape import KvShape
+from ferrum.core.state_shape import StateShape
 from ferrum.kernels.interface import ParameterForms
 from ferrum.kernels.op_attributes import Activation
 from ferrum.kernels.operations import Array
@@ -53,8 +55,15 @@ class StoringSpec(Protocol):
         """Return what a token stores in the KV pool."""
 
 
+class StatefulSpec(Protocol):
+    """A part that stores a state, as data."""
+
+    def stored(self) -> StateShape:
+        """Return what a sequence stores, whatever its length."""
+
+
 class Slot(NamedTuple):
-    """The place of a layer in the KV pool: its layer group, and its index within the group."""
+    """The place of a layer in the KV pool, or among the states: its group, and its index within the group."""
 
     group: int
     layer: int
@@ -98,7 +107,8 @@ class Builder:
         weights: every matrix so far, by name.
         ropes: every rope table so far, by frequencies and scaling.
         temperatures: every table of factors by position so far, by its scale, period and shift.
-        stores: the specs that store, by what they store. A shape's position is its layer group.
+        stores: the specs that store per token, by what they store. A shape's position is its layer group.
+        states: how many parts store each state so far. A shape's position is its state group.
         views: where the numbers of parameters are, for those that are not tensors of their own in every checkpoint.
     """
 
@@ -113,12 +123,18 @@ class Builder:
     ropes: dict[tuple[tuple[float, ...], float], Array] = field(default_factory=dict)
     temperatures: dict[tuple[float, int, int], Array] = field(default_factory=dict)
     stores: dict[KvShape, list[StoringSpec]] = field(default_factory=dict)
+    states: Counter[StateShape] = field(default_factory=Counter)
     views: dict[str, View] = field(default_factory=dict)
 
     @property
     def kv_layers(self) -> tuple[KvShape, ...]:
-        """What the layers so far store, by layer group."""
+        """What the layers so far store per token, by layer group."""
         return tuple(replace(shape, num_layers=len(specs)) for shape, specs in self.stores.items())
+
+    @property
+    def state_layers(self) -> tuple[StateShape, ...]:
+        """What the layers so far store per sequence, by state group."""
+        return tuple(replace(shape, num_layers=count) for shape, count in self.states.items())
 
     def under(self, name: str) -> Builder:
         """Return the builder of a part of that name; without a name, of the same."""
@@ -224,6 +240,12 @@ class Builder:
         if shape not in self.stores:
             raise CheckpointError("config.json: num_kv_shared_layers: a layer reads what no layer before it stores")
         return Slot(list(self.stores).index(shape), len(self.stores[shape]) - 1)
+
+    def state_slot(self, spec: StatefulSpec) -> Slot:
+        """Return a new place for the state of a part."""
+        shape = spec.stored()
+        self.states[shape] += 1
+        return Slot(list(self.states).index(shape), self.states[shape] - 1)
 
     def _placed(self, name: str, view: View | None) -> str:
         """Return the full name of a parameter, and note its view."""

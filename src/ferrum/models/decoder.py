@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ferrum.core.kv_shape import KvShape
+from ferrum.core.state_shape import StateShape
 from ferrum.kernels.interface import NetworkOutput, ParameterForms
 from ferrum.kernels.operations import Array, Operations, Weight
 from ferrum.kernels.vectors import zeros
@@ -25,7 +26,8 @@ class Decoder:
 
     Attributes:
         weights: every matrix once, by its name in the checkpoint (a tied head is the embedding).
-        kv_layers: what layers store in the KV pool, by layer group.
+        kv_layers: what layers store per token, by layer group.
+        state_layers: what they store per sequence, by state group.
     """
 
     spec: DecoderSpec
@@ -35,6 +37,7 @@ class Decoder:
     head: NamedWeight
     weights: Mapping[str, Weight]
     kv_layers: tuple[KvShape, ...]
+    state_layers: tuple[StateShape, ...] = ()
 
     def __call__(self, kernels: Operations, states: list[Array] | None = None) -> NetworkOutput:
         """Run one step; `states` collects the input of each layer and the final states, [R, H] each."""
@@ -72,8 +75,8 @@ class Inventory:
 
     Attributes:
         shapes: of the parameters that a checkpoint must have, by name.
-        kv_layers: the decoder's.
-        num_heads: query heads of the first part that stores.
+        kv_layers, state_layers: the decoder's.
+        num_heads: query heads of the first part that stores per token; 0 without one.
         rope_numbers: frequencies of all rope tables.
         views: where parameters are that are not tensors of their own, by name.
         exact: names of the matrices that stay in float32 (routers).
@@ -81,6 +84,7 @@ class Inventory:
 
     shapes: Mapping[str, tuple[int, ...]]
     kv_layers: tuple[KvShape, ...]
+    state_layers: tuple[StateShape, ...]
     num_heads: int
     rope_numbers: int
     views: Mapping[str, View]
@@ -92,9 +96,9 @@ def inventory(spec: DecoderSpec) -> Inventory:
     source = _Listing()
     make = _builder(spec, source, _Formless(), 0)
     _decoder(spec, make)
-    first = next(specs[0] for specs in make.stores.values())
+    heads = next((specs[0].num_heads for specs in make.stores.values()), 0)
     rope_numbers = sum(len(frequencies) for frequencies, _ in make.ropes)
-    return Inventory(source.shapes, make.kv_layers, first.num_heads, rope_numbers, make.views, source.exact)
+    return Inventory(source.shapes, make.kv_layers, make.state_layers, heads, rope_numbers, make.views, source.exact)
 
 
 def parameter_shapes(spec: DecoderSpec) -> Mapping[str, tuple[int, ...]]:
@@ -113,7 +117,7 @@ def _decoder(spec: DecoderSpec, make: Builder) -> Decoder:
     final_norm = make.norm(FINAL_NORM)
     head = embedding if spec.tied_head else make.matrix(HEAD, matrix)
     weights = {name: each.weight for name, each in make.weights.items()}
-    return Decoder(spec, embedding, layers, final_norm, head, weights, make.kv_layers)
+    return Decoder(spec, embedding, layers, final_norm, head, weights, make.kv_layers, make.state_layers)
 
 
 @dataclass(frozen=True, slots=True)

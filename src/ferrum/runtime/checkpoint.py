@@ -16,7 +16,7 @@ from ferrum.core.errors import CheckpointError
 from ferrum.models.families import head_is_tied
 from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.quant.block_weight import BlockWeight
-from ferrum.runtime.quantization_config import with_quantization
+from ferrum.runtime.quantization_config import PACKED, quantization_method, with_quantization
 from ferrum.runtime.tensor_file import TensorFile, TensorInfo
 from ferrum.text.model_files import DirectoryFiles, read_json_object
 from ferrum.text.text_config import is_wrapped, text_config
@@ -62,6 +62,14 @@ class TensorStore(Protocol):
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(info.nbytes for info in self.tensors.values())
+
+    @property
+    def mapped(self) -> int:
+        """Bytes of matrices that are used where they are in the file: all in a packed directory, else none.
+
+        Each is a parameter of the model in its last form, whatever views its family reads other checkpoints by.
+        """
+        return self.nbytes if quantization_method(self.config) == PACKED else 0
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -14,10 +14,11 @@ from operator import attrgetter
 
 from ferrum.cache.page_table import PageCopy, PageTable
 from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
+from ferrum.core.config import MAX_DRAFT
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, StepError, Unsupported, as_step_error
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import CARRY, Hidden, Outcome, Span, SpanResult, StepBatch, StepOutput, is_plain
-from ferrum.kernels.interface import Kernels, Network, NetworkOutput, RawPages, StepTables
+from ferrum.kernels.interface import Kernels, Network, NetworkOutput, RawPages, StepTables, StepTokens
 from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.op_spec import Extent
 from ferrum.kernels.operations import F32, Array
@@ -27,6 +28,7 @@ from ferrum.runtime.flights import Flights, carries
 from ferrum.runtime.sharded_replay import ShardedReplay
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_passes import cut_into_passes, distribute
+from ferrum.runtime.step_states import STATELESS, StepStates
 from ferrum.runtime.step_tables import DecodeTables, KeptRows, Piece, refuse_inputs, stage
 from ferrum.sampling.backend_sampler import sampler_of
 from ferrum.sampling.sampler import Verification, accept
@@ -44,7 +46,9 @@ class PreparedStep:
         passes: forward passes, each with its tables.
         decodes: tables of the only pass, if every span decodes as in the step before.
         drawn: the spans of such a step that do not simply take the most likely token, by index.
-        carry: some of the tokens of such a step are CARRY.
+        states: what it does to the states of its sequences.
+        sampled: its tokens, for the steps after it; None if nothing is prepared before it is settled.
+        output: of the step, if it was submitted before the step before it was collected.
     """
 
     batch: StepBatch
@@ -52,9 +56,11 @@ class PreparedStep:
     outcomes: dict[str, Outcome]
     rows: dict[str, SpanRows]
     passes: list[tuple[list[Piece], StepTables]]
+    states: StepStates
     decodes: StepTables | None = None
     drawn: Sequence[int] = ()
-    carry: bool = False
+    sampled: StepTokens | None = None
+    output: NetworkOutput | None = None
 
 
 class DecoderLM(StepwiseLLM):
@@ -105,6 +111,7 @@ class DecoderLM(StepwiseLLM):
         self._copies: list[PageCopy] = []
         self._flights = Flights(pages)
         self._decodes: DecodeTables | None = None
+        self._started: PreparedStep | None = None
         self.runs_ahead = False
 
     @property
@@ -130,38 +137,37 @@ class DecoderLM(StepwiseLLM):
     def forget(self) -> None:
         """Forget the steps in flight and the last tokens: all sequences are gone."""
         self._flights.clear()
-        self._decodes = None
+        self._decodes = self._started = None
 
     # Prepare
 
     def prepare(self, batch: StepBatch) -> PreparedStep:
         """Check the spans, reserve their pages and make the tables of the step."""
-        decodes = self._decodes
-        tables = None if decodes is None else self._follow(decodes, batch.spans)
+        decodes, states = self._decodes, STATELESS if self.pages.states is None else StepStates(self.pages.states)
+        tables = None if decodes is None else self._follow(decodes, batch.spans, states)
+        sampled = StepTokens() if self.runs_ahead else None
         if decodes is not None and tables is not None:
-            if self.runs_ahead:
-                self._flights.depart(batch.spans)
-            return PreparedStep(batch, batch.spans, {}, {}, [], tables, decodes.drawn, decodes.carry)
+            if sampled is not None:
+                self._flights.depart(batch.spans, sampled)
+                decodes.last = sampled
+            return PreparedStep(batch, batch.spans, {}, {}, [], states, tables, decodes.drawn, sampled)
         self._decodes = None
         new = {span.cache_id for span in batch.spans if span.cache_id not in self.pages}
-        spans, outcomes = split_refused(batch.spans, self._admit)
+        spans, outcomes = split_refused(batch.spans, partial(self._admit, states))
         self._free_refused(outcomes, new)
-        step = PreparedStep(
-            batch,
-            spans,
-            outcomes,
-            self._rows(spans),
-            [],
-        )
+        step = PreparedStep(batch, spans, outcomes, self._rows(spans), [], states, sampled=sampled)
+        sources = {span.cache_id: self._flights.source(span) for span in spans if span.tokens[0] == CARRY}
         try:
-            step.passes += [(pieces, stage(pieces, self.pages)) for pieces in self._passes(step.rows)] if spans else []
+            cut = self._passes(step.rows) if spans else ()
+            step.passes += [(pieces, stage(pieces, self.pages, states.tables(pieces), sources)) for pieces in cut]
         except Exception as error:  # noqa: BLE001 - no memory for the tables: others go on
             step.spans = ()
             outcomes.update((span.cache_id, as_step_error(error)) for span in spans)
+            states.cancel()
             self._free_refused(outcomes, new)
-        self._flights.depart(step.spans, new)
+        self._flights.depart(step.spans, sampled, new)
         if len(step.passes) == 1 and not outcomes and is_plain(batch.spans) and all(map(_start, batch.spans)):
-            self._decodes = DecodeTables(batch.spans, step.passes[0][1], self.pages)
+            self._decodes = DecodeTables(batch.spans, step.passes[0][1], self.pages, sampled)
         return step
 
     def _free_refused(self, refused: Iterable[str], new: Collection[str]) -> None:
@@ -172,10 +178,16 @@ class DecoderLM(StepwiseLLM):
             elif cache_id in self.pages and not self._flights.ahead(cache_id):
                 self.pages.trim(cache_id)
 
-    def _follow(self, decodes: DecodeTables, spans: Sequence[Span]) -> StepTables | None:
+    def _follow(self, decodes: DecodeTables, spans: Sequence[Span], states: StepStates) -> StepTables | None:
         """Return patched tables if a step goes on where the last one ended, with one token per sequence."""
         ahead = self._flights.ahead(decodes.cache_ids[0]) if self.runs_ahead else 0
-        return decodes.follow(spans, ahead, self._config.vocab_size, self._config.max_seq_len)
+        tables = decodes.follow(spans, ahead, self._config.vocab_size, self._config.max_seq_len)
+        if tables is None or self.pages.states is None:
+            return tables
+        if not all(map(states.begin, spans)):
+            states.cancel()
+            return None
+        return tables._replace(states=states.tables(spans))
 
     def make_copies(self) -> None:
         """Copy pages now that no step is being computed; if that fails, the next step does it and reports the error."""
@@ -188,11 +200,13 @@ class DecoderLM(StepwiseLLM):
         self.pool.copy_pages(self._copies)
         self._copies.clear()
 
-    def _admit(self, span: Span) -> FerrumError | None:
-        """Check a span and reserve its pages; return an error, or None if it can run."""
+    def _admit(self, states: StepStates, span: Span) -> FerrumError | None:
+        """Check a span, reserve its pages and begin its state; return an error, or None if it can run."""
         error = self._refusal(span)
         if error is None and not self.pages.reserve(span.cache_id, span.end):
             return self._no_room(span)
+        if error is None and not states.begin(span):
+            return KvExhausted(f"no free slot for the state of {span.cache_id!r}: release others (max_batch_size)")
         return error
 
     def _no_room(self, span: Span) -> FerrumError:
@@ -223,6 +237,8 @@ class DecoderLM(StepwiseLLM):
             return Unsupported("attention weights and states of layers", reason)
         if span.hidden is Hidden.LAYERS and self.pool is not self.kernels:
             return Unsupported("states of layers", "several ranks compute them: load the model on one")
+        if span.drafts > MAX_DRAFT and self.pages.states is not None:
+            return Unsupported("drafts", f"{span.drafts} in one span: recurrent layers keep the rows of {MAX_DRAFT}")
         return refuse_inputs(span, self._config.hidden_size) if span.inputs else None
 
     def _passes(self, rows: Mapping[str, SpanRows]) -> Iterator[list[Piece]]:
@@ -230,26 +246,47 @@ class DecoderLM(StepwiseLLM):
 
     # Compute
 
+    def starts(self, step: PreparedStep) -> bool:
+        """Return whether a backend that defers may have a step before the results of the one before it."""
+        return step.decodes is not None and not step.drawn and self.watch is None and self.pool is self.kernels
+
+    def start(self, step: PreparedStep) -> None:
+        """Submit a step that `starts`; `compute` collects it. Steps are started in order, each once."""
+        assert step.decodes is not None and step.sampled is not None
+        with suppress(Exception):  # then `compute` submits it again, and reports the error
+            output = self._forward(step.decodes)
+            step.sampled.tokens = output.best.copy()
+            step.output = output
+            self._started = step
+
+    def _restart(self, step: PreparedStep) -> None:
+        """Forget what was submitted of a step and of the one after it, which went on from its tokens and rows."""
+        for each in (step, self._started):
+            if each is not None:
+                each.output = None
+
     def compute(self, step: PreparedStep) -> None:
         """Run a prepared step and set the outcome of each span; nothing advances. Steps are computed in order."""
         if step.decodes is None or not self._compute_decodes(step, step.decodes):
+            self._restart(step)
             spans, errors = split_refused(step.spans, self._flights.refuse_departed)
             step.outcomes.update(errors)
             if spans:
                 step.outcomes.update(run_isolated(spans, partial(self._attempt, step)))
-        self._flights.arrive(step.spans, step.outcomes)
+        self._flights.arrive(step.spans, step.outcomes, step.sampled)
 
     def _compute_decodes(self, step: PreparedStep, tables: StepTables) -> bool:
         """Run a step of decodes; return False, with nothing changed, if a span may need to run without the others."""
         if self.watch is not None:
             return False
-        if (self.runs_ahead or step.carry) and not self._flights.fill_carried(step.spans, tables.token_ids):
+        if self.runs_ahead and not self._flights.all_succeeded(step.spans):
             return False
         try:
-            output = self._forward(tables)
-            host = self.kernels.host
-            best = host(output.best).ravel().tolist()
-            if -1 in best or 0 in host(output.finite).tobytes():  # a reduction by numpy would take ten times as long
+            if step.output is None and self._started is not None:
+                self._restart(step)
+            output = step.output or self._forward(tables)
+            best, finite = self.kernels.collect(output)
+            if -1 in best or False in finite:
                 return False
             for span, token in zip(step.spans, best, strict=True):
                 step.outcomes[span.cache_id] = SpanResult(span.start + 1, (token,))
@@ -286,8 +323,12 @@ class DecoderLM(StepwiseLLM):
             rows = self._rows(spans)
             decodes = [] if step.decodes is None else [(step.spans, step.decodes)]
             kept = KeptRows(self.pages.groups, step.passes or decodes)
-            passes = [(pieces, stage(pieces, kept)) for pieces in self._passes(rows)]
-        self._replace_carried(passes, rows)
+            tokens = {span.cache_id: self._flights.token(span) for span in spans}
+            cut, of_states = self._passes(rows), step.states.tables
+            passes = [(pieces, stage(pieces, kept, of_states(pieces), tokens)) for pieces in cut]
+        for span in spans:
+            if span.tokens[0] == CARRY:
+                rows[span.cache_id].carried = (self._flights.token(span),)
         failed: dict[str, Outcome] = {}
         results: dict[str, Outcome] = {}
         weights = any(span.attention_weights for span in spans)
@@ -297,7 +338,7 @@ class DecoderLM(StepwiseLLM):
             states: list[Array] | None = [] if layers else None
             self.kernels.captured = captured if weights else None
             try:
-                failed.update(distribute(pieces, self._forward(tables, states), rows, self.kernels.host))
+                failed.update(distribute(pieces, self._forward(tables, states), rows, self.kernels.collect))
             finally:
                 self.kernels.captured = None
             complete = []
@@ -311,18 +352,6 @@ class DecoderLM(StepwiseLLM):
                     complete.append(collected)
             results.update(self._results(complete))
         return results | failed
-
-    def _replace_carried(
-        self, passes: Sequence[tuple[Sequence[Piece], StepTables]], rows: Mapping[str, SpanRows]
-    ) -> None:
-        """Put the tokens that CARRY stands for into the tables."""
-        for pieces, tables in passes:
-            for index, piece in enumerate(pieces):
-                if piece.tokens[0] == CARRY:
-                    collected = rows[piece.cache_id]
-                    token = self._flights.token(collected.span)
-                    collected.carried = (token,)
-                    tables.token_ids[tables.span_rows[index]] = token
 
     def _results(self, complete: Sequence[SpanRows]) -> dict[str, Outcome]:
         """Return the results of spans whose last rows are there; tokens are sampled for all of them at once."""
@@ -340,7 +369,7 @@ class DecoderLM(StepwiseLLM):
         if self._copies:
             self._copy_pages()
         if self.replay is not None and states is None:
-            return self.replay(self.kernels, tables)
+            return self.replay.submit(self.kernels, tables)
         return run_eager(self.network, self.kernels, tables, states)
 
     # Settle
@@ -349,7 +378,7 @@ class DecoderLM(StepwiseLLM):
         """Advance the sequences of a computed step; a failed span leaves its sequence as it was."""
         results = tuple(map(step.outcomes.__getitem__, map(_cache_id, step.batch.spans)))
         if step.decodes is not None and not self.runs_ahead and set(map(type, results)) == {SpanResult}:
-            self.pages.commit_next(list(step.outcomes), list(map(_length, results)))
+            self.pages.next_tokens.commit(list(step.outcomes), list(map(_length, results)))
         else:
             for span in step.spans:
                 self._flights.land(span, step.outcomes[span.cache_id])

@@ -1,6 +1,7 @@
 """Sequences with steps in flight: prepared and not settled yet. What their next step begins with is known from here.
 
-`depart`, `length` and `land` belong to the thread that prepares and settles, the rest to the thread that computes.
+`source`, `depart`, `length` and `land` belong to the thread that prepares and settles, the rest to the thread that
+computes.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from ferrum.cache.page_table import PageTable
 from ferrum.core.errors import FerrumError, RequestError, StepError
 from ferrum.core.span_checks import wrong_type
 from ferrum.core.step import CARRY, Outcome, Span, SpanResult, Want
-from ferrum.kernels.operations import Int32
+from ferrum.kernels.interface import StepTokens
+from ferrum.runtime.step_tables import Source
 
 _MAX_SAMPLED: Final = 1024
 """Remembered tokens of sequences beyond which those of released ones are dropped."""
@@ -28,6 +32,8 @@ class _Flight:
         planned: its length when all of them have succeeded; None: drafts are being verified.
         samples: the last of them samples a token.
         computed: its length after the steps computed so far.
+        sampled: tokens of the last of them.
+        index: of the sequence's span in it.
         steps: number of steps.
         failed: one of them has failed.
     """
@@ -36,6 +42,8 @@ class _Flight:
     planned: int | None
     samples: bool
     computed: int
+    sampled: StepTokens | None = None
+    index: int = 0
     steps: int = 0
     failed: bool = False
 
@@ -74,20 +82,29 @@ class Flights:
             return RequestError("must be the first token of a sequence that sampled in the step before", param="CARRY")
         return None
 
-    def depart(self, spans: Sequence[Span], new: Collection[str] = ()) -> None:
+    def source(self, span: Span) -> Source:
+        """Return what the first token of a span stands for, before the span departs."""
+        flight = self._flights.get(span.cache_id)
+        if span.tokens[0] != CARRY or flight is None or flight.sampled is None:
+            return self.token(span)
+        return flight.sampled, flight.index
+
+    def depart(self, spans: Sequence[Span], sampled: StepTokens | None, new: Collection[str] = ()) -> None:
         """Record that these spans are in flight.
 
         Args:
             spans: of one step, checked.
+            sampled: the step's tokens; None at depth 0.
             new: sequences that it begins.
         """
-        for span in spans:
+        for index, span in enumerate(spans):
             flight = self._flights.get(span.cache_id)
             if flight is None:
                 flight = _Flight(span.cache_id in new, span.start, samples=False, computed=span.start)
                 self._flights[span.cache_id] = flight
             flight.planned = span.end if span.extras is None or not (span.drafts and span.want is Want.TOKEN) else None
             flight.samples = span.want is Want.TOKEN
+            flight.sampled, flight.index = sampled, index
             flight.steps += 1
 
     def refuse_departed(self, span: Span) -> FerrumError | None:
@@ -103,28 +120,30 @@ class Flights:
         carried = self._carried(span) if span.tokens[0] == CARRY else None
         return span.tokens[0] if carried is None else carried
 
-    def fill_carried(self, spans: Sequence[Span], token_ids: Int32) -> bool:
-        """Put the tokens of spans that decode into a table where it has CARRY; False if a step before has failed."""
-        for row, span in enumerate(spans):
-            if span.tokens[0] == CARRY:
-                token, length = self._sampled.get(span.cache_id, (CARRY, 0))
-                if length != span.start:
-                    return False
-                token_ids[row] = token
+    def all_succeeded(self, spans: Sequence[Span]) -> bool:
+        """Return whether the steps before these spans have succeeded."""
         flights = self._flights
-        return not flights or not any(flights[span.cache_id].computed != span.start for span in spans)
+        for span in spans:  # noqa: SIM110 - `all` would be a call per span
+            if flights[span.cache_id].computed != span.start:
+                return False
+        return True
 
-    def arrive(self, spans: Sequence[Span], outcomes: Mapping[str, Outcome]) -> None:
-        """Record the lengths and tokens of a computed step."""
+    def arrive(self, spans: Sequence[Span], outcomes: Mapping[str, Outcome], sampled: StepTokens | None) -> None:
+        """Record the lengths and tokens of a computed step, and in `sampled` the tokens for the steps after it."""
+        tokens = []
         for span in spans:
-            outcome, flight = outcomes[span.cache_id], self._flights.get(span.cache_id)
+            outcome, flight, token = outcomes[span.cache_id], self._flights.get(span.cache_id), -1
             if isinstance(outcome, SpanResult):
                 if outcome.tokens:
-                    self._sampled[span.cache_id] = outcome.tokens[-1], outcome.length
+                    token = outcome.tokens[-1]
+                    self._sampled[span.cache_id] = token, outcome.length
                 else:
                     self._sampled.pop(span.cache_id, None)
                 if flight is not None:
                     flight.computed = outcome.length
+            tokens.append(token)
+        if sampled is not None:
+            sampled.tokens = np.array(tokens, np.int32)
 
     def land(self, span: Span, outcome: Outcome) -> None:
         """Settle a span: advance its sequence, or free what its failed steps have reserved once the last has landed."""
@@ -141,7 +160,7 @@ class Flights:
         if flight.failed and flight.is_new and not self._pages.length(cache_id):
             self._pages.release(cache_id)
         elif flight.failed:
-            self._pages.trim(cache_id)
+            self._pages.abandon(cache_id)
         if len(self._sampled) > _MAX_SAMPLED:
             self._sampled = {each: last for each, last in self._sampled.items() if each in self._pages}
 

@@ -14,16 +14,16 @@ from typing import Final
 
 from ferrum.core.errors import CheckpointError, ConfigError, FerrumError, HubUnreachable, ModelNotFound
 from ferrum.runtime.gguf_choice import Wanted, choose, gguf_below, is_gguf_name, models_below, models_in
-from ferrum.runtime.gguf_header import is_gguf
 from ferrum.runtime.hub_cache import snapshot_of
 from ferrum.runtime.hub_errors import hub_errors, incomplete_snapshot, transport_error
 from ferrum.runtime.hub_gguf import HubName, cached_file, fetch, files_of, hub_name
 from ferrum.runtime.loadable import has_model_files, refuse_unloadable
+from ferrum.runtime.local_models import suggested_path, suggestion
 from ferrum.runtime.model_folders import find, models_directory, models_in_folder, models_of_others
+from ferrum.runtime.model_paths import BUILT_IN as BUILT_IN
+from ferrum.runtime.model_paths import built_in, existing
 from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.pooling import pooling_file
-
-BUILT_IN: Final = "ferrum-tiny"
 
 NO_WEIGHTS: Final = "has no safetensors weights, and other kinds are not read"
 
@@ -121,23 +121,6 @@ def locate(
     return wanted
 
 
-def built_in() -> Path:
-    """Return the directory of the built-in model."""
-    # Not by importlib.resources: an editable install has several roots, and the data is next to the source.
-    return Path(__file__).parents[1] / "assets" / BUILT_IN
-
-
-def existing(path: Path) -> Path | None:
-    """Return a directory, a GGUF file, or the file of DIRECTORY:TAG; None for any other path. Raises ModelNotFound."""
-    if path.is_dir() or (path.is_file() and (is_gguf_name(path.name) or is_gguf(path))):
-        return path
-    folder, _, tag = str(path).rpartition(":")
-    if folder and tag and not path.exists() and Path(folder).is_dir():
-        files = models_below(Path(folder))
-        return Path(folder) / choose(Wanted(folder, tag), files)[0] if files else None
-    return None
-
-
 def _in_models_directory(name: str, models_dir: str | None) -> Path | None:
     folder = models_directory(models_dir)
     if folder is None:
@@ -165,8 +148,6 @@ def _is_path(name: str, path: Path) -> bool:
 
 def _not_found(name: str, path: Path, models_dir: str | None) -> ModelNotFound:
     """Return the error of a name that means nothing."""
-    from ferrum.runtime.local_models import suggested_path, suggestion
-
     if path.exists():
         return ModelNotFound(f"{name!r} is neither a directory nor a GGUF file{suggested_path(path)}", param="model")
     if _is_path(name, path):

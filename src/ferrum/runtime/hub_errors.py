@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ferrum.core.errors import HubUnreachable, ModelGated, ModelNotFound
 from ferrum.runtime.checkpoint import has_weights
+from ferrum.runtime.local_models import suggestion
 
 
 def transport_error() -> type[Exception]:
@@ -27,8 +28,6 @@ def hub_errors(repo: str, revision: str | None) -> Iterator[str]:
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
-
-    from ferrum.runtime.local_models import suggestion
 
     named = repo if revision is None else f"{repo}@{revision}"
     try:

@@ -129,8 +129,7 @@ class LlmSequences:
     """
 
     groups: tuple[StoreGroup, ...] = ()
-    used = 0
-    shared = 0
+    used = shared = free_slots = 0
 
     def __init__(self, model: DecoderOnlyLLM, usual: int) -> None:
         self._model = model

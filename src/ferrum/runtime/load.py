@@ -6,63 +6,19 @@ Files are read in `checkpoint.py`, weights made in `parameters.py`, the pool siz
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import replace
 
-from ferrum.cache.page_table import PageTable
-from ferrum.cache.pool import PageGroup, capacity_tokens
-from ferrum.contract.capabilities import ExecutorTraits
-from ferrum.contract.decoder_llm import LlmRuntimeConfig
-from ferrum.contract.formats import DataType, Device
-from ferrum.contract.io_types import ModelInfo
-from ferrum.core.config import MAX_DRAFT, MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, Switches, auto_kv_dtype
+from ferrum.core.config import MAX_PAGE_SIZE, MAX_RUN_AHEAD, PAGE_SIZE, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
-from ferrum.core.logging import warn_once
-from ferrum.core.memory_plan import MemoryPlan, PoolPart, longest_sequence, size
 from ferrum.core.option_fields import as_text, check_flag, check_number
 from ferrum.core.span_checks import check_kind
 from ferrum.core.values import shown
-from ferrum.kernels.interface import Kernels, PoolGroup
-from ferrum.kernels.interpreter import Interpreter
-from ferrum.kernels.op_spec import Extent
-from ferrum.models.decoder import Decoder, Inventory, build_decoder, inventory
-from ferrum.models.families import decoder_spec
-from ferrum.models.spec import DecoderSpec
-from ferrum.models.tensor_names import EMBEDDING
-from ferrum.quant.backend_quantizer import quantizer_of
-from ferrum.quant.block_format import data_type
-from ferrum.runtime.backend import choose_kernels
-from ferrum.runtime.checkpoint import Checkpoint, TensorStore
-from ferrum.runtime.decoder_lm import DecoderLM
+from ferrum.runtime.assembly import MAX_ROWS, Bounds, assemble
+from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.local_executor import LocalExecutor
-from ferrum.runtime.memory import (
-    LIBRARY_BYTES,
-    PoolLimits,
-    allowance,
-    bytes_to_load,
-    free_memory,
-    memory_for,
-    pool_groups,
-    pool_parts,
-    refuse_too_large,
-)
+from ferrum.runtime.model_report import ModelPlan as ModelPlan
 from ferrum.runtime.open_model import open_model
-from ferrum.runtime.packed import PackedParameters, is_packed
-from ferrum.runtime.parameters import Parameters, PlannedParameters, Progress, model_spec
-from ferrum.runtime.viewed_tensors import with_views
-
-MAX_ROWS: Final = 512
-"""Default limit of tokens in one forward pass."""
-
-_LOGIT_BYTES: Final = 64 << 20
-"""Size limit of the buffer of a pass's logits."""
-
-_ADDRESS_SPACE: Final = 1 << 47
-"""Bytes that a process can address (x86-64); larger pools are refused before sizes overflow 64 bits."""
-
-_MAX_STEP_ROWS: Final = 1 << 32
-"""Limit of tokens of a step: beyond it, sizes of buffers could overflow 64 bits."""
+from ferrum.runtime.parameters import Progress
 
 
 def load_executor(
@@ -82,6 +38,7 @@ def load_executor(
     memory_pool_size: int | None = None,
     page_size: int = PAGE_SIZE,
     max_rows: int = MAX_ROWS,
+    run_ahead: int = 0,
     replay: bool | None = None,
     log_tokens: bool | None = None,
     cache_prefix: str = "llm-cache",
@@ -96,6 +53,7 @@ def load_executor(
         memory_pool_size: maximum bytes of the KV pool; None follows `kv_capacity`.
         page_size: tokens per page of the KV pool.
         max_rows: maximum tokens of one forward pass; a larger step takes several.
+        run_ahead: largest depth of `LocalExecutor.run_ahead` for a model with states, which are planned for it.
         replay: run the recorded program; None follows the environment (FERRUM_DISABLE_GRAPHS).
         log_tokens: log the best tokens of each span; None follows the environment (FERRUM_LOG_TOKENS).
         cache_prefix: new sequences are named `<prefix>-0`, `<prefix>-1`, ...
@@ -118,6 +76,7 @@ def load_executor(
         memory_pool_size=memory_pool_size,
         page_size=page_size,
         max_rows=max_rows,
+        run_ahead=run_ahead,
         cache_prefix=cache_prefix,
         progress=progress,
     )
@@ -141,6 +100,7 @@ def build_executor(
     memory_pool_size: int | None = None,
     page_size: int = PAGE_SIZE,
     max_rows: int = MAX_ROWS,
+    run_ahead: int = 0,
     cache_prefix: str = "llm-cache",
     progress: Progress | None = None,
     checkpoint: TensorStore | None = None,
@@ -153,31 +113,16 @@ def build_executor(
         check_number("memory_pool_size", memory_pool_size, 1)
     check_number("page_size", page_size, 1, MAX_PAGE_SIZE)
     check_number("max_rows", max_rows, 1)
+    check_number("run_ahead", run_ahead, 0, MAX_RUN_AHEAD)
     check_kind(cache_prefix, str, param="cache_prefix")
     if progress is not None and not callable(progress):
         raise ConfigError(f"must take the bytes loaded and the bytes in total, not {shown(progress)}", param="progress")
-    bounds = _Bounds(memory_pool_size, page_size, max_rows)
-    lm, plan = _assemble(config, bounds, checkpoint, progress)
+    bounds = Bounds(memory_pool_size, page_size, max_rows, run_ahead)
+    lm, plan = assemble(config, bounds, checkpoint, progress)
     log_tokens = config.switches.log_tokens
     executor = LocalExecutor(lm, info=plan.info, traits=plan.traits, log_tokens=log_tokens, cache_prefix=cache_prefix)
     executor.warmup()
     return executor
-
-
-@dataclass(frozen=True, slots=True)
-class ModelPlan:
-    """The properties of an executor that loading a model would give.
-
-    Attributes:
-        info, traits: the executor's.
-        kv_capacity: tokens that fit in the KV pool.
-        formats: numbers of the matrices by the formats that they are held in.
-    """
-
-    info: ModelInfo
-    traits: ExecutorTraits
-    kv_capacity: int
-    formats: Mapping[str, int] = field(default_factory=dict)
 
 
 def plan_model(config: ModelConfig) -> ModelPlan:
@@ -187,211 +132,4 @@ def plan_model(config: ModelConfig) -> ModelPlan:
     sized as if the weights were loaded, and has at least one page.
     """
     source = open_model(config.model, headers_only=True, models_dir=config.models_dir)
-    return _assemble(config, _Bounds(), source.checkpoint(), planning=True)[1]
-
-
-@dataclass(frozen=True, slots=True)
-class _Bounds:
-    """Arguments of `load_executor` that `ModelConfig` lacks."""
-
-    memory_pool_size: int | None = None
-    page_size: int = PAGE_SIZE
-    max_rows: int = MAX_ROWS
-
-
-def _assemble(
-    config: ModelConfig,
-    bounds: _Bounds,
-    checkpoint: TensorStore | None = None,
-    progress: Progress | None = None,
-    *,
-    planning: bool = False,
-) -> tuple[DecoderLM, ModelPlan]:
-    """Return a model with its kernels and its pool, and its plan. A planned model cannot run steps."""
-    checkpoint = checkpoint or open_model(config.model, models_dir=config.models_dir).checkpoint()
-    spec = model_spec(checkpoint, config.max_sequence_length, planning=planning)
-    asks = inventory(spec)
-    checkpoint = with_views(checkpoint, asks)
-    widest = max(max(kv.key_dim, kv.value_dim) for kv in asks.kv_layers)
-    options = config.kernels, config.isa, config.threads
-    chosen = choose_kernels(config.device, *options, head_dim=widest, planning=planning)
-    context = _context(spec, config.max_sequence_length)
-    if not planning and chosen.kernels.quantizer() is not None:
-        refuse_too_large(config, checkpoint, asks)
-    parameters = _parameters(config, checkpoint, chosen.kernels, progress, planning=planning)
-    if not is_packed(checkpoint):  # packed tensors have other shapes, and load at once
-        parameters.expect(asks.shapes, spec.ignored_names, asks.exact)
-    sequences = config.max_batch_size or min(config.max_sequences, bounds.max_rows)
-    limits = PoolLimits(
-        page_size=bounds.page_size,
-        max_batch_size=sequences,
-        full_sequences=config.full_sequences,
-        max_sequence_length=context,
-        max_rows=max(bounds.max_rows, sequences),
-        max_draft=MAX_DRAFT,
-        kv_capacity=config.kv_capacity,
-        memory_pool_size=bounds.memory_pool_size,
-        bytes_to_load=0 if config.kv_capacity else bytes_to_load(config, checkpoint, asks),
-        mapped=checkpoint.nbytes if is_packed(checkpoint) else 0,
-        device_memory=chosen.kernels.device_memory(),
-        planning=planning,
-    )
-    kv_format = _kv_format(config, checkpoint, parameters, asks)
-    groups = pool_groups(asks.kv_layers, kv_format, limits, chosen.kernels.planned_page_bytes)
-    parts = pool_parts(groups, asks.kv_layers, limits, chosen.kernels.planned_page_bytes)
-    positions = longest_sequence(parts, context)  # no sequence has a token after them
-    with memory_for(f"the weights, and the rotations of {positions:,} positions (max_sequence_length)"):
-        decoder = build_decoder(spec, parameters, chosen.kernels, 1 if planning else positions)
-    if planning:
-        chosen.kernels.table_bytes += 2 * 4 * asks.rope_numbers * (positions - 1)  # cosines and sines
-    parameters.finish(spec.ignored_names)
-    held = [replace(group, num_pages=0) for group in groups] if planning else groups
-    lm = _language_model(decoder, chosen.kernels, held, limits, replay=not config.switches.disable_graphs)
-    own = decoder_spec(checkpoint.config)
-    traits = replace(
-        _traits(lm, decoder, kv_format, parts, limits),
-        weights=_weights(parameters, spec, own),
-        notes=(*chosen.notes, *_notes(config, checkpoint, headless=spec.tied_head and not own.tied_head)),
-    )
-    capacity = capacity_tokens(_page_groups(groups, decoder))
-    info = replace(_info(config, spec, asks, parameters), device=Device(chosen.kernels.device))
-    return lm, ModelPlan(info, traits, capacity, dict(parameters.by_format))
-
-
-def _parameters(
-    config: ModelConfig, checkpoint: TensorStore, kernels: Kernels, progress: Progress | None, *, planning: bool
-) -> Parameters:
-    dtype, scheme = config.dtype, config.quantize
-    if isinstance(checkpoint, Checkpoint) and is_packed(checkpoint):
-        sums = None if planning else kernels.page_sums()
-        return PackedParameters(checkpoint, dtype, progress, quantize=scheme, sums=sums)
-    if planning:
-        return PlannedParameters(checkpoint, dtype, quantize=scheme)
-    return Parameters(checkpoint, dtype, progress, quantize=scheme, quantizer=quantizer_of(kernels))
-
-
-def _context(spec: DecoderSpec, asked: int | None) -> int:
-    if asked is not None and asked > spec.max_sequence_length:
-        raise ConfigError(
-            f"{asked} exceeds the model's context of {spec.max_sequence_length}", param="max_sequence_length"
-        )
-    return asked or spec.max_sequence_length
-
-
-def _kv_format(config: ModelConfig, checkpoint: TensorStore, parameters: Parameters, asks: Inventory) -> str:
-    """Return the format of keys and values: the configured one, or that of the embedding's numbers."""
-    if config.kv_dtype != "auto":
-        return config.kv_dtype
-    if not parameters.format:  # no matrix was read yet
-        parameters = PlannedParameters(checkpoint, config.dtype, quantize=config.quantize)
-        parameters.matrix(EMBEDDING, (asks.shapes[EMBEDDING][0], asks.shapes[EMBEDDING][1]))
-    return auto_kv_dtype(parameters.format)
-
-
-def _language_model(
-    decoder: Decoder, kernels: Kernels, groups: Sequence[PoolGroup], limits: PoolLimits, *, replay: bool
-) -> DecoderLM:
-    _allocate(kernels, groups)
-    pages = PageTable(_page_groups(groups, decoder), max_draft=limits.max_draft)
-    with memory_for(f"the buffers of steps of {limits.max_rows:,} tokens (max_rows)"):
-        if limits.max_rows > _MAX_STEP_ROWS:
-            raise MemoryError
-        return DecoderLM(
-            decoder,
-            kernels,
-            pages,
-            config=_runtime_config(decoder, limits.max_sequence_length),
-            max_rows=limits.max_rows,
-            max_logit_rows=max(MAX_DRAFT + 1, _LOGIT_BYTES // (4 * decoder.spec.vocab_size)),
-            replay=replay,
-        )
-
-
-def _page_groups(groups: Sequence[PoolGroup], decoder: Decoder) -> list[PageGroup]:
-    """Return the groups as the page table knows them."""
-    pairs = zip(groups, decoder.kv_layers, strict=True)
-    return [PageGroup(group.name, group.num_pages, group.page_size, kv.window) for group, kv in pairs]
-
-
-def _allocate(kernels: Kernels, groups: Sequence[PoolGroup]) -> None:
-    wanted = sum(group.num_pages * kernels.planned_page_bytes(group) for group in groups)
-    with memory_for(f"the {size(wanted)} of the KV pool (kv_capacity)"):
-        free = kernels.device_memory()
-        if wanted > min(_ADDRESS_SPACE, free_memory() if free is None else free):
-            raise MemoryError
-        kernels.allocate(tuple(groups))
-
-
-def _runtime_config(decoder: Decoder, context: int) -> LlmRuntimeConfig:
-    spec, first = decoder.spec, decoder.kv_layers[0]
-    return LlmRuntimeConfig(
-        hidden_size=spec.hidden_size,
-        num_layers=len(spec.layers),
-        num_kv_heads=first.num_heads,
-        head_dim=first.key_dim,
-        vocab_size=spec.vocab_size,
-        max_seq_len=context,
-    )
-
-
-def _weights(parameters: Parameters, spec: DecoderSpec, own: DecoderSpec) -> str:
-    """Return the name of the weights' format; a context that changes dynamic rope is part of it."""
-    return parameters.made if spec.layers == own.layers else f"{parameters.made} for {spec.max_sequence_length} tokens"
-
-
-def _notes(config: ModelConfig, checkpoint: TensorStore, *, headless: bool) -> tuple[str, ...]:
-    """Return warnings about a checkpoint. A model is headless if only its files, not its configuration, say so."""
-    notes = checkpoint.notes if config.dtype == "auto" and config.quantize is None else ()
-    if headless:
-        note = f"{config.model} was saved without a head: use it for embeddings only, generated text is meaningless"
-        warn_once(note)
-        notes = (*notes, note)
-    return notes
-
-
-def _info(config: ModelConfig, spec: DecoderSpec, asks: Inventory, parameters: Parameters) -> ModelInfo:
-    return ModelInfo(
-        model_id=config.model,
-        family=spec.family,
-        num_parameters=parameters.count,
-        vocab_size=spec.vocab_size,
-        max_sequence_length=spec.max_sequence_length,
-        hidden_size=spec.hidden_size,
-        num_layers=len(spec.layers),
-        num_heads=asks.num_heads,
-        num_kv_heads=asks.kv_layers[0].num_heads,
-        head_dim=asks.kv_layers[0].key_dim,
-        dtype=data_type(parameters.main_format),
-        kv_layers=asks.kv_layers,
-    )
-
-
-def _traits(
-    lm: DecoderLM, decoder: Decoder, kv_format: str, pool: tuple[PoolPart, ...], limits: PoolLimits
-) -> ExecutorTraits:
-    memory = MemoryPlan(
-        weights=sum(weight.nbytes for weight in decoder.weights.values()),
-        activations=sum(map(lm.buffer_bytes, Extent))
-        + lm.kernels.scratch_bytes
-        + lm.sampler.held_bytes(decoder.spec.vocab_size),
-        activation_row=lm.buffer_bytes(Extent.ROWS) // limits.max_rows,
-        tables=lm.kernels.table_bytes,
-        pool=pool,
-        libraries=LIBRARY_BYTES,
-        allowance=allowance(allocates=lm.replay is None or isinstance(lm.replay, Interpreter)),
-    )
-    return ExecutorTraits(
-        backend=lm.kernels.name,
-        numerics_id=lm.kernels.numerics_id,
-        tier=lm.kernels.tier,
-        kv_dtype=DataType(kv_format),
-        max_batch_size=limits.max_batch_size,
-        max_sequence_length=limits.max_sequence_length,
-        memory=memory,
-        dtypes=frozenset(DataType),
-        windows=any(kv.window is not None for kv in decoder.kv_layers),
-        latent=any(kv.latent for kv in decoder.kv_layers),
-        flash=True,  # online softmax over steps of 64 keys: no row of scores is ever whole
-        attention_weights=lm.kernels.captures,
-        layer_states=lm.kernels.captures,
-    )
+    return assemble(config, Bounds(), source.checkpoint(), planning=True)[1]

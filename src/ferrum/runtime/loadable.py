@@ -9,8 +9,8 @@ from typing import Final
 from ferrum.core.errors import CheckpointError, FerrumError
 from ferrum.models.families import decoder_spec
 from ferrum.runtime.checkpoint import has_weights, read_config
-from ferrum.runtime.packed import METHOD
 from ferrum.runtime.parameters import refuse_quantized
+from ferrum.runtime.quantization_config import PACKED
 from ferrum.runtime.quantized_checkpoint import METHODS
 from ferrum.runtime.readable_files import is_file
 from ferrum.text.text_config import text_config
@@ -40,4 +40,4 @@ def refuse_unloadable(directory: Path, named: str) -> None:
         raise CheckpointError(f"{named!r} {NO_CONFIG}")
     config = read_config(directory)
     decoder_spec(config)
-    refuse_quantized(text_config(config), None, METHOD, *METHODS)
+    refuse_quantized(text_config(config), None, PACKED, *METHODS)

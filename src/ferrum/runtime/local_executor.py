@@ -15,7 +15,7 @@ from ferrum.contract.executor_state import ExecutorState
 from ferrum.contract.io_types import ModelInfo
 from ferrum.contract.verbs import CountLikely
 from ferrum.core.config import MAX_RUN_AHEAD
-from ferrum.core.errors import InvalidTransition
+from ferrum.core.errors import ConfigError, InvalidTransition
 from ferrum.core.memory_plan import size
 from ferrum.core.option_fields import check_flag, check_number
 from ferrum.core.step import PendingStep, Span, StepBatch, StepOutput
@@ -128,10 +128,17 @@ class LocalExecutor(ModelExecutor):
         The named verbs wait for all steps.
 
         Raises:
-            ConfigError: `depth` is not an integer in [0, MAX_RUN_AHEAD].
+            ConfigError: `depth` is not an integer in [0, MAX_RUN_AHEAD], or states are not planned for it.
             ExecutorInUse: an engine holds the lease.
         """
         check_number("depth", depth, 0, MAX_RUN_AHEAD)
+        states = self.memory_plan.states
+        if states is not None and states.per_sequence < 2 + depth:
+            raise ConfigError(
+                f"the states are planned for a depth of {states.per_sequence - 2}: load the model with "
+                f"run_ahead={depth}",
+                param="depth",
+            )
         with self._exclusive():
             self.lm.runs_ahead = depth > 0
             self._steps = StepQueue(self.lm, depth) if depth else None

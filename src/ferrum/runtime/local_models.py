@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from ferrum.core.errors import CheckpointError, ConfigError, HubUnreachable, ModelNotFound
-from ferrum.core.logging import warn_once
+from ferrum.core.errors import CheckpointError, ConfigError, ModelNotFound
 from ferrum.runtime.checkpoint import read_config
 from ferrum.runtime.gguf_choice import is_gguf_name
 from ferrum.runtime.gguf_file import open_shards
-from ferrum.runtime.hub import BUILT_IN, built_in, existing, fetched, locate
-from ferrum.runtime.hub_cache import MAIN, hub_folder
-from ferrum.runtime.hub_errors import transport_error
-from ferrum.runtime.hub_gguf import HubName
+from ferrum.runtime.hub_cache import hub_folder
 from ferrum.runtime.model_folders import FoundModel, hub_models, models_directory, models_in_folder, models_of_others
+from ferrum.runtime.model_paths import BUILT_IN, built_in, existing
 from ferrum.runtime.readable_files import files_below, is_file, is_folder
 
 
@@ -77,42 +74,6 @@ def _is_path(name: str) -> bool:
         return True
     except (OSError, ValueError):
         return False
-
-
-def pull(name: str, *, revision: str | None = None) -> LocalModel:
-    """Download a model, so that it loads without a network; log a warning if the hub cannot be reached.
-
-    Errors as `resolve_model`.
-    """
-    found = locate(name, revision, elsewhere=False)
-    if isinstance(found, HubName) and (problem := _unreachable(found)) is not None:
-        try:
-            path = fetched(found, offline=True)
-        except HubUnreachable:
-            path = fetched(found)  # its error has the reason
-        warn_once(
-            f"the hub cannot be reached ({problem}): nothing was downloaded, and the copy in the cache may be old"
-        )
-    else:
-        path = fetched(found)
-    return describe(name, path)
-
-
-def _unreachable(name: HubName) -> str | None:
-    """Return why the hub gives no answer about a model; None if it does, also if it refuses."""
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
-    with suppress(HFValidationError):
-        try:
-            HfApi().repo_info(name.repo, revision=name.revision or MAIN)
-        except HfHubHTTPError as error:
-            return str(error) if error.response.status_code >= 500 else None
-        except (transport_error(), OSError) as error:
-            return str(error)
-    return None
 
 
 def describe(name: str, path: Path) -> LocalModel:

@@ -23,7 +23,6 @@ from ferrum.core.memory_plan import PoolPart, size
 from ferrum.kernels.interface import PoolGroup
 from ferrum.models.decoder import Inventory
 from ferrum.runtime.checkpoint import TensorStore
-from ferrum.runtime.packed import is_packed
 from ferrum.runtime.parameters import PlannedParameters
 
 
@@ -43,7 +42,7 @@ def bytes_to_load(config: ModelConfig, checkpoint: TensorStore, asks: Inventory)
         config, checkpoint: the model, with its views.
         asks: what it asks for.
     """
-    if is_packed(checkpoint):
+    if checkpoint.mapped:
         return 0
     sized = PlannedParameters(checkpoint, config.dtype, quantize=config.quantize)
     sized.expect(asks.shapes, ("*",), asks.exact)
@@ -95,10 +94,12 @@ class PoolLimits:
         max_sequence_length: tokens of one.
         max_rows: tokens of one step: a window group holds them in addition to its window.
         max_draft: longest draft.
+        run_ahead: steps of a sequence that may be in flight when another one is begun.
         kv_capacity: tokens that layers without a window hold; None for as many as fit.
         memory_pool_size: maximum bytes of the pool; None follows the capacity, else a share of the available memory.
         bytes_to_load: bytes of the available memory that weights will take.
         mapped: bytes of weights in mapped files, which the system counts as available.
+        state_bytes: bytes of the pool that states take, whatever its capacity.
         device_memory: free bytes of the device that holds the pool; None: the available memory of this process.
         planning: whether the pool may be too large, so that a plan shows by how much.
     """
@@ -110,11 +111,18 @@ class PoolLimits:
     max_rows: int
     max_draft: int
     kv_capacity: int | None
+    run_ahead: int = 0
     memory_pool_size: int | None = None
     bytes_to_load: int = 0
     mapped: int = 0
+    state_bytes: int = 0
     device_memory: int | None = None
     planning: bool = False
+
+    @property
+    def slots_per_sequence(self) -> int:
+        """Slots of states that a sequence may hold: one, and one that each of its steps in flight writes."""
+        return 2 + self.run_ahead
 
     def resident(self, window: int) -> int:
         """Return the maximum tokens of one sequence in a window group; the first and the last page may be partial."""
@@ -178,12 +186,15 @@ def _fitting(held: Callable[[int], int], most: int, limits: PoolLimits) -> int:
     size, param, least = limits.memory_pool_size, "memory_pool_size", held(1)
     if size is None:
         free = available_memory() if limits.device_memory is None else limits.device_memory
-        left = free - limits.bytes_to_load - limits.mapped
+        left = free - limits.bytes_to_load - limits.mapped - limits.state_bytes
         size, param = int(max(0, left) * _SHARE), "kv_capacity"
         if limits.planning:
             size = max(size, least)
+    else:
+        size -= limits.state_bytes
     if size < least:
-        raise ConfigError(f"{size} bytes for the KV pool do not hold one page of {least} bytes", param=param)
+        states = f"after {limits.state_bytes} of states " if limits.state_bytes else ""
+        raise ConfigError(f"{size} bytes for the KV pool {states}do not hold one page of {least} bytes", param=param)
     return bisect_right(range(1, most + 1), size, key=held)
 
 

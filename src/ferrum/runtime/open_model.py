@@ -46,7 +46,6 @@ def _source(path: Path) -> ModelSource:
 
 def _hub_headers(name: HubName) -> ModelSource:
     """Return the source of a hub model to plan: its cached files, or its headers."""
-    from ferrum.runtime.packed import is_packed
     from ferrum.runtime.quantized_checkpoint import is_read
     from ferrum.runtime.remote_headers import fetch_headers
 
@@ -62,5 +61,5 @@ def _hub_headers(name: HubName) -> ModelSource:
             raise
         return _source(file)
     # A quantised model can only be planned from the files themselves: its formats depend on scales and zero points.
-    quantized = is_packed(headers) or is_read(headers.config)
+    quantized = bool(headers.mapped) or is_read(headers.config)
     return _source(snapshot(name, offline=False)) if quantized else headers

@@ -19,14 +19,17 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+from ferrum.core.config import ModelConfig
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
+from ferrum.kernels.interface import Kernels
 from ferrum.kernels.operations import Weight
 from ferrum.kernels.reference import page_sums
 from ferrum.kernels.services import PageSums
+from ferrum.quant.backend_quantizer import quantizer_of
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_products import PRODUCTS_ID
 from ferrum.quant.block_weight import over_panels
@@ -35,9 +38,9 @@ from ferrum.quant.panels import panel_shape
 from ferrum.quant.schemes import SCHEMES
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.checksum import checksum
-from ferrum.runtime.parameters import Parameters, Progress, quantization_method
+from ferrum.runtime.parameters import Parameters, PlannedParameters, Progress
+from ferrum.runtime.quantization_config import PACKED
 
-METHOD: Final = "ferrum"
 VERSION: Final = 3
 
 
@@ -64,7 +67,7 @@ class PackedHeader:
     def configuration(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the packed directory's `config.json`, from the model's."""
         header = {
-            "quant_method": METHOD,
+            "quant_method": PACKED,
             "version": VERSION,
             "numerics_id": PRODUCTS_ID,
             "scheme": self.scheme,
@@ -84,11 +87,6 @@ def _config_checksum(config: Mapping[str, Any]) -> int:
     header = {name: value for name, value in config["quantization_config"].items() if name != "config_checksum"}
     whole = {**config, "quantization_config": header}
     return zlib.crc32(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode())
-
-
-def is_packed(checkpoint: TensorStore) -> bool:
-    """Whether a checkpoint is a packed directory."""
-    return quantization_method(checkpoint.config) == METHOD
 
 
 def read_header(checkpoint: Checkpoint) -> PackedHeader:
@@ -147,7 +145,7 @@ class PackedParameters(Parameters):
         CheckpointError, Unsupported: as `read_header`.
     """
 
-    quantized_by: ClassVar[str | None] = METHOD
+    quantized_by: ClassVar[str | None] = PACKED
 
     def __init__(
         self,
@@ -188,6 +186,11 @@ class PackedParameters(Parameters):
         self._mark_used(name, shape[0] * shape[1], weight)
         return weight
 
+    def expect(
+        self, shapes: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...] = (), exact: Collection[str] = ()
+    ) -> None:
+        """Refuse nothing: tensors have the shapes of panels, and loading them takes no time."""
+
     def release(self, name: str) -> None:  # noqa: ARG002 - kernels use the panels in the mapped file
         return
 
@@ -198,3 +201,21 @@ class PackedParameters(Parameters):
         if checksum(self._files.read_bytes(name), self._sums) != self._checksums[name]:
             file = self._files.file_of(name)
             raise CheckpointError(f"{self._files.directory}: tensor {name!r} in {file} is damaged (wrong checksum)")
+
+
+def parameters_of(
+    checkpoint: TensorStore,
+    config: ModelConfig,
+    kernels: Kernels,
+    progress: Progress | None = None,
+    *,
+    planning: bool = False,
+) -> Parameters:
+    """Return the parameters of a checkpoint in the formats of a configuration, or their sizes. Errors as theirs."""
+    dtype, scheme = config.dtype, config.quantize
+    if checkpoint.mapped and isinstance(checkpoint, Checkpoint):
+        sums = None if planning else kernels.page_sums()
+        return PackedParameters(checkpoint, dtype, progress, quantize=scheme, sums=sums)
+    if planning:
+        return PlannedParameters(checkpoint, dtype, quantize=scheme)
+    return Parameters(checkpoint, dtype, progress, quantize=scheme, quantizer=quantizer_of(kernels))

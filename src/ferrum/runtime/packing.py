@@ -28,7 +28,7 @@ from ferrum.runtime.backend import choose_kernels
 from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.checksum import checksum
 from ferrum.runtime.model_source import ModelSource
-from ferrum.runtime.packed import PackedHeader, is_packed
+from ferrum.runtime.packed import PackedHeader
 from ferrum.runtime.parameters import Parameters, Progress, model_spec
 from ferrum.runtime.tensor_file import file_header
 from ferrum.runtime.viewed_tensors import with_views
@@ -150,7 +150,7 @@ def check_packing(source: ModelSource, scheme: str) -> TensorStore:
     """
     check_quantization(scheme)
     store = source.checkpoint()
-    if is_packed(store):
+    if store.mapped:
         raise ConfigError(f"{store.directory} is already packed: quantise the original model", param="model")
     return store
 

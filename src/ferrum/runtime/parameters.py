@@ -31,6 +31,7 @@ from ferrum.quant.panels import panel_shape
 from ferrum.quant.scale_search import column_importance
 from ferrum.quant.schemes import SCHEMES, is_head
 from ferrum.runtime.checkpoint import TensorStore, listed
+from ferrum.runtime.quantization_config import quantization_method
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in total, after each parameter."""
@@ -360,20 +361,3 @@ def refuse_quantized(config: Mapping[str, Any], *read: str | None) -> None:
     if method not in read:
         reason = "use the unquantised model with --quantize, or a GGUF file of it (see docs/packed-checkpoints.md)"
         raise Unsupported(f"quantised checkpoint ({method})", reason)
-
-
-def quantization_method(config: Mapping[str, Any]) -> str | None:
-    """Return the quantisation method in a model's `config.json`, or None.
-
-    MLX has no name of a method, and bitsandbytes had none at first.
-    """
-    quantization = config.get("quantization_config") or config.get("quantization")
-    if not quantization:
-        return None
-    if not isinstance(quantization, dict):
-        return str(quantization)
-    if named := quantization.get("quant_method"):
-        return str(named)
-    if "load_in_8bit" in quantization or "load_in_4bit" in quantization:
-        return "bitsandbytes"
-    return "MLX" if {"group_size", "bits"} <= quantization.keys() else "unnamed method"

@@ -18,6 +18,9 @@ def _model_optimizer(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"quant_method": "modelopt", **(section if isinstance(section, dict) else {})}
 
 
+PACKED: Final = "ferrum"
+"""The method of packed directories (`packed.py`)."""
+
 FILES: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
     "hf_quant_config.json": _model_optimizer,
     "quantize_config.json": lambda values: {"quant_method": "gptq", **values},
@@ -41,3 +44,20 @@ def with_quantization(config: dict[str, Any], files: ModelFiles) -> dict[str, An
         if values is not None:
             return {**config, KEY: meaning(values)}
     return config
+
+
+def quantization_method(config: Mapping[str, Any]) -> str | None:
+    """Return the quantisation method in a model's `config.json`, or None.
+
+    MLX has no name of a method, and bitsandbytes had none at first.
+    """
+    quantization = config.get("quantization_config") or config.get("quantization")
+    if not quantization:
+        return None
+    if not isinstance(quantization, dict):
+        return str(quantization)
+    if named := quantization.get("quant_method"):
+        return str(named)
+    if "load_in_8bit" in quantization or "load_in_4bit" in quantization:
+        return "bitsandbytes"
+    return "MLX" if {"group_size", "bits"} <= quantization.keys() else "unnamed method"

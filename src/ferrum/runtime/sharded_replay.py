@@ -55,9 +55,9 @@ class ShardedReplay(Replay):
         self._ranks = tuple(ranks)
         self._threads = [ThreadPoolExecutor(1, f"ferrum-rank-{number}") for number in range(1, len(ranks))]
 
-    def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:  # noqa: ARG002 - each rank has its own
+    def submit(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:  # noqa: ARG002 - each rank has its own
         """Run one step on every rank and return the output of the first."""
-        return self._on_all(lambda rank: rank.replay(rank.kernels, tables))[0]
+        return self._on_all(lambda rank: rank.replay.submit(rank.kernels, tables))[0]
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:  # noqa: ARG002
         return self._on_all(lambda rank: rank.replay.timed(rank.kernels, tables))[0]

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
-
-from numpy.typing import NDArray
 
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.step import Outcome
-from ferrum.kernels.interface import NetworkOutput
-from ferrum.kernels.operations import Array
+from ferrum.kernels.interface import Collected, NetworkOutput
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_tables import Piece
 
@@ -63,11 +59,11 @@ def distribute(
     pieces: Sequence[Piece],
     output: NetworkOutput,
     rows: Mapping[str, SpanRows],
-    host: Callable[[Array], NDArray[Any]],
+    collect: Callable[[NetworkOutput], Collected],
 ) -> dict[str, Outcome]:
-    """Give each piece's rows to its span, and return the spans that are not finite."""
+    """Wait for a pass, give each piece's rows to its span, and return the spans that are not finite."""
     failed: dict[str, Outcome] = {}
-    best, flags = host(output.best).ravel().tolist(), host(output.finite).ravel().tolist()
+    best, flags = collect(output)
     logit = hidden = 0
     for piece, finite in zip(pieces, flags, strict=True):
         logits = output.logits[logit : logit + len(piece.logit_rows)]

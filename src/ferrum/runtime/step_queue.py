@@ -19,13 +19,16 @@ class StepInFlight(PendingStep):
     """A submitted step.
 
     Attributes:
+        started: when the backend was given it ahead of the results of the step before it.
+        computed: its duration in seconds, once its results are collected; None until they are asked for.
         output: once it is settled.
     """
 
     batch: StepBatch
     prepared: PreparedStep
-    computed: Future[float]
     finish: Callable[[StepInFlight], None]
+    started: float | None = None
+    computed: Future[float] | None = None
     output: StepOutput | None = None
 
     def result(self) -> StepOutput:
@@ -49,6 +52,7 @@ class StepQueue:
         self._steps: deque[StepInFlight] = deque()
         self._thread = _thread()
         self._process = os.getpid()
+        self._ended = 0.0
 
     def __bool__(self) -> bool:
         """Whether any step is in flight."""
@@ -72,9 +76,17 @@ class StepQueue:
         prepared = self._lm.prepare(batch)
         if self._lm.pages.needs_copies:
             # The sources may be overwritten once the copies count as made, so make them before anything else happens.
-            wait([step.computed for step in self._steps])
+            self._wait()
             self._lm.make_copies()
-        step = StepInFlight(batch, prepared, self._thread.submit(_compute, self._lm, prepared), finish)
+        step = StepInFlight(batch, prepared, finish)
+        defers = self._lm.kernels.defers
+        starts = defers and self._lm.starts(prepared)
+        if starts:
+            self._thread.submit(self._start, step)
+        if defers:
+            self._compute_started()  # the backend has the next step to go on with, so results may be waited for
+        if not starts:
+            step.computed = self._thread.submit(self._compute, step)
         self._steps.append(step)
         return step
 
@@ -82,6 +94,9 @@ class StepQueue:
         """Wait for the oldest step, and advance its sequences. Raises what computing it raised."""
         self._follow_fork()
         step = self._steps[0]
+        if step.computed is None:
+            self._compute_started()
+        assert step.computed is not None
         seconds = step.computed.result()
         step.output = StepOutput(self._lm.settle(step.prepared).results, seconds)
         self._steps.popleft()
@@ -89,13 +104,24 @@ class StepQueue:
 
     def abandon(self) -> None:
         """Wait for the thread and drop all steps."""
-        wait([step.computed for step in self._steps])
+        self._wait()
         self._steps.clear()
 
     def close(self) -> None:
         """Wait for the running step and end the thread."""
         if self._process == os.getpid():
             self._thread.shutdown(cancel_futures=True)
+
+    def _compute_started(self) -> None:
+        """Let the thread collect the results of the steps that the backend has."""
+        for step in self._steps:
+            if step.computed is None:
+                step.computed = self._thread.submit(self._compute, step)
+
+    def _wait(self) -> None:
+        """Wait until every step is computed."""
+        self._compute_started()
+        wait([step.computed for step in self._steps if step.computed is not None])
 
     def _follow_fork(self) -> None:
         """Start a thread of this process if it was forked."""
@@ -104,13 +130,19 @@ class StepQueue:
                 raise EngineDead("this process was forked during a step: load another executor in it")
             self._thread, self._process = _thread(), os.getpid()
 
+    # In the thread that computes
+
+    def _start(self, step: StepInFlight) -> None:
+        step.started = time.perf_counter()
+        self._lm.start(step.prepared)
+
+    def _compute(self, step: StepInFlight) -> float:
+        """Compute a step and return its duration in seconds: from its start, or from the end of the step before it."""
+        begun = time.perf_counter() if step.started is None else max(step.started, self._ended)
+        self._lm.compute(step.prepared)
+        self._ended = time.perf_counter()
+        return self._ended - begun
+
 
 def _thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="ferrum-steps")
-
-
-def _compute(lm: DecoderLM, prepared: PreparedStep) -> float:
-    """Compute a step and return its duration in seconds."""
-    begun = time.perf_counter()
-    lm.compute(prepared)
-    return time.perf_counter() - begun

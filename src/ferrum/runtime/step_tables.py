@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.core.errors import RequestError
 from ferrum.core.step import CARRY, Inputs, Span, is_plain
-from ferrum.kernels.interface import GivenRows, StepTables
+from ferrum.kernels.interface import Carried, GivenRows, StateTables, StepTables, StepTokens
 from ferrum.kernels.operations import F32, Int32
 from ferrum.sampling.sampler import is_plain_greedy
 
 SPARE_COLUMNS = 16
 """Columns by which a kept page table is wider than its longest row, so that most new pages fit."""
+
+
+Source: TypeAlias = int | tuple[StepTokens, int]
+"""What CARRY stands for: a token, or a span of a step in flight that samples it."""
 
 
 class Piece(NamedTuple):
@@ -74,16 +78,35 @@ class KeptRows:
         return self._rows[cache_id][group]
 
 
-def stage(pieces: Sequence[Piece], pages: RowSource) -> StepTables:
-    """Return the tables of one forward pass over the pieces, in order."""
+def stage(
+    pieces: Sequence[Piece],
+    pages: RowSource,
+    states: StateTables | None = None,
+    sources: Mapping[str, Source] | None = None,
+) -> StepTables:
+    """Return the tables of one forward pass over the pieces, in order.
+
+    Args:
+        pieces: of the pass.
+        pages: their page rows.
+        states: what the pass does to the states of its sequences.
+        sources: of the sequences whose spans begin with CARRY.
+    """
     token_ids: list[int] = []
     positions: list[int] = []
     bounds = [0]
     logit_rows: list[int] = []
     hidden_rows: list[int] = []
+    carried: dict[StepTokens, list[tuple[int, int]]] = {}
     for piece in pieces:
         first = len(token_ids)
         token_ids += piece.tokens
+        if sources and piece.tokens[0] == CARRY:
+            match sources[piece.cache_id]:
+                case (step, span):
+                    carried.setdefault(step, []).append((first, span))
+                case token:
+                    token_ids[first] = token
         positions += range(piece.start, piece.start + len(piece.tokens))
         logit_rows += range(first + piece.logit_rows.start, first + piece.logit_rows.stop)
         hidden_rows += range(first + piece.hidden_rows.start, first + piece.hidden_rows.stop)
@@ -96,7 +119,15 @@ def stage(pieces: Sequence[Piece], pages: RowSource) -> StepTables:
         logit_rows=_table(logit_rows),
         hidden_rows=_table(hidden_rows),
         given=_given(pieces),
+        states=states,
+        carried=tuple([_carried(pairs, step) for step, pairs in carried.items()]),
     )
+
+
+def _carried(pairs: Sequence[tuple[int, int]], step: StepTokens) -> Carried:
+    """Return the rows of a pass that spans of another step give their tokens, from pairs of both."""
+    rows, spans = zip(*pairs, strict=True)
+    return Carried(_table(rows), _table(spans), step)
 
 
 def _given(pieces: Sequence[Piece]) -> GivenRows | None:
@@ -146,22 +177,26 @@ class DecodeTables:
         spans: of a step that consists of decodes; they are valid.
         tables: of its only pass.
         pages: the page table.
+        last: see the attribute.
 
     Attributes:
         cache_ids: the sequences.
         ends: their lengths after the last step.
         drawn: those that do not simply take the most likely token, by index.
-        carry: some of the last step's tokens are CARRY.
+        last: the tokens of the last step, if it is in flight.
     """
 
-    def __init__(self, spans: Sequence[Span], tables: StepTables, pages: PageTable) -> None:
+    def __init__(
+        self, spans: Sequence[Span], tables: StepTables, pages: PageTable, last: StepTokens | None = None
+    ) -> None:
         self.cache_ids = [span.cache_id for span in spans]
         self.ends = [span.end for span in spans]
         self.drawn = [row for row, span in enumerate(spans) if span.sampling and not is_plain_greedy(span.sampling)]
-        self.carry = False
+        self.last = last
         self._samplings = [span.sampling for span in spans]
         self._pages = pages
         self._tables = tables._replace(pages=tuple([_widened(table, 0) for table in tables.pages]))
+        self._every = np.arange(len(spans), dtype=np.int32)
         self._changes = [-1] * len(self.cache_ids)
 
     def follow(self, spans: Sequence[Span], ahead: int, vocab_size: int, max_length: int) -> StepTables | None:
@@ -183,16 +218,23 @@ class DecodeTables:
             ends.append(start + 1)
         if not is_plain(spans) or set(map(type, tokens)) != {int} or min(tokens) < CARRY or max(tokens) >= vocab_size:
             return None
-        changed = self._pages.find_changed_rows(self.cache_ids, starts, ahead, self._changes)
+        token_ids, carried = np.array(tokens, np.int32), tuple[Carried, ...]()
+        if count := tokens.count(CARRY):
+            if not ahead or self.last is None:
+                return None
+            rows = self._every if count == len(tokens) else self._every[token_ids == CARRY]
+            carried = (Carried(rows, rows, self.last),)
+        changed = self._pages.next_tokens.changed_rows(self.cache_ids, starts, ahead, self._changes)
         if changed is None:
             return None
         tables = self._tables
         self._tables = tables._replace(
-            token_ids=np.array(tokens, np.int32),
+            token_ids=token_ids,
             positions=np.array(starts, np.int32),
             pages=self._patched(changed) if changed else tables.pages,
+            carried=carried,
         )
-        self.ends, self.carry = ends, CARRY in tokens
+        self.ends = ends
         return self._tables
 
     def _patched(self, changed: Sequence[int]) -> tuple[Int32, ...]:

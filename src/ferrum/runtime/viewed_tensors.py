@@ -20,7 +20,6 @@ from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import BlockWeight
 from ferrum.quant.gguf_blocks import stacked
 from ferrum.runtime.checkpoint import TensorStore
-from ferrum.runtime.packed import is_packed
 from ferrum.runtime.tensor_file import TensorInfo
 
 Shape = tuple[int, ...]
@@ -32,7 +31,7 @@ def with_views(store: TensorStore, asks: Inventory) -> TensorStore:
     Raises:
         CheckpointError: a tensor of a view is missing or has another shape.
     """
-    return ViewedTensors(store, asks.views, asks.shapes) if asks.views and not is_packed(store) else store
+    return ViewedTensors(store, asks.views, asks.shapes) if asks.views and not store.mapped else store
 
 
 class ViewedTensors(TensorStore):

@@ -55,6 +55,6 @@ class DecodeSteps:
             # A sequence that has generated a token has all log-probabilities of its prompt.
             spans.append(make_span(sequence, 1, scored=len(sequence.request.prompt)))
             starts.append(known - 1)
-        if not is_plain(spans) or not self._pages.reserve_next(self._cache_ids, starts):
+        if not is_plain(spans) or not self._pages.next_tokens.reserve(self._cache_ids, starts):
             return None
         return Plan(StepBatch(tuple(spans)), self.sequences, sum(starts), self._tenant)

@@ -22,12 +22,13 @@ from ferrum.kernels.cpu.lowering import Lowering, operand
 from ferrum.kernels.cpu.native_services import NativeRowSampler, native_page_sums, native_quantize
 from ferrum.kernels.cpu.program import NativeProgram
 from ferrum.kernels.cpu.weights import NativeWeight, native_weight
-from ferrum.kernels.interface import Kernels, PoolGroup, StepTables
+from ferrum.kernels.interface import Kernels, PoolGroup, StatePool, StepTables, with_carried
 from ferrum.kernels.interpreter import row_counts
 from ferrum.kernels.numerics import NUMERICS_ID
 from ferrum.kernels.op_spec import Extent, OpSpec, Program, Value, as_tuple
 from ferrum.kernels.operations import F32, Array, Bytes, Weight
 from ferrum.kernels.services import PageSums, PanelQuantizer
+from ferrum.kernels.state_memory import StateMemory
 
 try:
     import resource
@@ -166,6 +167,7 @@ class NativeKernels(Kernels):
         self._ropes: list[GrowingRope] = []
         self._groups: dict[str, int] = {}
         self._tables: StepTables | None = None
+        self.states: StateMemory | None = None
 
     @property
     def threads(self) -> int:
@@ -182,7 +184,8 @@ class NativeKernels(Kernels):
         """Bytes of rows packed for products, and of the memory of each thread including its stack."""
         return int(self.lowering.runtime.scratch_bytes) + self.threads * _THREAD_BYTES
 
-    def allocate(self, groups: tuple[PoolGroup, ...]) -> None:
+    def allocate(self, groups: tuple[PoolGroup, ...], states: StatePool | None = None) -> None:
+        self.states = None if states is None else StateMemory(states)
         self._groups = {group.name: index for index, group in enumerate(groups)}
         self.lowering.runtime.allocate([_sizes(group) for group in groups])
 
@@ -210,7 +213,7 @@ class NativeKernels(Kernels):
     def begin(self, tables: StepTables) -> None:
         self._tables = tables  # the library copies them
         furthest = self.lowering.runtime.begin(
-            tables.token_ids,
+            with_carried(tables) if tables.carried else tables.token_ids,
             tables.positions,
             tables.span_rows,
             list(tables.pages),

@@ -46,8 +46,9 @@ class NativeProgram(Replay):
         pairs = zip(self.program.buffers, self._sizes, strict=True)
         return sum(size for (kind, _), size in pairs if kind is extent)
 
-    def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
-        counts = self._begin(kernels, tables)
+    def submit(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
+        counts = row_counts(tables, self._limits)  # as `_begin`, which is one more call per step
+        kernels.begin(tables)
         self._kernels.run(self._native)
         rows = list[NDArray[Any]]()  # filled by a loop, since a comprehension is one more call per step
         for extent, matrix in self._output:

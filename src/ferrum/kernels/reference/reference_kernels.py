@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.cache.page_table import PageCopy
-from ferrum.kernels.interface import Kernels, PoolGroup, StepTables
+from ferrum.kernels.interface import Kernels, PoolGroup, StatePool, StepTables, with_carried
 from ferrum.kernels.interpreter import Interpreter
 from ferrum.kernels.numerics import NUMERICS_ID
 from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, Routing
@@ -30,6 +30,7 @@ from ferrum.kernels.reference.reference_math import best_tokens, lanes_sum, squa
 from ferrum.kernels.reference.reference_rope import rope_rows
 from ferrum.kernels.reference.store import Store
 from ferrum.kernels.services import PageSums
+from ferrum.kernels.state_memory import StateMemory
 
 RopeTable = tuple[F32, F32]
 
@@ -49,9 +50,11 @@ class ReferenceKernels(Kernels):
         self._keys: list[Store] = []  # per group
         self._values: list[Store] = []
         self._tables: StepTables | None = None
+        self.states: StateMemory | None = None
 
-    def allocate(self, groups: tuple[PoolGroup, ...]) -> None:
+    def allocate(self, groups: tuple[PoolGroup, ...], states: StatePool | None = None) -> None:
         self._groups = groups
+        self.states = None if states is None else StateMemory(states)
         for group in groups:
             self._keys.append(Store(group, group.key_dim))
             self._values.append(Store(group, group.value_dim))
@@ -67,7 +70,7 @@ class ReferenceKernels(Kernels):
         return page_sums
 
     def begin(self, tables: StepTables) -> None:
-        self._tables = tables
+        self._tables = tables._replace(token_ids=with_carried(tables)) if tables.carried else tables
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         for copy in copies:

@@ -1,0 +1,208 @@
+"""Slots of states: which slot of the pool holds the state of which sequence, and up to which token.
+
+A state has no rows that can be ignored: a token that was applied stays. So a step reads one slot and writes another.
+If it succeeds the written slot becomes the sequence's; if not, the old one still is, and the step can run again with
+the same bits. Forks share a slot, because no step writes to one that it reads.
+
+The tokens of drafts are not applied. Their rows are kept in the slot, next to the state before them; the next step
+first applies those that were accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ferrum.cache.pool import PagePool
+
+NO_SLOT: Final = -1
+"""The slot of a sequence without tokens, whose state is zero."""
+
+
+class StateStep(NamedTuple):
+    """What one step does to the state of one sequence.
+
+    Attributes:
+        read, write: slots; `read` is NO_SLOT for a new sequence.
+        applied: tokens that the state in `read` has seen. Rows of those between them and `start` are kept there.
+        start: position of the step's first token.
+        until: tokens that the state in `write` will have seen; the rows of those after them are kept.
+    """
+
+    read: int
+    write: int
+    applied: int
+    start: int
+    until: int
+
+    def part(self, first: int, end: int) -> tuple[int, int, int, int]:
+        """Return what the pass over positions `first` to `end` - 1 reads, writes, applies before it, and keeps.
+
+        Returns: slot read, slot written, kept rows to apply first, rows to keep.
+        """
+        kept = max(0, end - self.until)
+        if first == self.start:
+            return self.read, self.write, first - self.applied, kept
+        return self.write, self.write, max(0, first - self.until), kept  # a later pass of a large step
+
+
+class _State(NamedTuple):
+    """A slot, and the number of tokens that its state has seen."""
+
+    slot: int
+    applied: int
+
+
+_EMPTY: Final = _State(NO_SLOT, 0)
+
+
+@dataclass(slots=True)
+class _States:
+    """The states of one sequence.
+
+    Attributes:
+        current: after its stored tokens, without kept rows.
+        ahead: of its steps in flight, in order.
+        held: a state that stays while the sequence may be truncated to it, and the length then.
+    """
+
+    current: _State = _EMPTY
+    ahead: list[_State] | None = None
+    held: tuple[_State, int] | None = None
+
+
+class StateSlots:
+    """The slots of all sequences.
+
+    Args:
+        num_slots: slots of the pool.
+        per_sequence: slots that a sequence may hold: its state, and one for each step in flight.
+    """
+
+    def __init__(self, num_slots: int, per_sequence: int = 2) -> None:
+        self.num_slots, self.per_sequence = num_slots, per_sequence
+        self._pool = PagePool(num_slots)
+        self._states: dict[str, _States] = {}
+
+    @property
+    def free(self) -> int:
+        """Number of free slots."""
+        return self._pool.free
+
+    @property
+    def changes(self) -> int:
+        """A number that increases with every slot that is taken or dropped."""
+        return self._pool.changes
+
+    def begin(self, cache_id: str, start: int, until: int) -> StateStep | None:
+        """Return what the sequence's next step does; None if there is no free slot.
+
+        Args:
+            cache_id: the sequence; an unknown one begins.
+            start: position of the step's first token.
+            until: tokens that the state is to have seen after it: all but drafts.
+        """
+        if not self._pool.free:
+            return None
+        states = self._states.setdefault(cache_id, _States())
+        states.ahead = states.ahead or []
+        last = states.ahead[-1] if states.ahead else states.current
+        written = _State(self._pool.take(), until)
+        states.ahead.append(written)
+        return StateStep(last.slot, written.slot, last.applied, start, until)
+
+    def cancel(self, cache_id: str) -> None:
+        """Take back the last `begin` of a sequence, whose step will not run."""
+        states = self._states.get(cache_id)
+        if states is not None and states.ahead:
+            self._drop(states.ahead.pop())
+
+    def commit(self, cache_id: str) -> None:
+        """Let the state of the oldest step in flight be the sequence's. Without one, nothing changes."""
+        states = self._states.get(cache_id)
+        if states is not None and states.ahead:
+            self._drop(states.current)
+            states.current = states.ahead.pop(0)
+
+    def abandon(self, cache_id: str) -> None:
+        """Drop the states of all steps in flight: one of them has failed, and the others went on from it."""
+        states = self._states.get(cache_id)
+        if states is not None:
+            for state in states.ahead or ():
+                self._drop(state)
+            states.ahead = None
+
+    def can_truncate(self, cache_id: str, length: int) -> bool:
+        """Return whether the state after `length` tokens, at most those stored, can be had again."""
+        return length == 0 or self._reaching(self._states.get(cache_id, _States()), length) is not None
+
+    def truncate(self, cache_id: str, length: int) -> None:
+        """Go back to the state after `length` tokens, for which `can_truncate` has answered True."""
+        states = self._states.get(cache_id)
+        if states is None:
+            return
+        found = self._reaching(states, length) if length else _EMPTY
+        assert found is not None, "asked before"
+        if found.slot != states.current.slot:
+            self._share(found)
+            self._drop(states.current)
+        states.current = found
+
+    def fork(self, source: str, target: str) -> None:
+        """Begin `target` with the state of `source`."""
+        states = self._states.get(source)
+        if states is not None:
+            self._share(states.current)
+            self._states[target] = _States(states.current)
+
+    def hold(self, cache_id: str, length: int) -> None:
+        """Keep the present state, after `length` tokens, until `unhold`."""
+        states = self._states.get(cache_id)
+        if states is not None and states.held is None:
+            self._share(states.current)
+            states.held = states.current, length
+
+    def unhold(self, cache_id: str) -> None:
+        """End `hold`. A sequence without one is no error."""
+        states = self._states.get(cache_id)
+        if states is not None and states.held is not None:
+            self._drop(states.held[0])
+            states.held = None
+
+    def release(self, cache_id: str) -> None:
+        """Drop all states of a sequence; an unknown id is no error."""
+        self.abandon(cache_id)
+        self.unhold(cache_id)
+        states = self._states.pop(cache_id, None)
+        if states is not None:
+            self._drop(states.current)
+
+    def reset(self) -> None:
+        """Drop everything."""
+        self._states.clear()
+        self._pool.clear()
+
+    def check(self) -> None:
+        """Assert that every slot has as many owners as states name it."""
+        counts = [0] * self.num_slots
+        for states in self._states.values():
+            held = () if states.held is None else (states.held[0],)
+            for state in (states.current, *(states.ahead or ()), *held):
+                if state.slot != NO_SLOT:
+                    counts[state.slot] += 1
+        self._pool.check(counts)
+
+    def _reaching(self, states: _States, length: int) -> _State | None:
+        """Return the state that has seen at most `length` tokens and keeps the rows up to there."""
+        if states.current.applied <= length:
+            return states.current
+        held, end = states.held or (_EMPTY, 0)
+        return held if held.applied <= length <= end else None
+
+    def _share(self, state: _State) -> None:
+        if state.slot != NO_SLOT:
+            self._pool.share(state.slot)
+
+    def _drop(self, state: _State) -> None:
+        if state.slot != NO_SLOT:
+            self._pool.drop(state.slot)

@@ -1,0 +1,81 @@
+"""The states of recurrent layers in the memory of this process, and how a step advances them.
+
+This is the specification of every operation that has a state: the result of a row depends on the rows before it in its
+sequence only, however they were cut into steps, passes and drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.kernels.interface import StatePool, StateTables, StepTables
+from ferrum.kernels.operations import F32
+
+Advance: TypeAlias = Callable[[F32, F32], F32]
+"""Advances a state [numbers], in place, by a row [row_numbers], and returns the row's result [columns]."""
+
+
+class StateMemory:
+    """States by state group, layer and slot, each with the rows kept next to it.
+
+    A state also holds how many tokens it has seen. A step that would apply a row twice, or skip one, fails.
+
+    Args:
+        pool: sizes.
+    """
+
+    def __init__(self, pool: StatePool) -> None:
+        self._states: list[F32] = []
+        self._rows: list[F32] = []
+        self._seen: list[NDArray[np.int64]] = []
+        for shape in pool.shapes:
+            lead = shape.num_layers, pool.num_slots
+            self._states.append(np.zeros((*lead, shape.numbers), np.float32))
+            self._rows.append(np.zeros((*lead, pool.kept_rows, shape.row_numbers), np.float32))
+            self._seen.append(np.zeros(lead, np.int64))
+
+    def advance(self, group: int, layer: int, tables: StepTables, rows: F32, apply: Advance) -> F32:
+        """Advance the states of a layer by the rows of a step.
+
+        Args:
+            group, layer: the layer's place, from `Builder.state_slot`.
+            tables: of the step.
+            rows: [R, row_numbers].
+            apply: the layer's arithmetic.
+
+        Returns: the results of the rows, [R, columns].
+        """
+        assert tables.states is not None, "a layer has a state, so the page table has slots"
+        results: list[F32] = []
+        for span, (begin, end) in enumerate(pairwise(tables.span_rows)):
+            start = int(tables.positions[begin])
+            results += self._advance_span(group, layer, tables.states, span, start, rows[begin:end], apply)
+        return np.stack(results)
+
+    def _advance_span(
+        self, group: int, layer: int, tables: StateTables, span: int, start: int, new: F32, apply: Advance
+    ) -> list[Any]:
+        states, kept_rows, seen = self._states[group][layer], self._rows[group][layer], self._seen[group][layer]
+        read, write, waiting, kept = (int(column[span]) for column in tables)
+        known = 0 if read < 0 else int(seen[read])
+        if known + waiting != start:
+            raise RuntimeError(f"the state in slot {read} has seen {known} tokens and {waiting} rows wait, not {start}")
+        state = np.zeros_like(states[0]) if read < 0 else states[read].copy()
+        rows = np.concatenate([kept_rows[read, :waiting], new])
+        results, applied = list[Any](), len(rows) - kept
+        for index, row in enumerate(rows):
+            if index == applied:
+                states[write] = state  # what follows are drafts, which may be rejected
+            result = apply(state, row)
+            if index >= waiting:
+                results.append(result)
+        if not kept:
+            states[write] = state
+        kept_rows[write, :kept] = rows[applied:]
+        seen[write] = known + applied
+        return results
