@@ -21,10 +21,13 @@ import numpy as np
 
 from ferrum.bench.machine import Prober
 from ferrum.cache.page_table import PageCopy
+from ferrum.core.config import MAX_THREADS
+from ferrum.core.option_fields import check_number
 from ferrum.kernels.cpu.lowering import operand
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import PoolGroup, StepTables
 from ferrum.kernels.op_attributes import AttentionShape
+from script import positive, run_script
 from series import COUNTS, state_levels
 
 HEADS: Final = 16
@@ -121,10 +124,12 @@ def medians(samples: list[tuple[float, float]], nbytes: int) -> list[dict[str, f
 def main() -> None:
     """Measure, and print a line per cell and level."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=9)
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--turns", type=positive, default=9)
+    parser.add_argument("--threads", type=positive)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.threads is not None:
+        check_number("threads", options.threads, 1, MAX_THREADS)
     rows = [row for format in FORMATS for row in measure(format, options.threads, options.turns)]
     for row in rows:
         for line in row["at"]:
@@ -134,4 +139,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

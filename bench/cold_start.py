@@ -28,6 +28,7 @@ from ferrum.runtime.hub import BUILT_IN
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
 from ferrum.text.fast_tokenizer import fast_form
+from script import positive, run_script
 
 ENTRIES: Final = 150_000
 SHAPE: Final = "qwen3-0.6b"
@@ -141,7 +142,7 @@ def measure(model: str, kind: str, count: int) -> dict[str, Any]:
 def asked(description: str) -> Iterator[tuple[argparse.Namespace, Path]]:
     """The options of a script that measures starts, and the packed model, there for the block at least."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=7, help="starts of each kind")
+    parser.add_argument("--count", type=positive, default=7, help="starts of each kind")
     parser.add_argument("--model", type=Path, help="where the packed model is kept, or made")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -168,4 +169,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -23,6 +23,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.engine.build import engine_config, with_scheduler
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from script import positive, run_script
 
 SHAPE: Final = "qwen3-0.6b"
 CONTEXT: Final = 128
@@ -90,9 +91,9 @@ def _cell(row: dict[str, Any]) -> tuple[int, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1000, help="Steps per size and sampling (default: 1000).")
+    parser.add_argument("--steps", type=positive, default=1000, help="Steps per size and sampling (default: 1000).")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--sizes", type=positive, nargs="+", default=[1, 32])
     parser.add_argument("--quantize", default="q4_0")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -106,4 +107,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -32,6 +32,7 @@ from urllib.request import urlopen
 from ferrum.core.config import HOSTS, POLICIES
 from ferrum.runtime.hub import BUILT_IN
 from own_server import own_server
+from script import positive, run_script
 
 PROMPT: Final = "def read(path):\n"
 GREEDY_PAUSE: Final = 0.02
@@ -167,8 +168,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engine-host", choices=HOSTS, default="process")
     parser.add_argument("--policy", choices=POLICIES, default="fair")
-    parser.add_argument("--seconds", type=int, default=30, help="requests of the polite key")
-    parser.add_argument("--requests", type=int, default=100, help="requests that the greedy key keeps queued")
+    parser.add_argument("--seconds", type=positive, default=30, help="requests of the polite key")
+    parser.add_argument("--requests", type=positive, default=100, help="requests that the greedy key keeps queued")
     parser.add_argument("--out", type=Path, help="where to add all figures")
     arguments = parser.parse_args()
     with server(arguments.engine_host, arguments.policy) as url:
@@ -187,4 +188,4 @@ def add(path: Path, series: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -26,6 +26,7 @@ from ferrum.engine.messages import Message
 from ferrum.engine.session import Session
 from ferrum.runtime.load import load_executor
 from packed import SHAPE, options_of, packed_model, write
+from script import run_script
 
 VOCABULARY: Final = 100_000
 CONTEXT: Final = 2000
@@ -106,4 +107,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

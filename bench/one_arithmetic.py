@@ -10,7 +10,6 @@ tokens (--prefill 16 --decode 4).
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -22,6 +21,7 @@ import numpy as np
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.kernels.cpu.library import tiers
 from ferrum.runtime.load import load_executor
+from script import positive, run_script
 
 WEIGHTS: Final[dict[str, dict[str, Any]]] = {
     "float32": {"dtype": "float32"},
@@ -90,8 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("model", help="directory or hub id; ferrum-tiny is built in")
     parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=["bfloat16", "q8_0", "q4_k_m"])
     parser.add_argument("--kv", nargs="+", choices=KV, default=list(KV))
-    parser.add_argument("--prefill", type=int, default=128)
-    parser.add_argument("--decode", type=int, default=64)
+    parser.add_argument("--prefill", type=positive, default=128)
+    parser.add_argument("--decode", type=positive, default=64)
     parser.add_argument("--reference", action="store_true", help="include the numpy reference")
     chosen = parser.parse_args(arguments)
     variants = [*native_variants(), *([REFERENCE] if chosen.reference else [])]
@@ -106,4 +106,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

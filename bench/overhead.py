@@ -20,10 +20,8 @@ from statistics import median
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
 from ferrum.bench.report import Document, median_error
-from ferrum.bench.serve_client import request_body
 from ferrum.bench.serve_options import USUAL_VOCABULARY, Arrivals, Level, Load, Target
 from ferrum.bench.serve_plan import plan
-from ferrum.bench.serve_run import measure_server
 from ferrum.cli.doctor import processor_name
 from ferrum.cli.tables import print_table
 from ferrum.core.config import HOSTS
@@ -33,6 +31,11 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.version import installed_version
 from ferrum.engine.llm import LLM
 from own_server import own_server, subject_of
+from script import needs, positive, run_script
+
+with needs("'ferrum-llm[server]'"):
+    from ferrum.bench.serve_client import request_body
+    from ferrum.bench.serve_run import measure_server
 
 OFFLINE: Final = "offline"
 
@@ -179,11 +182,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen3-0.6b")
     parser.add_argument("--quantize")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--prompt-tokens", type=int, default=256)
-    parser.add_argument("--output-tokens", type=int, default=64)
-    parser.add_argument("--series", type=int, default=3)
+    parser.add_argument("--threads", type=positive)
+    parser.add_argument("--clients", type=positive, default=16)
+    parser.add_argument("--prompt-tokens", type=positive, default=256)
+    parser.add_argument("--output-tokens", type=positive, default=64)
+    parser.add_argument("--series", type=positive, default=3)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     options = {name: value for name in ("quantize", "threads") if (value := getattr(given, name)) is not None}
@@ -217,4 +220,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -17,11 +17,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from ferrum.bench.serve_client import NoConnection, RequestFailed, get_json
 from ferrum.bench.shapes import shape_config
 from ferrum.core.errors import EngineDead
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
 from ferrum.runtime.tensor_file import file_header
+from script import needs
+
+with needs("'ferrum-llm[server]'"):
+    from ferrum.bench.serve_client import NoConnection, RequestFailed, get_json
 
 START_SECONDS: Final = 600.0
 """Time limit for a server to become ready."""

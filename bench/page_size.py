@@ -22,6 +22,7 @@ from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from packed import SHAPE, options_of, packed_model, write
+from script import positive, run_script
 
 SIZES: Final = (16, 32, 64, 128, 256)
 MEASURED: Final = ("decode@1024", "decode@4096", "prefill512")
@@ -79,7 +80,7 @@ def told(
 def main() -> None:
     """Measure, and print a line for each size."""
     parser = options_of(__doc__)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=positive, default=5)
     parser.add_argument("--kv-dtype", default="auto")
     options = parser.parse_args()
     with packed_model(options.model) as model:
@@ -90,4 +91,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

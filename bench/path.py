@@ -27,11 +27,14 @@ from typing import Any, Final
 import ferrum
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.build import build
-from ferrum.server.app import create_app
-from ferrum.server.common.service import State
-from ferrum.server.launch import Server
-from ferrum.server.server_config import ServerConfig
 from ferrum.text.chat_template import ChatTemplate
+from script import needs, positive, run_script
+
+with needs("'ferrum-llm[server]'"):
+    from ferrum.server.app import create_app
+    from ferrum.server.common.service import State
+    from ferrum.server.launch import Server
+    from ferrum.server.server_config import ServerConfig
 
 SOURCE: Final = str(Path(ferrum.__file__).parent) + "/"
 MODEL: Final = "ferrum-tiny"
@@ -124,8 +127,8 @@ def main() -> None:
     """Print the number of files and functions, per room and in all."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--list", action="store_true", help="print every file with its functions")
-    arguments.add_argument("--max-files", type=int, help="fail if there are more files")
-    arguments.add_argument("--max-functions", type=int, help="fail if there are more functions")
+    arguments.add_argument("--max-files", type=positive, help="fail if there are more files")
+    arguments.add_argument("--max-functions", type=positive, help="fail if there are more functions")
     options = arguments.parse_args()
     profile = measure()
     files: dict[str, list[str]] = {}
@@ -153,4 +156,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

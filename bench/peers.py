@@ -29,6 +29,7 @@ from ferrum.cli.bench import load_subject, origin_of, print_report
 from ferrum.cli.tables import print_table
 from ferrum.core.errors import ConfigError, RequestError, Unsupported
 from ferrum.core.json_record import JsonRecord
+from script import positive, run_script
 from series import Judge, Series, cell_of
 
 
@@ -328,9 +329,9 @@ def main() -> None:
     parser.add_argument("--shape", default="qwen3-0.6b")
     parser.add_argument("--model", help="file that both load, of the shape: a GGUF file (default: random weights)")
     parser.add_argument("--quantize")
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--threads", type=positive)
     parser.add_argument("--workload", action="append", default=[])
-    parser.add_argument("--series", type=int, default=7, help="series before each run of a peer's variant")
+    parser.add_argument("--series", type=positive, default=7, help="series before each run of a peer's variant")
     parser.add_argument("--scripts", type=Path, help="folder of the peers' scripts")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME[:FORMAT]=PYTHON")
     parser.add_argument("--out", type=Path)
@@ -373,4 +374,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

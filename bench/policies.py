@@ -27,6 +27,7 @@ from ferrum.core.types import Request
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_plan import StepCosts
+from script import positive, run_script
 
 PAGE: Final = 64
 STOP: Final = 2
@@ -127,7 +128,7 @@ def simulate(setting: Setting, seed: int) -> dict[str, float]:
         **setting.options,
     )
     if not setting.limit_sequences:
-        scheduler._step_budget.sequences = lambda limit, stored: limit  # type: ignore[method-assign]  # noqa: ARG005
+        scheduler.planner.budget.sequences = lambda limit, stored: limit  # type: ignore[method-assign]  # noqa: ARG005
     draw, run = Random(f"machine {seed}"), Run()
     jobs = sorted(setting.jobs, key=lambda job: job.arrival)
     by_id = {str(index): job for index, job in enumerate(jobs)}
@@ -328,7 +329,7 @@ def _means(runs: Sequence[dict[str, float]]) -> dict[str, float]:
 def main() -> None:
     """Measure all cases and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--seeds", type=positive, default=SEEDS)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     report = []
@@ -346,4 +347,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

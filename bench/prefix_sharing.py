@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from ferrum import LLM, SamplingParams
 from packed import options_of, packed_model, write
+from script import positive, run_script
 
 VOCABULARY: Final = 100_000
 PROMPT: Final = 4000
@@ -114,7 +115,7 @@ def told(cases: Sequence[tuple[float, int]], usual: float) -> dict[str, Any]:
 def main() -> None:
     """Measure, and print a line for each case."""
     parser = options_of(__doc__)
-    parser.add_argument("--count", type=int, default=3, help="times each")
+    parser.add_argument("--count", type=positive, default=3, help="times each")
     options = parser.parse_args()
     with packed_model(options.model) as model:
         report = measure(model, options.count)
@@ -124,4 +125,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

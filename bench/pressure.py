@@ -29,6 +29,7 @@ from ferrum.core.types import Request
 from ferrum.engine.build import with_scheduler
 from ferrum.runtime.hub import BUILT_IN
 from ferrum.runtime.load import build_executor
+from script import positive, run_script
 
 PAGE: Final = 64
 LONGEST: Final = 1024
@@ -155,9 +156,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=BUILT_IN)
     parser.add_argument("--quantize")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--threads", type=positive)
+    parser.add_argument("--requests", type=positive, default=32)
+    parser.add_argument("--pairs", type=positive, default=5)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     model = ModelConfig(model=str(options.model), quantize=options.quantize, threads=options.threads)
@@ -185,4 +186,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -17,7 +17,11 @@ import os
 import sys
 
 import numpy as np
-from llama_cpp import Llama, llama_cpp
+
+from script import needs
+
+with needs("llama-cpp-python"):
+    from llama_cpp import Llama, llama_cpp
 
 FILE_TYPES = {
     "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,

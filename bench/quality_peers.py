@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGUFReader, GGUFValueType, GGUFWriter
-from gguf.quants import dequantize
 
 from ferrum.bench.quality import Predictor, QualityReport, Subject
 from ferrum.bench.quality_run import DEFAULT_TEXT, config_of, reference_of, side_by_side
@@ -33,6 +31,11 @@ from ferrum.cli.doctor import processor_name
 from ferrum.core.config import QUANTIZATIONS, ModelConfig
 from ferrum.engine.progress import loading_bar, progress_bar
 from ferrum.kernels.operations import F32
+from script import needs, run_script
+
+with needs("gguf"):
+    from gguf import GGML_QUANT_SIZES, GGUFReader, GGUFValueType, GGUFWriter
+    from gguf.quants import dequantize
 
 PEER = Path(__file__).with_name("quality_llamacpp.py")
 STEP_FIRST = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
@@ -191,4 +194,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

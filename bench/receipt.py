@@ -16,7 +16,9 @@ from ferrum.bench.subject import ExecutorSubject
 from ferrum.bench.workloads import Kind, Workload, chosen_workloads
 from ferrum.cli.bench import load_subject
 from ferrum.cli.tables import print_table
+from ferrum.core.errors import ConfigError
 from ferrum.kernels.op_spec import Op
+from script import positive, run_script
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ def label(op: Op) -> str:
 def timed_operations(subject: ExecutorSubject, workload: Workload) -> list[float]:
     """Return the seconds of every operation of every pass of a sample, in order."""
     lm = subject.executor.lm
-    assert lm.replay is not None and workload.kind is not Kind.SERVE
+    assert lm.replay is not None
     with subject.staged(workload) as passes:
         subject.forward(passes[0])  # warms the caches
         return [seconds for tables in passes for seconds in lm.replay.timed(lm.kernels, tables)]
@@ -64,11 +66,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen3-0.6b")
     parser.add_argument("--quantize")
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--threads", type=positive)
     parser.add_argument("--workload", nargs="+", default=["decode@128"])
     given = parser.parse_args()
     options = {name: value for name in ("quantize", "threads") if (value := getattr(given, name)) is not None}
     workloads = chosen_workloads(given.workload)
+    if served := [each.name for each in workloads if each.kind is Kind.SERVE]:
+        raise ConfigError(f"{served[0]!r} is of a server, which has no receipt", param="workload")
     prober = Prober(given.threads)
     with load_subject(None, given.shape, workloads, options) as subject:
         for workload in workloads:
@@ -83,4 +87,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from cold_start import SHAPE, asked
 from ferrum.runtime.hub import BUILT_IN
+from script import run_script
 
 STREAMS: Final = 8
 TOKENS: Final = 500
@@ -125,4 +126,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -15,7 +15,6 @@ import json
 import math
 import platform
 import socket
-import sys
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,10 +22,12 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-import httpx
-
 from ferrum.runtime.hub import BUILT_IN
 from own_server import own_server
+from script import needs, positive, run_script
+
+with needs("httpx"):
+    import httpx
 
 PROMPTS: Final = ("def read(path):\n", "import os\n", "class Tree:\n    def ", "for line in ")
 LENGTHS: Final = (40, 90, 160)
@@ -155,8 +156,8 @@ def main() -> int:
         default=300,
         help="Seconds with slow readers; a third of it without (default: 300).",
     )
-    parser.add_argument("--readers", type=int, default=150)
-    parser.add_argument("--slow-readers", type=int, default=50)
+    parser.add_argument("--readers", type=positive, default=150)
+    parser.add_argument("--slow-readers", type=positive, default=50)
     parser.add_argument("--out", type=Path, help="File for all figures.")
     parser.add_argument("options", nargs="*", help="Options of `ferrum serve`, after --.")
     arguments = parser.parse_args()
@@ -181,4 +182,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

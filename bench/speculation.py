@@ -37,6 +37,7 @@ from ferrum.runtime.open_model import open_model
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
 from ferrum.sampling.rules import Row
 from ferrum.sampling.sampler import LogprobsQuery, Sampler, SamplerInput
+from script import positive, run_script
 from speculation_texts import RECORDED
 
 TEXTS_TOKENIZER: Final = "ferrum-tiny"
@@ -300,11 +301,11 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("model", nargs="?", help="directory or hub id; default: random weights of --shape")
     parser.add_argument("--shape", default="qwen3-0.6b")
     parser.add_argument("--quantize")
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--threads", type=positive)
     parser.add_argument("--workload", nargs="+", default=[], help="recorded texts; default: all")
-    parser.add_argument("--batch", nargs="+", type=int, default=[1, 4, 16], help="concurrent sequences")
-    parser.add_argument("--tokens", type=int, default=96, help="most tokens per answer")
-    parser.add_argument("--pairs", type=int, default=20, help="runs without and with speculation")
+    parser.add_argument("--batch", nargs="+", type=positive, default=[1, 4, 16], help="concurrent sequences")
+    parser.add_argument("--tokens", type=positive, default=96, help="most tokens per answer")
+    parser.add_argument("--pairs", type=positive, default=20, help="runs without and with speculation")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--add", action="store_true", help="add to the report in --out")
     given = parser.parse_args(arguments)
@@ -319,4 +320,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -31,6 +31,7 @@ from ferrum.scheduler.step_plan import StepCosts
 from ferrum.speculative.draft_model import DraftModel
 from ferrum.speculative.proposer import Draft
 from ferrum.speculative.speculator import Speculator
+from script import run_script
 
 SEEDS = 5
 STEPS = 400
@@ -183,12 +184,13 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="Figures of another policy, from --json.")
     parser.add_argument("--json", action="store_true", help="Print this policy's figures as JSON.")
     options = parser.parse_args()
+    theirs = json.loads(options.against.read_text()) if options.against else None
     ours = measured()
     if options.json:
         print(json.dumps(ours))
     else:
-        report(ours, json.loads(options.against.read_text()) if options.against else ours)
+        report(ours, ours if theirs is None else theirs)
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

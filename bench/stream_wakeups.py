@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from ferrum.engine.async_engine import StreamWaker
+from script import run_script
 
 SEEDS = 5
 SECONDS = 2.0
@@ -163,4 +164,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

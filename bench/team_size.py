@@ -21,6 +21,7 @@ from ferrum.kernels.cpu.library import available_threads
 from ferrum.kernels.cpu.native_kernels import TeamSize, count_preemptions
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.step_tables import Piece, stage
+from script import run_script
 
 ROUNDS: Final = 5
 CONTEXT: Final = 64
@@ -138,6 +139,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=1.0)
     seconds = parser.parse_args().seconds
+    if not seconds > 0:
+        parser.error(f"--seconds must be above 0, not {seconds}")
     with busy_process():
         for sequences, tokens in STEPS:
             seen = measure(step_of(sequences, tokens), seconds)
@@ -149,4 +152,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from source_tree import MODULES, NATIVE, REPOSITORY, SOURCE, TESTS, TOOLS, nodes
+from source_tree import MODULES, NATIVE, REPOSITORY, ROOMS, SOURCE, TESTS, TOOLS, WITHOUT_ARRAYS, nodes
 
 PYTHON = [*MODULES, *TESTS, *TOOLS]
 
@@ -22,11 +22,6 @@ MAX_SERVER_LINES = 300
 DIALECT_ORDER = ("common", "openai", "extensions")
 """Folders of the server; each may import those before it."""
 
-ROOMS = (
-    "core", "contract", "cache", "scheduler", "text", "kernels", "quant", "nn", "models",
-    "sampling", "speculative", "runtime", "engine", "bench", "server", "cli",
-)  # fmt: skip
-WITHOUT_ARRAYS = {"core", "contract", "cache", "scheduler", "text"}
 OPAQUE_ARRAYS = {"nn", "models"}
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import module_map
 from document_blocks import anchors, blocks, links, without_blocks
-from source_tree import REPOSITORY, SOURCE
+from source_tree import MODULES, REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md"), *REPOSITORY.glob(".github/**/*.md")])
-ROOMS = (DOCS / "architecture.md").read_text().partition("## 3. Rooms")[2].partition("## 4.")[0]
 
 
 def broken_links(path: Path) -> list[str]:
@@ -68,24 +68,15 @@ def test_question_table_names_definitions_that_exist() -> None:
             assert re.search(rf"\b{name}\b", (REPOSITORY / path).read_text()), f"{path} does not define {name}"
 
 
-def room_rows() -> dict[str, str]:
-    return dict(re.findall(r"^\| `(\w+)/`[^|]*\| (.*) \|$", ROOMS, re.MULTILINE))
+def test_maps_of_modules_are_those_of_their_docstrings() -> None:
+    text = module_map.DOCUMENT.read_text()
+    assert module_map.with_map(text) == text, "run python tests/support/module_map.py"
+    assert module_map.support_index() == module_map.INDEX.read_text(), "run python tests/support/module_map.py"
 
 
-def test_map_has_every_room() -> None:
-    folders = {path.name for path in SOURCE.iterdir() if path.is_dir()} - {"__pycache__", "assets"}
-    assert set(room_rows()) == folders | {"native"}
-
-
-def test_map_names_modules_that_exist() -> None:
-    homes = {room: REPOSITORY / "native" if room == "native" else SOURCE / room for room in room_rows()}
-    missing = [
-        f"{room}: {name}"
-        for room, text in room_rows().items()
-        for name in re.findall(r"`([a-z_0-9*]+/?)`", text)
-        if not any(homes[room].rglob(name.rstrip("/"))) and not any(homes[room].rglob(f"{name}.py"))
-    ]
-    assert missing == []
+def test_every_module_says_what_it_has() -> None:
+    modules = [*MODULES, *module_map.SUPPORT.rglob("*.py")]
+    assert [path for path in modules if not module_map.first_line(path)] == []
 
 
 def test_glossary_defines_each_term_once() -> None:

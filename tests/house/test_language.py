@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -11,8 +12,29 @@ import pytest
 from prose import banned_words
 from source_tree import MODULES, NATIVE, REPOSITORY, SOURCE, TESTS, TOOLS
 
-MAX_CODE_LINES = 26_600
-"""Lines of the package without docstrings, blanks, comments and imports. A commit that raises it says why."""
+CEILINGS = {
+    "": 70,  # the public names
+    "core": 1_360,  # what every room shares; an option or a parameter is a line
+    "contract": 1_630,  # as large as the interface of the Rust engine that it keeps
+    "cache": 890,  # host integers only: rows of pages, and slots of states
+    "scheduler": 1_190,  # one plan and one commit; a policy is a class of ten lines
+    "text": 1_600,  # tokenizers, templates and the same from a GGUF file
+    "kernels": 1_910,  # each operation stands in declaration, reference and lowering
+    "quant": 1_080,  # formats are data; a format is a line and its readers
+    "nn": 190,  # parts that families share
+    "models": 2_790,  # families are data: 10 to 90 lines each
+    "sampling": 480,  # rules in one file, in order
+    "speculative": 460,  # a drafter each file
+    "runtime": 5_020,  # files to tensors, and steps; it is to become two rooms
+    "engine": 2_670,  # clients, hosts, the loop, and records of requests
+    "bench": 1_340,  # what `ferrum bench` needs; other measurements are scripts in bench/
+    "server": 3_630,  # one dialect and its own routes; a dialect is a folder
+    "cli": 1_130,  # options come from config fields, so a command is its output
+}
+"""Lines of a room without docstrings, blanks, comments and imports, about 3% above what it has, and why it has them.
+
+A commit that raises one says why; first ask whether the code belongs to another room.
+"""
 
 DOCUMENTS = sorted(
     [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"), *REPOSITORY.glob(".github/**/*.md")]
@@ -85,6 +107,23 @@ def test_public_methods_have_docstrings_unless_they_may_override() -> None:
     assert undocumented_methods([bare, 'class B(Protocol):\n    def f(self):\n        """Return 1."""\n']) == []
 
 
-def test_package_keeps_its_code_ceiling() -> None:
+def lines_of_rooms() -> Counter[str]:
+    """Return the code lines of each room; modules outside rooms count under an empty name."""
+    counts: Counter[str] = Counter()
+    for path in MODULES:
+        room, _, rest = path.relative_to(SOURCE).as_posix().partition("/")
+        counts[room if rest else ""] += code_lines(path.read_text())
+    return counts
+
+
+def test_rooms_keep_their_code_ceilings() -> None:
     assert code_lines('"""Text."""\nimport os\n\n# why\nx = 1\n') == 1
-    assert sum(code_lines(path.read_text()) for path in MODULES) <= MAX_CODE_LINES
+    counts = lines_of_rooms()
+    assert {room: count for room, count in counts.items() if count > CEILINGS[room]} == {}
+
+
+def test_ceilings_are_near_what_rooms_have() -> None:
+    """A room that has shrunk takes its ceiling along."""
+    counts = lines_of_rooms()
+    assert counts.keys() == CEILINGS.keys()
+    assert {room: counts[room] for room, most in CEILINGS.items() if counts[room] < 0.9 * most - 10} == {}

@@ -23,7 +23,7 @@ from ferrum.engine.request_output import Logprob, Logprobs, RequestOutput
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler import admission
-from ferrum.scheduler.scheduler import Scheduler
+from ferrum.scheduler.planner import Planner
 from native_twin import require_native
 from outcomes import essence
 from tiny import Case, directory_of, find, reference_logits
@@ -214,13 +214,13 @@ def test_sampled_results_do_not_depend_on_how_they_are_served(
     one_by_one: list[object], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preempted: list[str] = []
-    preempt = Scheduler._preempt
+    preempt = Planner._preempt
 
-    def counted(scheduler: Scheduler, victim: Any, step: Any) -> None:
+    def counted(planner: Planner, victim: Any, step: Any) -> None:
         preempted.append(victim.cache_id)
-        preempt(scheduler, victim, step)
+        preempt(planner, victim, step)
 
-    monkeypatch.setattr(Scheduler, "_preempt", counted)
+    monkeypatch.setattr(Planner, "_preempt", counted)
     if "kv_capacity" in options:
         monkeypatch.setattr(admission, "growth_reserve", admit_all)
     with open_llm(**options) as model:

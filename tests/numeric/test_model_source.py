@@ -12,9 +12,6 @@ import pytest
 from ferrum import LLM, AsyncEngine, SamplingParams
 from ferrum.bench.shapes import SHAPES
 from ferrum.core.types import Pooling
-from ferrum.engine.build import EngineRecipe, engine_config
-from ferrum.engine.hosts.process import ProcessHost
-from ferrum.engine.model_client import Parts
 from ferrum.engine.records.record import read_record
 from ferrum.engine.records.record_files import file_name
 from ferrum.engine.request_output import RequestOutput
@@ -27,7 +24,7 @@ from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.generation_config import GenerationConfig
 from ferrum.text.tokenizer import FileTokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig
-from memory_model import MemoryModel, TokenizerReport, in_memory
+from memory_model import MemoryModel, in_memory
 from text_samples import BOS, byte_level
 
 PROMPTS = ["def add(a, b):\n", "import os\n"]
@@ -131,15 +128,6 @@ def test_source_may_make_its_text_parts_itself() -> None:
         assert llm.default_sampling_params.top_k == 3
         (answer,) = llm.chat([{"role": "user", "content": "fox"}], use_tqdm=False)
         assert answer.prompt is not None and answer.prompt.startswith(BOS) and answer.prompt_token_ids[0] == 0
-
-
-def test_engine_process_loads_the_tokenizer_when_it_is_asked_for() -> None:
-    source = open_model(BUILT_IN)
-    recipe = EngineRecipe(engine_config(BUILT_IN, {"kv_capacity": 512}), BUILT_IN, source)
-    tokenizer = source.tokenizer()
-    assert tokenizer is not None
-    with LLM.from_parts(Parts(host=ProcessHost(TokenizerReport(recipe, PROMPTS[0])))) as llm:
-        assert json.loads(llm.info.model) == {"before": False, "ids": tokenizer.encode(PROMPTS[0])}
 
 
 def test_directory_is_opened_by_its_path(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.interface import GivenRows
-from native_search import examples, seeds
+from hypothesis_settings import examples, seeds
 from native_twin import TIERS, Twin, group_of, normal, same_bits, shape_of, tables_of
 from native_weights import BLOCKS, DTYPES, weight_of, wild
 

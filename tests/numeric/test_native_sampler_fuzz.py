@@ -17,7 +17,7 @@ from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.reference.reference_math import best_tokens
 from ferrum.sampling.rules import Row
 from ferrum.sampling.sampler import REFERENCE, Sampled, SamplerInput, sample, score
-from native_search import TIMES, examples, seeds
+from hypothesis_settings import TIMES, examples, seeds
 from native_twin import TEAMS, TIERS, sampler_of
 from sampling_twin import F32, best_of, request
 

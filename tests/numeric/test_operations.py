@@ -14,7 +14,7 @@ from ferrum.bench.shapes import SHAPES
 from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.lowering import Lowering, Native, Operand
 from ferrum.kernels.cpu.native_kernels import NativeKernels
-from ferrum.kernels.cpu.weights import PackedWeight
+from ferrum.kernels.cpu.weights import NativeWeight
 from ferrum.kernels.interface import Kernels, NetworkOutput, PoolGroup, StepTables
 from ferrum.kernels.interpreter import Interpreter, row_counts, run_eager
 from ferrum.kernels.op_attributes import SILU, AttentionShape, Routing
@@ -161,7 +161,7 @@ def in_numpy(self: ReferenceKernels, x: np.ndarray, weight: Weight, times: int =
     return tuple(weight.matmul(x) for _ in range(times))
 
 
-def in_the_library(self: Lowering, x: Operand, weight: PackedWeight, times: int, *outs: Operand) -> Native:
+def in_the_library(self: Lowering, x: Operand, weight: NativeWeight, times: int, *outs: Operand) -> Native:
     return self.linear(x, (weight,) * times, (None,) * times, None, *outs)
 
 

@@ -16,7 +16,7 @@ from ferrum.kernels.reference import ReferenceKernels, page_sums
 from ferrum.models.decoder import build_decoder
 from ferrum.models.families import decoder_spec
 from ferrum.runtime.checkpoint import Checkpoint
-from ferrum.runtime.kv_tiers.checksum import checksum
+from ferrum.runtime.checksum import checksum
 from ferrum.runtime.packed import PackedParameters
 from native_twin import TIERS
 from packed_kit import packed_of

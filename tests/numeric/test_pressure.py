@@ -11,7 +11,7 @@ from ferrum import LLM, SamplingParams
 from ferrum.core.types import Sequence
 from ferrum.engine.request_output import RequestOutput
 from ferrum.scheduler import admission
-from ferrum.scheduler.scheduler import Scheduler
+from ferrum.scheduler.planner import Planner
 from ferrum.scheduler.step_plan import OpenStep
 from tiny import directory_of, find, tokens_of
 
@@ -58,13 +58,13 @@ def told(output: RequestOutput) -> tuple[object, ...]:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> list[Sequence]:
     """Admit every request, so that pages run out; return the preempted sequences."""
     lost: list[Sequence] = []
-    preempt = Scheduler._preempt
+    preempt = Planner._preempt
 
-    def noted(scheduler: Scheduler, victim: Sequence, step: OpenStep) -> None:
+    def noted(planner: Planner, victim: Sequence, step: OpenStep) -> None:
         lost.append(victim)
-        preempt(scheduler, victim, step)
+        preempt(planner, victim, step)
 
-    monkeypatch.setattr(Scheduler, "_preempt", noted)
+    monkeypatch.setattr(Planner, "_preempt", noted)
     monkeypatch.setattr(admission, "growth_reserve", admit_all)
     return lost
 

@@ -15,7 +15,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import CheckpointError
-from ferrum.quant.packed_words import add_one, unpack
+from ferrum.quant.bit_words import add_one, unpack
 from ferrum.runtime.load import load_executor, plan_model
 from ferrum.runtime.model_source import DirectoryModel
 from quantized_kit import (

@@ -15,6 +15,7 @@ import pytest
 from command_kit import Outcome, command_line
 from ferrum import LLM, SamplingParams
 from ferrum.core.types import Pooling
+from ferrum.engine.input_processor import RequestOptions
 from ferrum.engine.offline_batch import Batch
 from ferrum.engine.progress import progress_bar
 from ferrum.engine.records.record import read_record
@@ -47,7 +48,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, l
         prompts = [long, long, tokens_of(case, 50, seed=2), [3, 4, 5] * 20]
         outputs = llm.generate(prompts, params, use_tqdm=False)
         outputs += llm.generate([long], SamplingParams(**WARM, seed=8), use_tqdm=False)  # type: ignore[arg-type]
-        vector = llm.client.input_processor.process(long, SamplingParams(max_tokens=0), pooling=Pooling.MEAN)
+        vector = llm.client.input_processor.process(
+            long, SamplingParams(max_tokens=0), RequestOptions(pooling=Pooling.MEAN)
+        )
         bar = progress_bar(False, 1, "")
         outputs += Batch(llm.client.router, None, [vector], [None]).run(bar)
     yield directory, [output.request_id for output in outputs]

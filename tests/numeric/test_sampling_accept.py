@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ferrum.contract.verbs import check_threshold
 from ferrum.core.errors import RequestError, StepError
 from ferrum.core.step import Sampling
-from ferrum.sampling.sampler import Sampled, Verification, check_threshold, count_likely
+from ferrum.sampling.sampler import Sampled, Verification, count_likely
 from ferrum.sampling.sampler import accept as accept_all
 from sampling_twin import F32, accept, best_of, request, sample
 

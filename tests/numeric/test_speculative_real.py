@@ -25,6 +25,7 @@ from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.step import StepBatch, StepOutput
 from ferrum.core.types import Request
 from ferrum.engine import build, draft_setup
+from ferrum.engine.input_processor import RequestOptions
 from ferrum.engine.messages import EngineStats
 from ferrum.engine.offline_batch import Batch
 from ferrum.engine.progress import NoBar
@@ -124,7 +125,7 @@ def test_a_draft_model_that_is_the_target_is_always_right(plain: LLM) -> None:
 
 
 def predicted(llm: LLM, output: RequestOutput, params: SamplingParams, prediction: list[int]) -> RequestOutput:
-    request = llm.client.input_processor.process(output.prompt_token_ids, params, prediction=prediction)
+    request = llm.client.input_processor.process(output.prompt_token_ids, params, RequestOptions(prediction=prediction))
     (found,) = Batch(llm.client.router, llm.client.tokenizer, [request], [output.prompt]).run(NoBar())
     return found
 

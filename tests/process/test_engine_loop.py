@@ -14,6 +14,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.step import StepBatch, StepOutput
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.engine import Engine
+from ferrum.engine.input_processor import RequestOptions
 from ferrum.engine.messages import Abort, Message, Shutdown
 
 
@@ -38,7 +39,7 @@ class Bench:
         )
 
     def send(self, prompt: list[int], params: SamplingParams, **options: object) -> Request:
-        request = input_processor().process(prompt, params, **options)  # type: ignore[arg-type]
+        request = input_processor().process(prompt, params, RequestOptions(**options))  # type: ignore[arg-type]
         self.inbox.put(request)
         return request
 

@@ -10,6 +10,7 @@ from engine_fakes import CRASH, KILL, POISON, FakeRecipe, greedy, parts
 from ferrum.core.errors import EngineDead, RecordNotFound
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Pooling
+from ferrum.engine.input_processor import RequestOptions
 from ferrum.engine.llm import LLM
 from ferrum.engine.offline_batch import Batch, stream
 from ferrum.engine.progress import progress_bar
@@ -150,7 +151,7 @@ def test_missing_prompt_results_of_an_interrupted_request_are_no_difference(
     tmp_path: Path, params: SamplingParams, pooling: Pooling | None
 ) -> None:
     with LLM.from_parts(recorded_parts(tmp_path, FakeRecipe(max_tokens_per_step=32))) as llm:
-        request = llm.client.input_processor.process([9] * 70, params, pooling=pooling, deadline=1e-9)
+        request = llm.client.input_processor.process([9] * 70, params, RequestOptions(pooling=pooling, deadline=1e-9))
         (output,) = Batch(llm.client.router, None, [request], [None]).run(progress_bar(False, 1, ""))
         record = record_of(llm, output)
         assert recorded_result(record) == [([], "deadline")]

@@ -17,6 +17,7 @@ from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Score, StepBatch, Want
 from ferrum.core.values import is_huge, shown
+from ferrum.engine.input_processor import RequestOptions
 from ferrum.server.server_config import ServerConfig
 from span_kit import span_of
 
@@ -71,8 +72,8 @@ def decode(**given: Any) -> None:
     executor.decode(DecodeInput(**{"input_ids": [1], "kv_cache": handle, **given}))
 
 
-def admit(**given: Any) -> None:
-    input_processor(prioritised=True).process(**{"prompt": [1], "params": greedy(), **given})
+def admit(*, prompt: Any = (1,), **given: Any) -> None:
+    input_processor(prioritised=True).process(prompt, greedy(), RequestOptions(**given))
 
 
 def truncate(**given: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from engine_fakes import CONTEXT, EOS, VOCABULARY, LetterTokenizer, greedy, input_processor
 from ferrum.core.errors import ContextOverflow, FerrumError, InvalidToken, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
-from ferrum.engine.input_processor import FieldNames, bad_word_tokens
+from ferrum.engine.input_processor import FieldNames, RequestOptions, bad_word_tokens
 
 
 def test_text_is_tokenized_and_token_ids_are_kept() -> None:
@@ -36,7 +36,7 @@ def test_plain_int_ids_are_not_converted_one_by_one(monkeypatch: pytest.MonkeyPa
 
 def test_request_can_be_pickled() -> None:
     options = greedy(stop=["x"], logit_bias={3: 1.0})
-    request = input_processor(prioritised=True).process("abc", options, priority=2, deadline=5.0)
+    request = input_processor(prioritised=True).process("abc", options, RequestOptions(priority=2, deadline=5.0))
     assert request.priority == 2
     assert pickle.loads(pickle.dumps(request)) == request
 
@@ -57,14 +57,14 @@ def test_missing_seed_is_drawn_from_the_range_of_valid_seeds() -> None:
 
 
 def test_deadline_counts_from_now_and_ids_are_unique() -> None:
-    first, second = (input_processor().process("a", greedy(), deadline=2.5) for _ in range(2))
+    first, second = (input_processor().process("a", greedy(), RequestOptions(deadline=2.5)) for _ in range(2))
     assert first.deadline == first.arrival + 2.5
     assert first.request_id != second.request_id and first.trace_id == first.request_id
 
 
 @pytest.mark.parametrize("seconds", [2, np.int64(2), np.float32(2)])
 def test_deadline_accepts_any_number_type(seconds: float) -> None:
-    request = input_processor().process("a", greedy(), deadline=seconds)
+    request = input_processor().process("a", greedy(), RequestOptions(deadline=seconds))
     assert request.deadline == request.arrival + 2 and type(request.deadline) is float
 
 
@@ -114,9 +114,9 @@ def test_invalid_prompt_is_refused(prompt: object, error: type[RequestError], wo
 
 def test_prediction_longer_than_the_context_is_refused() -> None:
     """Its state is many times its size, and a body may be much larger than the context."""
-    assert len(input_processor().process([1], greedy(), prediction=[1] * CONTEXT).prediction) == CONTEXT
+    assert len(input_processor().process([1], greedy(), RequestOptions(prediction=[1] * CONTEXT)).prediction) == CONTEXT
     with pytest.raises(ContextOverflow, match=str(CONTEXT + 1)) as caught:
-        input_processor().process([1], greedy(), prediction=[1] * (CONTEXT + 1))
+        input_processor().process([1], greedy(), RequestOptions(prediction=[1] * (CONTEXT + 1)))
     assert caught.value.param == "prediction"
 
 
@@ -134,10 +134,10 @@ def test_context_error_names_the_field_to_change(length: int, output: int, param
     names = FieldNames(prompt="text", max_tokens="max")
     given = {"context": 100, "required_output": output, "names": names}
     if param is None:
-        assert len(input_processor().process([1] * length, greedy(), **given).prompt) == length
+        assert len(input_processor().process([1] * length, greedy(), RequestOptions(**given)).prompt) == length
         return
     with pytest.raises(ContextOverflow) as caught:
-        input_processor().process([1] * length, greedy(), **given)
+        input_processor().process([1] * length, greedy(), RequestOptions(**given))
     wanted = f"({length} in the prompt, {output} for the completion)"
     sentence = f"This model's maximum context length is 100 tokens. However, you requested {length + output} tokens"
     assert caught.value.param == param and caught.value.message.startswith(f"{sentence} {wanted}.")
@@ -190,20 +190,20 @@ def test_ids_outside_the_vocabulary_are_refused_by_name(options: dict[str, objec
 )
 def test_invalid_options_are_refused_by_name(options: dict[str, object]) -> None:
     with pytest.raises(RequestError) as caught:
-        input_processor().process("a", greedy(), **options)  # type: ignore[arg-type]
+        input_processor().process("a", greedy(), RequestOptions(**options))  # type: ignore[arg-type]
     assert caught.value.param in options
 
 
 def test_priority_is_refused_without_the_priority_policy() -> None:
     with pytest.raises(Unsupported) as caught:
-        input_processor().process("a", greedy(), priority=5)
+        input_processor().process("a", greedy(), RequestOptions(priority=5))
     assert caught.value.feature == "priority"
-    assert input_processor().process("a", greedy(), priority=0).priority == 0
+    assert input_processor().process("a", greedy(), RequestOptions(priority=0)).priority == 0
 
 
 def test_adapters_are_unsupported() -> None:
     with pytest.raises(Unsupported) as caught:
-        input_processor().process("a", greedy(), adapter="mine")
+        input_processor().process("a", greedy(), RequestOptions(adapter="mine"))
     assert isinstance(caught.value, FerrumError) and caught.value.feature == "adapter"
 
 

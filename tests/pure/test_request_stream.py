@@ -10,6 +10,7 @@ from engine_fakes import EOS, LetterTokenizer, greedy, input_processor
 from ferrum.core.errors import EngineDead, NonFiniteLogits, StepError
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, TokenEvent
+from ferrum.engine.input_processor import RequestOptions
 from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.request_output import Collector, Delta, Usage, join
 from stream_kit import A, B, deltas_of, event, open_stream, request_for, whole_of
@@ -77,7 +78,9 @@ def test_unread_output_is_not_copied_at_every_token(monkeypatch: pytest.MonkeyPa
 
 
 def test_without_a_tokenizer_deltas_have_ids_and_no_text() -> None:
-    stream = open_stream(input_processor(text=False).process([A], greedy(logprobs=0), request_id="r"), text=False)
+    stream = open_stream(
+        input_processor(text=False).process([A], greedy(logprobs=0), RequestOptions(request_id="r")), text=False
+    )
     stream.push(event(A, B, finish=FinishReason.LENGTH))
     [delta] = deltas_of(stream)
     assert (delta.text, delta.token_ids) == (None, (A, B))

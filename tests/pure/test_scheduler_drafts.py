@@ -93,7 +93,7 @@ def test_drafter_is_asked_only_if_it_could_draft_for_a_sequence() -> None:
             return sequence.request.request_id == "some"
 
     bench = Bench(propose=propose)
-    bench.scheduler.drafter = ForSome(propose)
+    bench.scheduler.live.drafter = ForSome(propose)
     bench.add("other", 3, max_tokens=6)
     bench.step()
     bench.step()

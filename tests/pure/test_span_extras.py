@@ -43,7 +43,7 @@ def decoding() -> Bench:
     bench.add("a", 5, max_tokens=20)
     for _ in range(3):
         bench.step()
-    assert bench.scheduler._decodes.sequences
+    assert bench.scheduler.live.decodes.sequences
     return bench
 
 
@@ -54,7 +54,7 @@ def test_the_fast_path_ends_where_a_span_gets_an_extra(field: str, monkeypatch: 
 
     bench = decoding()
     monkeypatch.setattr(decode_steps, "make_span", made)
-    assert bench.scheduler._decodes.plan() is None
+    assert bench.scheduler.live.decodes.plan() is None
 
 
 @pytest.mark.parametrize("field", EXTRAS)
@@ -63,16 +63,16 @@ def test_the_fast_path_does_not_begin_from_a_span_with_an_extra(field: str, monk
         return replace(make_span(sequence, count, **more), extras=special(field))
 
     bench = decoding()
-    bench.scheduler._decodes.end()
+    bench.scheduler.live.decodes.end()
     monkeypatch.setattr(planner, "make_span", made)
     plan = bench.scheduler.plan()
     assert plan is not None and plan.batch.spans[0].extras == special(field)
-    assert not bench.scheduler._decodes.sequences
+    assert not bench.scheduler.live.decodes.sequences
 
 
 def test_the_fast_path_plans_what_the_planner_does() -> None:
     fast, slow = decoding().scheduler, decoding().scheduler
-    slow._decodes.end()
+    slow.live.decodes.end()
     first, second = fast.plan(), slow.plan()
     assert first is not None and second is not None
     assert first.tenant is not None and second.tenant is None, "only the first took the fast path"

@@ -8,6 +8,7 @@ from engine_fakes import greedy, input_processor
 from ferrum.core.policy_config import POLICY
 from ferrum.core.types import TokenEvent
 from ferrum.engine.async_engine import StreamWaker
+from ferrum.engine.input_processor import RequestOptions
 from ferrum.engine.output_stream import RequestStream
 
 PER_TURN = POLICY.streams_per_turn
@@ -24,7 +25,7 @@ def written_by_turn(*steps: tuple[list[str], list[str]]) -> list[list[str]]:
 
     def stream(name: str, begun: bool) -> RequestStream:
         loop = asyncio.get_running_loop()
-        request = input_processor().process([1], greedy(), request_id=name)
+        request = input_processor().process([1], greedy(), RequestOptions(request_id=name))
         made = RequestStream(request, name, None, lambda: loop.call_soon(lambda: found[-1].append(name)))
         if begun:
             made.push(TokenEvent(name, 0, (5,)))
@@ -69,7 +70,9 @@ def test_a_consumer_that_cannot_be_woken_does_not_stop_the_others() -> None:
             if name == NAMES[1]:
                 raise ValueError(name)
 
-        return RequestStream(input_processor().process([1], greedy(), request_id=name), name, None, wake)
+        return RequestStream(
+            input_processor().process([1], greedy(), RequestOptions(request_id=name)), name, None, wake
+        )
 
     async def run() -> None:
         loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine_fakes import LetterTokenizer, expected, greedy, input_processor
+from ferrum.engine.input_processor import RequestOptions
 from ferrum.engine.request_output import Delta, Logprob
 from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.openai.bodies import CompletionRequest
@@ -90,7 +91,7 @@ def test_offset_after_an_incomplete_character() -> None:
     text, offsets = "\ufffdx\u65e5yz", [0, 0, 1, 2, 2, 4]
     assert text_offsets(tokenizer, text, range(6)) == offsets
     body = CompletionRequest(model="model", prompt="p", logprobs=0)
-    request = input_processor().process([1], greedy(), request_id="r")
+    request = input_processor().process([1], greedy(), RequestOptions(request_id="r"))
     builder = CompletionReplyBuilder(HEADER, body, CheckedRequest((request,), 1, ("",)), tokenizer)
     scored = tuple({each: Logprob(-1.0, 1, "")} for each in range(6))
     (chunk,) = builder.chunks(0, Delta("r", 0, tuple(range(6)), text, logprobs=scored))
@@ -100,7 +101,7 @@ def test_offset_after_an_incomplete_character() -> None:
 
 def test_likelier_of_two_tokens_with_equal_text_is_reported() -> None:
     body = CompletionRequest(model="model", prompt="p", logprobs=3)
-    request = input_processor().process([1], greedy(), request_id="r")
+    request = input_processor().process([1], greedy(), RequestOptions(request_id="r"))
     builder = CompletionReplyBuilder(HEADER, body, CheckedRequest((request,), 1, ("",)), CoarseTokenizer())
     position = {6: Logprob(-4.0, 9, "a"), 3: Logprob(-0.5, 1, "a"), 4: Logprob(-1.0, 2, "b"), 7: Logprob(-2.0, 3, "b")}
     (chunk,) = builder.chunks(0, Delta("r", 0, (6,), "a", logprobs=(position,)))

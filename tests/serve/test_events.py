@@ -9,6 +9,7 @@ import pytest
 
 from engine_fakes import LetterTokenizer, greedy, input_processor
 from ferrum.core.types import FinishReason
+from ferrum.engine.input_processor import RequestOptions
 from ferrum.engine.request_output import Delta, Logprob
 from ferrum.server.common.generation import EventWriter
 from ferrum.server.common.json_bodies import Reply
@@ -27,13 +28,13 @@ TEXTS = ["one", 'a "quoted" \\ word', "\x01", "", "\n\u2028é", "🦀", "</scrip
 
 def completion(**options: Any) -> CompletionReplyBuilder:
     body = CompletionRequest(model="model", prompt="p", stream=True, n=2, **options)
-    request = input_processor().process([1], greedy(n=2), request_id="r")
+    request = input_processor().process([1], greedy(n=2), RequestOptions(request_id="r"))
     return CompletionReplyBuilder(HEAD, body, CheckedRequest((request,), 2, ("echoed",)), LetterTokenizer())
 
 
 def chat(**options: Any) -> ChatReplyBuilder:
     body = ChatRequest(model="model", messages=[{"role": "user", "content": "p"}], stream=True, n=2, **options)
-    request = input_processor().process([1], greedy(n=2), request_id="r")
+    request = input_processor().process([1], greedy(n=2), RequestOptions(request_id="r"))
     return ChatReplyBuilder(HEAD, body, CheckedRequest((request,), 2, ("echoed",)), LetterTokenizer())
 
 

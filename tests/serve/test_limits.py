@@ -14,6 +14,7 @@ import pytest
 
 from engine_fakes import greedy, input_processor
 from ferrum.core.errors import ConfigError
+from ferrum.engine.input_processor import RequestOptions
 from ferrum.engine.request_output import Delta
 from ferrum.server.app import create_app
 from ferrum.server.common.api_keys import read_keys
@@ -104,7 +105,7 @@ def test_retry_after_covers_all_rates() -> None:
     limits = Limits({"a": KeyLimits(requests_per_minute=60, tokens_per_minute=60)}, lambda: 1, clock)
     for _ in range(60):
         limits.begin("a")
-    limits.queue("a", [input_processor().process([1] * 100, greedy(), tenant="a")])
+    limits.queue("a", [input_processor().process([1] * 100, greedy(), RequestOptions(tenant="a"))])
     clock.now += refused(limits)
     limits.begin("a")
 
@@ -122,7 +123,7 @@ def test_debt_is_repaid_at_the_keys_rate() -> None:
     """Of 150 tokens, 60 are available and 90 are debt; one more must be available again."""
     clock = Clock()
     limits = Limits({"a": KeyLimits(tokens_per_minute=60), "b": KeyLimits(tokens_per_minute=60)}, lambda: 1, clock)
-    request = input_processor().process([1] * 100, greedy(50), tenant="a")
+    request = input_processor().process([1] * 100, greedy(50), RequestOptions(tenant="a"))
     limits.begin("a")
     limits.queue("a", [request])
     limits.delta(request, Delta("r", token_ids=(1,) * 50))

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.engine.hosts.host import Built, Recipe
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.model_source import DirectoryModel, ModelSource
 from ferrum.runtime.tensor_file import TensorInfo
@@ -60,22 +57,3 @@ def in_memory(directory: Path, **files: str) -> MemoryModel:
     kept = [name for name in source.file_names() if name.startswith(("tokenizer", "generation"))]
     texts = {name.replace("__", "."): text.encode() for name, text in files.items()}
     return MemoryModel(checkpoint.config, tensors, {name: source.read_file(name) or b"" for name in kept} | texts)
-
-
-@dataclass(frozen=True)
-class TokenizerReport:
-    """A recipe whose engine reports, as its model's name, how it encodes a text.
-
-    It is in this module because unpickling it must not import the tokenizers' library.
-    """
-
-    recipe: Recipe
-    text: str
-
-    def __call__(self) -> Built:
-        built = self.recipe()
-        before = "tokenizers" in sys.modules
-        tokenizer = built.tokenizer()
-        assert tokenizer is not None and built.tokenizer() is tokenizer
-        found = {"before": before, "ids": tokenizer.encode(self.text)}
-        return replace(built, info=replace(built.info, model=json.dumps(found)))

@@ -16,6 +16,12 @@ TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
 TOOLS = sorted(
     path for folder in ("training", "bench", "examples", ".ci") for path in (REPOSITORY / folder).rglob("*.py")
 )
+ROOMS = (
+    "core", "contract", "cache", "scheduler", "text", "kernels", "quant", "nn", "models",
+    "sampling", "speculative", "runtime", "engine", "bench", "server", "cli",
+)  # fmt: skip
+"""Rooms in the order of imports: each imports those before it only."""
+WITHOUT_ARRAYS = {"core", "contract", "cache", "scheduler", "text"}
 NATIVE = sorted(path for path in (REPOSITORY / "native").rglob("*") if path.suffix in (".cpp", ".hpp", ".txt"))
 
 

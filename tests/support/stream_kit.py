@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine_fakes import LetterTokenizer, greedy, input_processor
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, Request, TokenEvent
+from ferrum.engine.input_processor import RequestOptions
 from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.request_output import Delta, join
 
@@ -16,7 +17,7 @@ def open_stream(request: Request, *, text: bool = True) -> RequestStream:
 
 
 def request_for(**options: object) -> Request:
-    return input_processor().process("ab", greedy(1000, **options), request_id="r", trace_id="t")
+    return input_processor().process("ab", greedy(1000, **options), RequestOptions(request_id="r", trace_id="t"))
 
 
 def event(*tokens: int, finish: FinishReason | None = None, choice: int = 0, stop: int | None = None) -> TokenEvent:

@@ -152,13 +152,13 @@ class AsyncModelExecutor:
         """Call a verb; return its result, and what undoes its additions to sequences."""
         executor = self.executor
         with executor._locked():  # other threads may use the executor too: only this verb's changes are undone
-            before = executor._undo.stored()
+            before = executor.sequences.undo.stored()
             result = verb()
-            after = executor._undo.stored()
+            after = executor.sequences.undo.stored()
 
         def undo() -> None:
             with executor._locked():
-                executor._undo.take_back(before, after)
+                executor.sequences.undo.take_back(before, after)
 
         return result, undo
 

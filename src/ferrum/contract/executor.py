@@ -1,61 +1,71 @@
 """`ModelExecutor`: one step at a time, state machine, lease, counters and reports around a backend's `_run`.
 
-The named verbs over the same `submit` are in `verbs.py`.
+The named verbs over the same `submit` are a facade, in `verbs.py`. Engines need none of them.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Final, Self
 
+from ferrum.contract.batch_probe import step_seconds
 from ferrum.contract.capabilities import ExecutorCapabilities, ExecutorTraits, capabilities
-from ferrum.contract.executor_log import log_made, log_step
+from ferrum.contract.executor_log import log_made, log_step, logger
 from ferrum.contract.executor_state import (
-    ExecutorMemoryUsage,
     ExecutorMetrics,
     ExecutorState,
     ExecutorStatus,
     Lifecycle,
+    MemoryUse,
     StepRecorder,
     stop_at_exit,
 )
+from ferrum.contract.handles import NamedSequences
 from ferrum.contract.io_types import ModelInfo
-from ferrum.contract.pool_usage import cache_snapshot, memory_efficiency, used_bytes
+from ferrum.contract.pool_usage import cache_snapshot, memory_efficiency
 from ferrum.contract.sequences import SequenceStore
-from ferrum.contract.verbs import NamedVerbs
-from ferrum.core.errors import EngineDead, ExecutorInUse, FerrumError, InvalidTransition, KvExhausted
+from ferrum.contract.verbs import CountLikely, NamedVerbs, verb
+from ferrum.core.errors import EngineDead, ExecutorInUse, FerrumError, InvalidTransition
 from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements
 from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, SpeculationCounts
 from ferrum.core.span_checks import check_kind
-from ferrum.core.step import FinishedStep, PendingStep, Span, StepBatch, StepOutput, Want, fastest_batch_size
+from ferrum.core.step import FinishedStep, PendingStep, StepBatch, StepOutput, Want, fastest_batch_size
 from ferrum.core.values import whole
-
-_PROBES: Final = 3
 
 _FORK_LOCK_SECONDS: Final = 0.5
 """Seconds to wait in a forked process for another thread that is testing whether the lock is free."""
 
 
-class ModelExecutor(NamedVerbs):
+class ModelExecutor(ABC):
     """An executor of a model's steps, one at a time, from any thread. The first step warms it up.
 
     It is a context manager: leaving it shuts the executor down. A forked process may use it too, unless another thread
     was running a step at the fork: then EngineDead is raised.
 
     Args:
-        info, traits, pages, cache_prefix: see `NamedVerbs`.
+        info: the model.
+        traits: the executor's fixed properties.
+        pages: its sequences.
+        cache_prefix: new sequences are named `<prefix>-0`, `<prefix>-1`, ...; no name is used twice.
+
+    Attributes:
+        sequences: the sequences by name and by handle.
     """
 
     def __init__(
         self, info: ModelInfo, traits: ExecutorTraits, pages: SequenceStore, *, cache_prefix: str = "llm-cache"
     ) -> None:
-        super().__init__(info, traits, pages, cache_prefix=cache_prefix)
+        self.traits = traits
+        self.pages = pages
+        self.sequences = NamedSequences(info, traits.kv_dtype, pages, cache_prefix)
         self._lock = threading.RLock()
         self._process = os.getpid()
         stop_at_exit(self._lock)
@@ -65,10 +75,34 @@ class ModelExecutor(NamedVerbs):
         self._owner: str | None = None
         self._batch_size = 0
         self._last: float | None = None
-        self._peak = 0
-        self._counted_changes = -1
+        self._memory = MemoryUse(pages, traits.memory)
         self._fastest: int | None = None
         log_made(info, traits)
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model: the object that the executor was built with."""
+        return self.sequences.info
+
+    prefill = verb(NamedVerbs.prefill)
+    batch_prefill = verb(NamedVerbs.batch_prefill)
+    forward = verb(NamedVerbs.forward)
+    decode = verb(NamedVerbs.decode)
+    batch_decode = verb(NamedVerbs.batch_decode)
+    forward_verify = verb(NamedVerbs.forward_verify)
+    speculative_decode = verb(NamedVerbs.speculative_decode)
+    unified_decode = verb(NamedVerbs.unified_decode)
+    handle = verb(NamedVerbs.handle)
+    truncate_kv = verb(NamedVerbs.truncate_kv)
+    truncate_kv_for_cache_id = verb(NamedVerbs.truncate_kv_for_cache_id)
+    fork = verb(NamedVerbs.fork)
+    release_cache = verb(NamedVerbs.release_cache)
+
+    @property
+    def verbs(self) -> NamedVerbs:
+        """The named verbs as one object."""
+        parts = self.sequences, self.traits, self._exclusive, self._count_drafts, self._count_likely
+        return NamedVerbs(self.submit, *parts)  # not kept: a cycle would keep the model of a dropped executor alive
 
     # Methods of a backend
 
@@ -81,11 +115,16 @@ class ModelExecutor(NamedVerbs):
                 error state, which only `reset` and `shutdown` leave.
         """
 
-    def _warm(self) -> None:
+    def _warm(self) -> None:  # noqa: B027 - optional
         """Prepare once, before the first step, what that step should not wait for."""
 
-    def _close(self) -> None:
+    def _close(self) -> None:  # noqa: B027 - optional
         """Free what the executor holds; nothing runs after this."""
+
+    @property
+    def _count_likely(self) -> CountLikely | None:
+        """Lossy verification, if the backend has it; see `NamedVerbs`."""
+        return None
 
     # Steps
 
@@ -121,15 +160,14 @@ class ModelExecutor(NamedVerbs):
             if span.extras is not None and span.drafts and span.want is Want.TOKEN:
                 self._count_drafts(span.drafts, result.accepted)
         self._recorder.record(served, output.seconds)
-        log_step(batch, output)
-        changes = self.pages.changes
-        if changes != self._counted_changes:
-            self._counted_changes, self._peak = changes, max(self._peak, self._used_bytes())
+        if logger.isEnabledFor(logging.DEBUG):
+            log_step(batch, output)
+        self._memory.observe()
 
     def _count_drafts(self, drafted: int, accepted: int) -> None:
         self._speculation = self._speculation.plus(drafted, accepted)
 
-    def _finish_steps(self) -> None:
+    def _finish_steps(self) -> None:  # noqa: B027 - optional
         """Settle the steps in flight, if the backend runs ahead."""
 
     def _locked(self) -> threading.RLock:
@@ -205,6 +243,7 @@ class ModelExecutor(NamedVerbs):
 
     @contextmanager
     def _exclusive(self, *, ended: bool = False) -> Iterator[None]:
+        """Hold the executor for one verb. Raises ExecutorInUse, and InvalidTransition unless it may have `ended`."""
         with self._locked():
             if not ended:
                 self._refuse_ended()
@@ -310,38 +349,19 @@ class ModelExecutor(NamedVerbs):
         with self._exclusive():
             self.warmup()
             room = self._max_sequences()
-            fastest = fastest_batch_size(self._probe, room)
+            fastest = fastest_batch_size(partial(step_seconds, self._timed, self.sequences), room)
             if room == self.traits.largest_batch or 2 * fastest <= room:
                 self._fastest = fastest
             return fastest
 
     def _max_sequences(self) -> int:
-        if self._ended:
-            return 0
-        return min([self.traits.max_batch_size, *self._free_pages()])
+        return 0 if self._ended else min([self.traits.max_batch_size, *self._free_pages()])
 
     def _free_pages(self) -> list[int]:
         """Return the free pages of each group, and how many sequences the free slots of states suffice for."""
         states = self.memory_plan.states
         slots = [] if states is None else [self.pages.free_slots // states.per_sequence]
         return [*slots, *(self.pages.free(part.name) for part in self.memory_plan.pool)]
-
-    def _probe(self, size: int) -> float:
-        """Return the seconds of a step of `size` one-token sequences, the best of a few; infinite without room."""
-        names = [self._new_id(f"{self._prefix}-probe", self._passing) for _ in range(size)]
-        spans = tuple(Span(name, 0, (0,), Want.LOGITS) for name in names)
-        best = float("inf")
-        for _ in range(_PROBES):
-            output = self._timed(StepBatch(spans))
-            for name in names:
-                self.pages.release(name)
-            errors = [outcome for outcome in output.results if isinstance(outcome, FerrumError)]
-            if any(isinstance(error, KvExhausted) for error in errors):
-                break
-            if errors:
-                raise errors[0]
-            best = min(best, output.seconds)
-        return best
 
     # Reports
 
@@ -356,7 +376,7 @@ class ModelExecutor(NamedVerbs):
             decode_operations=metrics.decode_operations,
             avg_prefill_time_ms=metrics.avg_prefill_latency,
             avg_decode_time_ms=metrics.avg_decode_latency,
-            memory_usage=self._memory_usage(),
+            memory_usage=self._memory.usage(freed=self._ended),
             last_operation=None if last is None else time.monotonic() - last,
             backend=self.traits.backend,
             numerics_id=self.traits.numerics_id,
@@ -376,10 +396,3 @@ class ModelExecutor(NamedVerbs):
     def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:
         """Return the counters of adapters, which are empty: no adapter can be loaded yet."""
         return LoraMetricsSnapshot()
-
-    def _used_bytes(self) -> int:
-        return used_bytes(self.pages, self.memory_plan)
-
-    def _memory_usage(self) -> ExecutorMemoryUsage:
-        held, used = (0, 0) if self._ended else (self.memory_plan.total, self._used_bytes())
-        return ExecutorMemoryUsage(held, used, max(self._peak, used), 100.0 * used / held if held else 0.0)

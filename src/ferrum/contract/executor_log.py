@@ -33,8 +33,6 @@ def log_made(info: ModelInfo, traits: ExecutorTraits) -> None:
 
 def log_step(batch: StepBatch, output: StepOutput) -> None:
     """Log the names, positions and tokens of a step at DEBUG; a failed span has its error."""
-    if not logger.isEnabledFor(logging.DEBUG):
-        return
     spans = [_fields(*pair) for pair in zip(batch.spans, output.results, strict=True)]
     served = [span for span in spans if "error" not in span]
     tokens, milliseconds = sum(len(span["tokens"]) for span in served), 1e3 * output.seconds

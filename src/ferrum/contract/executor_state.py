@@ -16,8 +16,10 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
+from ferrum.contract.sequences import SequenceStore
 from ferrum.core.errors import InvalidTransition
 from ferrum.core.json_record import JsonRecord
+from ferrum.core.memory_plan import MemoryPlan
 from ferrum.core.step import Span
 
 WINDOW: Final = 1024
@@ -224,3 +226,35 @@ class ExecutorStatus(JsonRecord):
     backend: str
     numerics_id: str
     notes: tuple[str, ...] = ()
+
+
+class MemoryUse:
+    """The bytes of an executor without the free pages and slots of its pool, and the most so far.
+
+    Args:
+        pages: its sequences.
+        plan: its memory.
+    """
+
+    def __init__(self, pages: SequenceStore, plan: MemoryPlan) -> None:
+        self._pages = pages
+        self._total = plan.total
+        self._page_bytes = [(part.name, part.page_bytes) for part in plan.pool]
+        self._slot_bytes = 0 if plan.states is None else plan.states.slot_bytes
+        self._peak = 0
+        self._changes = -1
+
+    def observe(self) -> None:
+        """Note the bytes in use after a step, if the pool has changed."""
+        changes = self._pages.changes
+        if changes != self._changes:
+            self._changes, self._peak = changes, max(self._peak, self._used())
+
+    def usage(self, *, freed: bool) -> ExecutorMemoryUsage:
+        """Return a report; nothing is held once the executor's memory is `freed`."""
+        held, used = (0, 0) if freed else (self._total, self._used())
+        return ExecutorMemoryUsage(held, used, max(self._peak, used), 100.0 * used / held if held else 0.0)
+
+    def _used(self) -> int:
+        slots = self._pages.free_slots * self._slot_bytes if self._slot_bytes else 0
+        return self._total - slots - sum(self._pages.free(name) * each for name, each in self._page_bytes)

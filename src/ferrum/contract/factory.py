@@ -32,6 +32,16 @@ _LEVELS: Final[Mapping[int, Mapping[str, Any]]] = {
 }
 """The arguments of `load_executor` that an optimisation level sets."""
 
+_FIXED: Final[Mapping[str, tuple[object, str]]] = {
+    "enable_paged_attention": (True, "true: the only KV store is paged"),
+    "enable_flash_attention": (True, "true: keys are read in blocks"),
+    "enable_memory_pooling": (True, "true: the KV cache is one pool"),
+    "enable_kv_cache_sharing": (True, "true: forks share pages"),
+    "enable_kernel_fusion": (True, "true: operations are always fused"),
+    "custom_flags": ({}, "empty: there are no flags"),
+}
+"""Fields of the contract that take one value here: that value, and why."""
+
 _READING: Final = (AttentionType.FLASH, AttentionType.PAGED, AttentionType.SLIDING_WINDOW, AttentionType.LATENT)
 """Attention types that only the loaded model can confirm."""
 
@@ -246,45 +256,36 @@ def _problems(c: ExecutorConfig) -> Iterator[tuple[str, str]]:
     context = c.model_info.max_sequence_length
     length = context if c.max_sequence_length is None else c.max_sequence_length
     sharing = head_sharing(c.model_info.num_heads, c.model_info.num_kv_heads)
-    block, window = attention.block_size, attention.sliding_window_size
+    block, window, kind = attention.block_size, attention.sliding_window_size, attention.attention_type
     pool, usage, page = memory.memory_pool_size, memory.max_memory_usage, _page_bytes(c)
     least = c.model_info.num_parameters // 2 + page
     limit = None if isinstance(usage, float) else usage
     mixed, plain = c.dtype is not DataType.FLOAT32, is_one_of(c.executor_options.get("kernels", "auto"), _PLAIN)
     level, replays = speed.optimization_level, c.executor_options.get("replay") is True
     speculative, sequential = (c.executor_type is kind for kind in (ExecutorType.SPECULATIVE, ExecutorType.SEQUENTIAL))
+    fixed = [
+        (section, name, getattr(section, name) == value, requirement)
+        for section in (attention, memory, speed)
+        for name, (value, requirement) in _FIXED.items()
+        if hasattr(section, name)
+    ]
     table: tuple[tuple[object, str, bool, str], ...] = (
+        *fixed,
         (c, "max_batch_size", c.max_batch_size in (None, 1) or not sequential, "1 for a Sequential executor"),
         (c, "max_sequence_length", length <= context, f"at most the model's context, {shown(context)}"),
         (c, "max_sequence_length", length > 1 or not speculative, "at least 2 for a Speculative one"),
-        (
-            c,
-            "executor_options",
-            c.executor_options.keys() <= OPTIONS,
-            f"of no names but {', '.join(sorted(OPTIONS))}",
-        ),
-        (attention, "enable_paged_attention", attention.enable_paged_attention, "true: the only KV store is paged"),
-        (attention, "enable_flash_attention", attention.enable_flash_attention, "true: keys are read in blocks"),
+        (c, "executor_options", c.executor_options.keys() <= OPTIONS, f"of no names but {', '.join(sorted(OPTIONS))}"),
         (attention, "sliding_window_size", window is None or window >= 1, "at least 1"),
         (attention, "block_size", block is None or 1 <= block <= MAX_PAGE_SIZE, f"in [1, {MAX_PAGE_SIZE}]"),
-        (
-            attention,
-            "attention_type",
-            attention.attention_type in (None, sharing, *_READING),
-            f"{sharing} as in the model",
-        ),
-        (memory, "enable_memory_pooling", memory.enable_memory_pooling, "true: the KV cache is one pool"),
-        (memory, "enable_kv_cache_sharing", memory.enable_kv_cache_sharing, "true: forks share pages"),
+        (attention, "attention_type", kind in (None, sharing, *_READING), f"{sharing} as in the model"),
         (memory, "memory_pool_size", pool is None or pool >= page, f"at least {shown(page)} bytes, one page"),
         (memory, "max_memory_usage", not isinstance(usage, float) or 0 < usage <= 1, "bytes, or a share in (0, 1]"),
         (memory, "max_memory_usage", limit is None or limit >= (pool or 1), "at least the size of the pool"),
         (memory, "max_memory_usage", limit is None or limit >= least, f"at least {shown(least)}"),
-        (speed, "enable_kernel_fusion", speed.enable_kernel_fusion, "true: operations are always fused"),
         (speed, "enable_mixed_precision", speed.enable_mixed_precision in (None, mixed), f"{mixed} with {c.dtype}"),
         (speed, "optimization_level", level in _LEVELS, "0, 1, 2 or 3"),
         (speed, "optimization_level", level > 1 or plain, "2 or 3 if executor_options names kernels"),
         (speed, "optimization_level", level in (1, 3) or not replays, "1 or 3 if executor_options asks for replay"),
-        (speed, "custom_flags", not speed.custom_flags, "empty: there are no flags"),
     )
     for section, name, holds, requirement in table:
         if not holds:

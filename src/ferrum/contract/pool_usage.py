@@ -1,4 +1,4 @@
-"""What an executor's pool holds: stored tokens, bytes in use, and counters. It changes nothing and takes no lock."""
+"""What an executor's pool holds: stored tokens, filled pages, and counters. It changes nothing and takes no lock."""
 
 from __future__ import annotations
 
@@ -8,12 +8,6 @@ from ferrum.contract.sequences import SequenceStore
 from ferrum.core.errors import UnknownSequence
 from ferrum.core.memory_plan import MemoryPlan
 from ferrum.core.snapshots import CacheMetricsSnapshot, SpeculationCounts
-
-
-def used_bytes(pages: SequenceStore, plan: MemoryPlan) -> int:
-    """Return the bytes of an executor without the free pages and slots of its pool."""
-    slots = 0 if plan.states is None else pages.free_slots * plan.states.slot_bytes
-    return plan.total - slots - sum(pages.free(part.name) * part.page_bytes for part in plan.pool)
 
 
 def memory_efficiency(pages: SequenceStore, plan: MemoryPlan) -> float:

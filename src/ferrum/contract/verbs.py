@@ -1,4 +1,4 @@
-"""The named verbs of an executor, for users, tests and notebooks; engines use `submit` alone.
+"""`NamedVerbs`: the named verbs of an executor, for users, tests and notebooks; engines use `submit` alone.
 
 All verbs are all-or-none: every check comes before anything runs, and if a span fails, every sequence of the call
 returns to its state before.
@@ -6,16 +6,16 @@ returns to its state before.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from itertools import count
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass, replace
+from functools import wraps
+from numbers import Real
+from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar, cast
 
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.executor_log import logger
-from ferrum.contract.handles import Handles, check_name
+from ferrum.contract.handles import NamedSequences, check_name
 from ferrum.contract.input_checks import as_prompt, check_positions, real_tokens
 from ferrum.contract.integer_lists import token_matrix, token_row
 from ferrum.contract.io_types import (
@@ -24,20 +24,20 @@ from ferrum.contract.io_types import (
     DecodeOutput,
     KvCacheHandle,
     LogitsPolicy,
-    ModelInfo,
     PrefillInput,
     PrefillOutput,
     SpeculativeDecodeOutput,
     UnifiedBatch,
     UnifiedBatchItem,
 )
-from ferrum.contract.sequences import SequenceStore, Undo
 from ferrum.contract.verb_outputs import decode_output, prefill_output, row_of, verified_output
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
 from ferrum.core.span_checks import check_kind, check_tokens, inputs_of
 from ferrum.core.step import Array, Hidden, PendingStep, Rows, Span, SpanExtras, SpanResult, StepBatch, Want
 from ferrum.core.values import kept_length, shown
 
+P = ParamSpec("P")
+Result = TypeVar("Result")
 Input = TypeVar("Input", PrefillInput, DecodeInput)
 Output = TypeVar("Output", PrefillOutput, DecodeOutput)
 
@@ -52,46 +52,30 @@ SPAN_WANTS: Final = {
 _HIDDEN: Final[dict[bool | str, Hidden]] = {False: Hidden.NONE, True: Hidden.ALL, LAYERS: Hidden.LAYERS}
 """A value of `return_hidden_states` as a span's `hidden`; each includes those before it."""
 
+CountLikely: TypeAlias = Callable[[Array, Sequence[int], float], int]
 
-class NamedVerbs(ABC):
-    """The verbs over `submit` and a sequence store.
 
-    Args:
-        info: the model.
+@dataclass(frozen=True, slots=True)
+class NamedVerbs:
+    """The verbs over `submit`: a facade without state.
+
+    Attributes:
+        submit: runs a step.
+        sequences: the executor's.
         traits: the executor's fixed properties.
-        pages: its sequences.
-        cache_prefix: new sequences are named `<prefix>-0`, `<prefix>-1`, ...; no name is used twice.
+        exclusive: holds the executor for one verb. Raises ExecutorInUse if an engine has its lease, and
+            InvalidTransition if it is shut down and the verb may not follow that (`ended`).
+        count_drafts: counts drafts and accepted ones for the reports.
+        count_likely: returns how many leading drafts a threshold accepts, given logits [k + 1, V]; None if the executor
+            only verifies exactly.
     """
 
-    def __init__(
-        self, info: ModelInfo, traits: ExecutorTraits, pages: SequenceStore, *, cache_prefix: str = "llm-cache"
-    ) -> None:
-        check_kind(cache_prefix, str, param="cache_prefix")
-        self._info = info
-        self.traits = traits
-        self.pages = pages
-        self._prefix = cache_prefix
-        self._fresh, self._clones, self._passing = count(), count(), count()
-        self._undo = Undo(pages)
-        self._handles = Handles(info, traits.kv_dtype, pages, self._undo)
-
-    @property
-    def info(self) -> ModelInfo:
-        """The model: the object that the executor was built with."""
-        return self._info
-
-    @abstractmethod
-    def submit(self, batch: StepBatch) -> PendingStep:
-        """Run a step: one result or error per span."""
-
-    @abstractmethod
-    def _exclusive(self, *, ended: bool = False) -> AbstractContextManager[None]:
-        """Hold the executor for one verb.
-
-        Raises:
-            ExecutorInUse: an engine has its lease.
-            InvalidTransition: it is shut down, and the verb may not follow that (`ended`).
-        """
+    submit: Callable[[StepBatch], PendingStep]
+    sequences: NamedSequences
+    traits: ExecutorTraits
+    exclusive: Callable[..., AbstractContextManager[None]]
+    count_drafts: Callable[[int, int], None]
+    count_likely: CountLikely | None
 
     # Prompts
 
@@ -115,16 +99,16 @@ class NamedVerbs(ABC):
 
         No sequence is kept. Raises as `prefill`.
         """
-        with self._exclusive():
+        with self.exclusive():
             spans = [
-                Span(self._new_id(f"{self._prefix}-forward", self._passing), 0, row, Want.LOGITS, Rows.ALL)
+                Span(self.sequences.passing_id("forward"), 0, row, Want.LOGITS, Rows.ALL)
                 for row in token_matrix("input_ids", input_ids)
             ]
             try:
-                return self._stack([result.logits for result in self._step(spans, "input_ids")])
+                return _stack([result.logits for result in self._step(spans, "input_ids")])
             finally:
                 for span in spans:
-                    self.pages.release(span.cache_id)
+                    self.sequences.pages.release(span.cache_id)
 
     # One more token
 
@@ -149,7 +133,7 @@ class NamedVerbs(ABC):
         """
         if not (inputs := inputs_of(DecodeInput, inputs, param="inputs")):
             return []
-        with self._exclusive():
+        with self.exclusive():
             rows = [self._decode_span(each, ahead) for ahead, each in enumerate(inputs)]
             if len({(row.cache_id, row.start) for row in rows}) != 1:
                 raise RequestError("all inputs must continue the same sequence at the same length", param="kv_cache")
@@ -162,7 +146,7 @@ class NamedVerbs(ABC):
                 extras=SpanExtras(len(inputs) - 1, attention_weights=any(weights)).or_none(),
             )
             (result,) = self._step([span], "input_ids")
-            handles = [self._handles.make(span.cache_id, span.start + row + 1) for row in range(len(inputs))]
+            handles = [self.sequences.handle(span.cache_id, span.start + row + 1) for row in range(len(inputs))]
             pairs = zip(handles, inputs, strict=True)
             return [verified_output(result, handle, row, each) for row, (handle, each) in enumerate(pairs)]
 
@@ -184,26 +168,32 @@ class NamedVerbs(ABC):
             that cannot roll back that many drafts; RequestError for an invalid threshold.
         """
         check_kind(inputs, DecodeInput, param="inputs")
-        with self._exclusive():
+        with self.exclusive():
             drafts = token_row("draft_tokens", draft_tokens)
             if inputs.return_hidden_states or inputs.return_attention_weights:
                 raise Unsupported(
                     "speculative_decode with hidden states or attention weights", "it returns logits only"
                 )
             if acceptance_threshold is not None:
-                self._check_threshold(acceptance_threshold)
+                if self.count_likely is None:
+                    reason = f"this executor only verifies exactly: leave out {shown(acceptance_threshold)}"
+                    raise Unsupported("acceptance_threshold", reason)
+                check_threshold(acceptance_threshold)
             first = self._decode_span(inputs)
             self._check_tokens((inputs.token,), first.start, "input_ids")
             self._check_tokens(drafts, first.start + 1, "draft_tokens")
             span = replace(
                 first, tokens=(inputs.token, *drafts), rows=Rows.ALL, extras=SpanExtras(len(drafts)).or_none()
             )
-            with self._undo.guard([span], settled=not drafts):
+            with self.sequences.undo.guard([span], settled=not drafts):
                 (result,) = self._step([span], "draft_tokens")
-                accepted = self._count_accepted(result.logits, drafts, acceptance_threshold)
-                self.pages.truncate(span.cache_id, span.start + 1 + accepted)
+                if acceptance_threshold is None or self.count_likely is None:
+                    accepted = _count_equal(result.logits, drafts)
+                else:
+                    accepted = self.count_likely(result.logits, drafts, acceptance_threshold)
+                self.sequences.pages.truncate(span.cache_id, span.start + 1 + accepted)
             if drafts:
-                self._count_drafts(len(drafts), accepted)
+                self.count_drafts(len(drafts), accepted)
             logits, handle = row_of(result.logits, accepted), self.handle(span.cache_id)
             return SpeculativeDecodeOutput(drafts[:accepted], logits, handle)
 
@@ -220,7 +210,7 @@ class NamedVerbs(ABC):
         check_kind(batch, UnifiedBatch, param="batch")
         if not (items := inputs_of(UnifiedBatchItem, batch.items, param="items")):
             return []
-        with self._exclusive():
+        with self.exclusive():
             results = self._step([self._unified_span(item) for item in items], "q_tokens")
             return [result.logits for result in results]
 
@@ -229,7 +219,7 @@ class NamedVerbs(ABC):
     def handle(self, cache_id: str) -> KvCacheHandle:
         """Return a handle of the sequence as it is now. Raises UnknownSequence, or InvalidHandle for no name."""
         check_name(cache_id)
-        return self._handles.make(cache_id, self.pages.length(cache_id))
+        return self.sequences.handle(cache_id, self.sequences.pages.length(cache_id))
 
     def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> KvCacheHandle:
         """Forget the tokens from position `new_len` on; takes any handle of the current generation.
@@ -239,15 +229,17 @@ class NamedVerbs(ABC):
             RequestError: `new_len` is no integer, negative or beyond the stored length.
             Unsupported: a sliding window has freed keys that would be needed.
         """
-        with self._exclusive():
-            self._handles.check(handle, exact=False)
+        with self.exclusive():
+            self.sequences.check(handle, exact=False)
             return self.truncate_kv_for_cache_id(handle.cache_id, new_len)
 
     def truncate_kv_for_cache_id(self, cache_id: str, new_len: int) -> KvCacheHandle:
         """Truncate a sequence by name, as `truncate_kv`. Raises InvalidHandle for no name."""
         check_name(cache_id)
-        with self._exclusive():
-            self.pages.truncate(cache_id, kept_length("new_len", new_len, self.pages.length(cache_id)))
+        with self.exclusive():
+            self.sequences.pages.truncate(
+                cache_id, kept_length("new_len", new_len, self.sequences.pages.length(cache_id))
+            )
             return self.handle(cache_id)
 
     def fork(self, handle: KvCacheHandle) -> KvCacheHandle:
@@ -256,48 +248,19 @@ class NamedVerbs(ABC):
         Raises:
             InvalidHandle, UnknownSequence, StaleHandle: an unusable handle.
         """
-        with self._exclusive():
-            self._handles.check(handle, exact=True)
-            clone = self._new_id(f"{handle.cache_id}-clone", self._clones)
-            self.pages.fork(handle.cache_id, clone)
+        with self.exclusive():
+            self.sequences.check(handle, exact=True)
+            clone = self.sequences.clone_id(handle.cache_id)
+            self.sequences.pages.fork(handle.cache_id, clone)
             return self.handle(clone)
 
     def release_cache(self, cache_id: str | KvCacheHandle) -> None:
         """Free a sequence by name or handle; an unknown one is no error. Raises InvalidHandle for anything else."""
-        cache_id = self._handles.name_of(cache_id)
-        with self._exclusive(ended=True):
-            logger.debug("release %s: %s", cache_id, "known" if cache_id in self.pages else "unknown")
-            self.pages.release(cache_id)
-            self._undo.forget(cache_id)
-
-    # Hooks
-
-    def _check_threshold(self, threshold: object) -> None:
-        """Refuse an acceptance threshold that cannot be honoured, before anything runs."""
-        raise Unsupported("acceptance_threshold", f"this executor only verifies exactly: leave out {shown(threshold)}")
-
-    def _count_accepted(self, logits: Array, drafts: Sequence[int], threshold: float | None) -> int:
-        """Return how many leading drafts to keep, given logits [k + 1, V].
-
-        Greedy takes the lowest id of the largest logit.
-
-        Args:
-            logits, drafts: of the verified rows.
-            threshold: None, or one that `_check_threshold` accepts.
-        """
-        assert threshold is None, "this executor verifies exactly"
-        accepted = 0
-        while accepted < len(drafts) and int(logits[accepted].argmax()) == drafts[accepted]:
-            accepted += 1
-        return accepted
-
-    @abstractmethod
-    def _count_drafts(self, drafted: int, accepted: int) -> None:
-        """Count a verified draft for the reports."""
-
-    def _stack(self, arrays: Sequence[Array]) -> Array:
-        """Stack arrays [S, V] to [B, S, V], by the array API standard's function."""
-        return arrays[0].__array_namespace__().stack(arrays)
+        cache_id = self.sequences.name_of(cache_id)
+        with self.exclusive(ended=True):
+            logger.debug("release %s: %s", cache_id, "known" if cache_id in self.sequences.pages else "unknown")
+            self.sequences.pages.release(cache_id)
+            self.sequences.undo.forget(cache_id)
 
     # From inputs to spans
 
@@ -310,7 +273,7 @@ class NamedVerbs(ABC):
     ) -> list[Output]:
         if not (inputs := inputs_of(kind, inputs, param="inputs")):
             return []
-        with self._exclusive():
+        with self.exclusive():
             spans = [to_span(each) for each in inputs]
             results = self._step(spans, "input_ids")
             return [to_output(result, self.handle(span.cache_id)) for span, result in zip(spans, results, strict=True)]
@@ -321,14 +284,14 @@ class NamedVerbs(ABC):
             raise RequestError(reason, param="input_ids")
         start = 0
         if inputs.kv_cache is not None:
-            self._handles.check(inputs.kv_cache, exact=True)
+            self.sequences.check(inputs.kv_cache, exact=True)
             start = inputs.kv_cache.sequence_length
         real = real_tokens(inputs, start)
         tokens = inputs.input_ids[0][real]
         self._check_options(inputs, range(start, start + len(tokens)), real)
         want, rows = SPAN_WANTS[LogitsPolicy(inputs.logits)]
         return Span(
-            inputs.kv_cache.cache_id if inputs.kv_cache else self._new_id(self._prefix, self._fresh),
+            inputs.kv_cache.cache_id if inputs.kv_cache else self.sequences.new_id(),
             start,
             tokens,
             want,
@@ -339,7 +302,7 @@ class NamedVerbs(ABC):
 
     def _decode_span(self, inputs: DecodeInput, ahead: int = 0) -> Span:
         """Return the span of one token, `ahead` tokens after the handle's length."""
-        self._handles.check(inputs.kv_cache, exact=True)
+        self.sequences.check(inputs.kv_cache, exact=True)
         start = inputs.kv_cache.sequence_length
         self._check_options(inputs, range(start + ahead, start + ahead + 1))
         return Span(
@@ -354,14 +317,14 @@ class NamedVerbs(ABC):
     def _unified_span(self, item: UnifiedBatchItem) -> Span:
         if isinstance(item.seq_id, str):
             cache_id = item.seq_id
-            if cache_id not in self.pages and cache_id.startswith(f"{self._prefix}-"):
+            if cache_id not in self.sequences.pages and self.sequences.is_reserved(cache_id):
                 raise UnknownSequence(
                     f"{cache_id!r} is not stored, and names of this prefix are reserved", param="seq_id"
                 )
         else:
-            self._handles.check(item.seq_id, exact=True)
+            self.sequences.check(item.seq_id, exact=True)
             cache_id = item.seq_id.cache_id
-        stored = self.pages.length(cache_id) if cache_id in self.pages else 0
+        stored = self.sequences.pages.length(cache_id) if cache_id in self.sequences.pages else 0
         if item.pos_offset != stored:
             raise RequestError(f"must be the stored length {stored}, not {item.pos_offset}", param="pos_offset")
         want, rows = SPAN_WANTS[item.policy]
@@ -378,10 +341,6 @@ class NamedVerbs(ABC):
         if inputs.return_hidden_states == LAYERS and not self.traits.layer_states:
             raise Unsupported(f"return_hidden_states={LAYERS!r}", reason)
 
-    def _new_id(self, base: str, numbers: Iterable[int]) -> str:
-        """Return the next unused name; names taken through `submit` are skipped."""
-        return next(name for number in numbers if (name := f"{base}-{number}") not in self.pages)
-
     def _step(self, spans: Sequence[Span], param: str) -> list[SpanResult]:
         """Run checked spans, all or none; `param` is the caller's name for their tokens."""
         if len(spans) > (most := self.traits.largest_batch):
@@ -391,9 +350,38 @@ class NamedVerbs(ABC):
             raise RequestError("a sequence appears twice", param="kv_cache")
         for span in spans:
             self._check_tokens(span.tokens, span.start, param)
-        return self._undo.all_or_none(spans, lambda batch: self.submit(batch).result())
+        return self.sequences.undo.all_or_none(spans, lambda batch: self.submit(batch).result())
 
     def _check_tokens(self, tokens: Sequence[int], start: int, param: str) -> None:
         """Refuse unknown token ids, and tokens beyond the context, after `start` stored tokens."""
         longest = self.traits.longest_sequence
-        check_tokens(tokens, start, vocab_size=self._info.vocab_size, max_sequence_length=longest, param=param)
+        check_tokens(tokens, start, vocab_size=self.sequences.info.vocab_size, max_sequence_length=longest, param=param)
+
+
+def verb(method: Callable[Concatenate[NamedVerbs, P], Result]) -> Callable[Concatenate[Any, P], Result]:
+    """Return a verb as a method of an object that has it in `verbs`, with its arguments, result and errors."""
+
+    @wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        return method(self.verbs, *args, **kwargs)
+
+    return call
+
+
+def check_threshold(threshold: object) -> None:
+    """Raise RequestError for an invalid threshold of lossy verification."""
+    if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= cast(float, threshold) <= 1:
+        raise RequestError(f"must be a number between 0 and 1, got {shown(threshold)}", param="acceptance_threshold")
+
+
+def _count_equal(logits: Array, drafts: Sequence[int]) -> int:
+    """Return how many leading drafts equal the token of greedy decoding: the lowest id of the largest logit."""
+    accepted = 0
+    while accepted < len(drafts) and int(logits[accepted].argmax()) == drafts[accepted]:
+        accepted += 1
+    return accepted
+
+
+def _stack(arrays: Sequence[Array]) -> Array:
+    """Stack arrays [S, V] to [B, S, V], by the array API standard's function."""
+    return arrays[0].__array_namespace__().stack(arrays)

@@ -19,7 +19,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.policy_config import POLICY
 from ferrum.core.types import Request
 from ferrum.engine.client_base import EngineClient
-from ferrum.engine.input_processor import Prompt
+from ferrum.engine.input_processor import Prompt, RequestOptions
 from ferrum.engine.model_client import ModelClient, Parts
 from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.request_output import Delta
@@ -63,7 +63,7 @@ class AsyncEngine(EngineClient):
         `FinishReason.ERROR` and the typed error in `error`.
 
         Args:
-            prompt, request_id, priority, deadline, ...: see `InputProcessor.process`.
+            request_id, priority, deadline, ...: see `RequestOptions`.
             sampling_params: default: `default_sampling_params`.
 
         Raises:
@@ -74,14 +74,16 @@ class AsyncEngine(EngineClient):
         request = self.client.input_processor.process(
             prompt,
             self.default_sampling_params if sampling_params is None else sampling_params,
-            request_id=request_id,
-            priority=priority,
-            deadline=deadline,
-            tenant=tenant,
-            salt=salt,
-            trace_id=trace_id,
-            adapter=adapter,
-            add_special_tokens=add_special_tokens,
+            RequestOptions(
+                request_id=request_id,
+                priority=priority,
+                deadline=deadline,
+                tenant=tenant,
+                salt=salt,
+                trace_id=trace_id,
+                adapter=adapter,
+                add_special_tokens=add_special_tokens,
+            ),
         )
         return self._deltas(request)
 

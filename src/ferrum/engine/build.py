@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ferrum.cache.page_hashes import PrefixScope
@@ -58,8 +57,7 @@ class EngineRecipe:
                 config.model, run_ahead=config.run_ahead, checkpoint=self.source.checkpoint(), progress=progress
             )
         draft = None if self.draft is None else load_draft_model(config, executor, self.source, self.draft)
-        built = with_scheduler(executor, config, self.name, draft, self.source)
-        return replace(built, tokenizer=cache(self.source.tokenizer))
+        return with_scheduler(executor, config, self.name, draft, self.source)
 
 
 def with_scheduler(

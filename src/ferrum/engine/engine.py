@@ -12,16 +12,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from queue import Empty
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from ferrum.core.errors import FerrumError, as_step_error
-from ferrum.core.step import PendingStep, StepBatch
+from ferrum.core.step import PendingStep
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.hosts.inbox import Inbox
 from ferrum.engine.messages import Abort, EngineStats, Events, Message, Shutdown
 from ferrum.engine.records.step_shares import ComputedStep, computed_step
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_plan import Plan
+
+if TYPE_CHECKING:
+    from ferrum.engine.engine_executor import EngineExecutor
 
 STALLED_SECONDS: Final = 0.05
 """Sleep of the loop while requests exist but none can be planned; deadlines have this resolution then."""
@@ -30,18 +33,11 @@ STATS_SECONDS: Final = 0.1
 """Interval of statistics while steps run, since gathering them costs a part of a step."""
 
 
-class Submits(Protocol):
-    """The method of an executor that the loop calls."""
-
-    def submit(self, batch: StepBatch) -> PendingStep:
-        """Start a step."""
-
-
 class Engine:
     """The loop that runs a scheduler's plans on an executor.
 
     Args:
-        executor: runs the steps. It isolates failures by span; an exception fails all sequences of the step.
+        executor: runs the steps.
         scheduler: owns the state of all live sequences.
         inbox: messages from any thread, in order.
         post: receives the events of every step, events between steps, and statistics at intervals.
@@ -56,7 +52,7 @@ class Engine:
 
     def __init__(
         self,
-        executor: Submits,
+        executor: EngineExecutor,
         scheduler: Scheduler,
         *,
         inbox: Inbox,
@@ -114,14 +110,14 @@ class Engine:
 
     def _stats(self, now: float) -> EngineStats:
         """Return statistics with the steps since the last ones."""
-        scheduler = self._scheduler
+        live = self._scheduler.live
         stats = EngineStats(
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
-            kv_usage=scheduler.kv_usage,
-            preemptions=scheduler.preemptions,
-            prefixes=scheduler.prefix_counts,
-            speculation=scheduler.drafter.counts,
+            running=len(live.running),
+            waiting=len(live.waiting),
+            kv_usage=live.pages.usage,
+            preemptions=live.preemptions,
+            prefixes=live.pages.prefix_counts(),
+            speculation=live.drafter.counts,
             step_tokens=tuple(self._step_tokens),
         )
         self._step_tokens.clear()

@@ -1,41 +1,35 @@
 """The executor as an engine sees it. `LocalExecutor` is one; an executor of several ranks or of another machine can be.
 
-The engine's loop only submits steps. The scheduler reserves pages in the page table, which is in the engine's process.
+The engine's loop only submits steps, and its host holds the lease. The scheduler reserves pages
+in the page table, which is in the engine's process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
+from ferrum.cache.page_table import PageTable
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.io_types import ModelInfo
-from ferrum.contract.sequences import StoreGroup
-from ferrum.engine.hosts.host import Executor
-from ferrum.scheduler.page_protocol import Pages
+from ferrum.core.step import PendingStep, StepBatch
 
 if TYPE_CHECKING:  # numpy is imported in the engine's process only
     from ferrum.runtime.kv_tiers.page_files import PageFiles
 
 
-class EnginePages(Pages, Protocol):
-    """The page table that an executor and a scheduler share."""
+class EngineExecutor(Protocol):
+    """What an engine needs of an executor: steps, a lease, the page table, and fixed properties."""
 
-    @property
-    def groups(self) -> Sequence[StoreGroup]:
-        """The layer groups; none if no layer stores anything per token."""
+    def submit(self, batch: StepBatch) -> PendingStep:
+        """Start a step. Failures are isolated by span; an exception fails all sequences of the step."""
 
-    @property
-    def page_size(self) -> int:
-        """Tokens per page, the same in all groups."""
+    def lease(self, owner: str) -> AbstractContextManager[object]:
+        """Hold the executor for one owner."""
 
-    @property
-    def shares_prefixes(self) -> bool:
-        """Whether a sequence can begin with the pages of another one."""
-
-
-class EngineExecutor(Executor, Protocol):
-    """What an engine needs of an executor: steps, the page table, and fixed properties."""
+    def shutdown(self) -> None:
+        """Release all resources."""
 
     @property
     def info(self) -> ModelInfo:
@@ -46,8 +40,8 @@ class EngineExecutor(Executor, Protocol):
         """Its fixed properties. `numerics_id` must name everything that bits depend on, the number of ranks too."""
 
     @property
-    def pages(self) -> EnginePages:
-        """The page table. A step makes its pending copies before it writes."""
+    def pages(self) -> PageTable:
+        """The page table, shared with the scheduler. A step makes its pending copies before it writes."""
 
     def kv_capacity(self) -> int:
         """Return the number of tokens that fit in the KV pool."""

@@ -37,6 +37,43 @@ class FieldNames:
 API_NAMES: Final = FieldNames()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """The options of a request besides its prompt and sampling parameters.
+
+    Attributes:
+        request_id, trace_id: default: a new id; the request id.
+        priority: smaller runs first; only 0 unless the scheduling policy is `priority`.
+        deadline: seconds from now after which the request is ended; None: never.
+        tenant: the owner, for fair scheduling and per-key limits.
+        salt: requests share cached prefixes only with requests of the same salt.
+        adapter: a loaded adapter; there is none yet.
+        add_special_tokens: False for text that contains its special tokens, as rendered chats do.
+        pooling: how to pool the prompt into a vector; requires `params.max_tokens` 0 and `n` 1.
+        prediction: expected output (OpenAI's `prediction`); it changes the speed, never the output.
+        context: limit of prompt and output tokens together; default: the model's.
+        required_output: output tokens that must fit after the prompt; default: 1, or 0 if `max_tokens` is 0.
+        names: of the fields in errors.
+    """
+
+    request_id: str | None = None
+    priority: int = 0
+    deadline: float | None = None
+    tenant: str = ""
+    salt: str = ""
+    trace_id: str | None = None
+    adapter: str | None = None
+    add_special_tokens: bool = True
+    pooling: Pooling | None = None
+    prediction: Prompt | None = None
+    context: int | None = None
+    required_output: int | None = None
+    names: FieldNames = API_NAMES
+
+
+DEFAULT_OPTIONS: Final = RequestOptions()
+
+
 class InputProcessor:
     """Makes requests for one model.
 
@@ -66,90 +103,55 @@ class InputProcessor:
         self._clock = clock
         self._prioritised = prioritised
 
-    def process(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        deadline: float | None = None,
-        tenant: str = "",
-        salt: str = "",
-        trace_id: str | None = None,
-        adapter: str | None = None,
-        add_special_tokens: bool = True,
-        pooling: Pooling | None = None,
-        prediction: Prompt | None = None,
-        context: int | None = None,
-        required_output: int | None = None,
-        names: FieldNames = API_NAMES,
-    ) -> Request:
+    def process(self, prompt: Prompt, params: SamplingParams, options: RequestOptions = DEFAULT_OPTIONS) -> Request:
         """Return a request that the engine accepts.
 
         Args:
             prompt: text, or token ids that are used as given.
-            request_id, trace_id: default: a new id; the request id.
-            priority: smaller runs first; only 0 unless the scheduling policy is `priority`.
-            deadline: seconds from now after which the request is ended; None: never.
-            tenant: the owner, for fair scheduling and per-key limits.
-            salt: requests share cached prefixes only with requests of the same salt.
-            add_special_tokens: False for text that contains its special tokens, as rendered chats do.
-            pooling: how to pool the prompt into a vector; requires `params.max_tokens` 0 and `n` 1.
-            prediction: expected output (OpenAI's `prediction`); it changes the speed, never the output.
-            context: limit of prompt and output tokens together; default: the model's.
-            required_output: output tokens that must fit after the prompt; default: 1, or 0 if `max_tokens` is 0.
-            names: of the fields in errors.
+            params: how its tokens are chosen.
+            options: the rest.
 
         Raises:
             RequestError: a field cannot be served; `param` names it. ContextOverflow, InvalidToken say more.
             Unsupported: an adapter is named, or a priority without the policy `priority`.
         """
-        self._check_params(params, adapter, pooling)
-        name = f"request-{secrets.token_hex(8)}" if request_id is None else _string("request_id", request_id)
+        self._check_params(params, options)
+        given, names = options.request_id, options.names
+        name = f"request-{secrets.token_hex(8)}" if given is None else _string("request_id", given)
         if not name:
             raise RequestError("must not be empty", param="request_id")
-        tokens = self._encoded(prompt, add_special_tokens=add_special_tokens, param=names.prompt)
-        required = int(params.max_tokens != 0) if required_output is None else required_output
-        check_room(len(tokens), required, context or self._max_sequence_length, names)
-        return self._build_request(
-            params,
+        tokens = self._encoded(prompt, add_special_tokens=options.add_special_tokens, param=names.prompt)
+        required = int(params.max_tokens != 0) if options.required_output is None else options.required_output
+        check_room(len(tokens), required, options.context or self._max_sequence_length, names)
+        now, eos = self._clock(), () if params.ignore_eos else self.eos_token_ids
+        return Request(
             request_id=name,
             prompt=tokens,
-            priority=self.check_priority(priority),
-            deadline=deadline,
-            tenant=_string("tenant", tenant),
-            salt=_string("salt", salt),
-            trace_id=name if trace_id is None else _string("trace_id", trace_id),
-            pooling=pooling,
-            prediction=() if prediction is None else self._predicted(prediction),
-        )
-
-    def _check_params(self, params: object, adapter: str | None, pooling: Pooling | None) -> None:
-        check_params(params)
-        assert isinstance(params, SamplingParams)
-        if adapter is not None:
-            raise Unsupported("adapter", "adapters are not supported")
-        if pooling is not None and (params.max_tokens != 0 or params.n != 1):
-            raise RequestError("requires max_tokens = 0 and n = 1", param="pooling")
-        if self._tokenizer is None:
-            _check_no_text(params)
-        params.check_vocabulary(self._vocab_size)
-
-    def _build_request(self, params: SamplingParams, *, deadline: float | None, **fields: Any) -> Request:
-        """Return the request with the fields that follow from its parameters and the clock."""
-        now = self._clock()
-        eos = () if params.ignore_eos else self.eos_token_ids
-        return Request(
             params=params,
             seed=secrets.randbits(64) - 2**63 if params.seed is None else params.seed,
             stop_token_ids=frozenset((*params.stop_token_ids, *eos)),
             eos_token_ids=eos,
             bad_words=self._bad_words(params) if params.bad_words else (),
-            deadline=None if deadline is None else now + _seconds("deadline", deadline),
+            priority=self.check_priority(options.priority),
+            deadline=None if options.deadline is None else now + _seconds("deadline", options.deadline),
             arrival=now,
-            **fields,
+            tenant=_string("tenant", options.tenant),
+            salt=_string("salt", options.salt),
+            trace_id=name if options.trace_id is None else _string("trace_id", options.trace_id),
+            pooling=options.pooling,
+            prediction=() if options.prediction is None else self._predicted(options.prediction),
         )
+
+    def _check_params(self, params: object, options: RequestOptions) -> None:
+        check_params(params)
+        assert isinstance(params, SamplingParams)
+        if options.adapter is not None:
+            raise Unsupported("adapter", "adapters are not supported")
+        if options.pooling is not None and (params.max_tokens != 0 or params.n != 1):
+            raise RequestError("requires max_tokens = 0 and n = 1", param="pooling")
+        if self._tokenizer is None:
+            _check_no_text(params)
+        params.check_vocabulary(self._vocab_size)
 
     def _predicted(self, prediction: Prompt) -> tuple[int, ...]:
         tokens = self._encoded(prediction, add_special_tokens=False, param="prediction")

@@ -11,7 +11,7 @@ from ferrum.core.span_checks import check_kind
 from ferrum.core.types import Request
 from ferrum.engine.beams import Beam, BeamRules, BeamSearch
 from ferrum.engine.client_base import EngineClient
-from ferrum.engine.input_processor import Prompt, check_params, context_overflow, entries_of
+from ferrum.engine.input_processor import Prompt, RequestOptions, check_params, context_overflow, entries_of
 from ferrum.engine.model_client import Message, ModelClient, Parts
 from ferrum.engine.offline_batch import Batch, stream
 from ferrum.engine.progress import BarFactory, progress_bar
@@ -48,15 +48,15 @@ class LLM(EngineClient):
             prompts: one or several texts or lists of token ids.
             sampling_params: for all prompts, or one for each; None: `default_sampling_params`.
             use_tqdm: whether to show a progress bar, or a callable like `tqdm` that creates one.
-            priority, deadline: see `InputProcessor.process`.
+            priority, deadline: see `RequestOptions`.
 
         Raises:
             RequestError: an invalid prompt or parameter; `param` names the field.
             EngineDead: the engine has ended.
         """
-        several = _prompts(prompts)
+        several, options = _prompts(prompts), RequestOptions(priority=priority, deadline=deadline)
         requests = [
-            self.client.input_processor.process(prompt, params, priority=priority, deadline=deadline)
+            self.client.input_processor.process(prompt, params, options)
             for prompt, params in zip(several, self._each_params(sampling_params, len(several)), strict=True)
         ]
         return self._run(requests, [p if isinstance(p, str) else None for p in several], use_tqdm)
@@ -95,7 +95,7 @@ class LLM(EngineClient):
             for conversation in _conversations(messages)
         ]
         requests = [
-            self.client.input_processor.process(text, params, add_special_tokens=False)
+            self.client.input_processor.process(text, params, RequestOptions(add_special_tokens=False))
             for text, params in zip(texts, self._each_params(sampling_params, len(texts)), strict=True)
         ]
         return self._run(requests, texts, use_tqdm)
@@ -121,7 +121,7 @@ class LLM(EngineClient):
         self.client.router.check_open()
         params = self.default_sampling_params if sampling_params is None else sampling_params
         request = self.client.input_processor.process(
-            prompt, params, priority=priority, deadline=deadline, add_special_tokens=add_special_tokens
+            prompt, params, RequestOptions(priority=priority, deadline=deadline, add_special_tokens=add_special_tokens)
         )
         return self._deltas(request)
 

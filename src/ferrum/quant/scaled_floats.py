@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.operations import F32, Bytes
+from ferrum.quant.bit_words import pairs
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import BlockRows, RowWeight
-from ferrum.quant.packed_words import pairs
 
 _MXFP4: Final = BLOCK_FORMATS["mxfp4"]
 _FP4: Final = np.array(_MXFP4.table, np.float32) / 2

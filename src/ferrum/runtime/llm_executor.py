@@ -38,7 +38,7 @@ class LlmExecutor(ModelExecutor):
             sequences from now on.
         info: its description.
         max_batch_size: maximum sequences of one step.
-        cache_prefix: see `NamedVerbs`.
+        cache_prefix: see `ModelExecutor`.
 
     Raises:
         RequestError: an argument of the wrong type or out of bounds; `param` names it.

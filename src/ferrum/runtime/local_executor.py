@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -13,6 +13,7 @@ from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.executor import ModelExecutor
 from ferrum.contract.executor_state import ExecutorState
 from ferrum.contract.io_types import ModelInfo
+from ferrum.contract.verbs import CountLikely
 from ferrum.core.config import MAX_RUN_AHEAD
 from ferrum.core.errors import ConfigError, InvalidTransition
 from ferrum.core.memory_plan import size
@@ -25,7 +26,7 @@ from ferrum.runtime.kv_tiers.page_tier import DiskTier
 from ferrum.runtime.kv_tiers.swap import SwapTier
 from ferrum.runtime.memory import free_memory, memory_for, return_free_memory
 from ferrum.runtime.step_queue import StepInFlight, StepQueue
-from ferrum.sampling.sampler import check_threshold, count_likely
+from ferrum.sampling.sampler import count_likely
 from ferrum.sampling.top_k import top
 
 logger: Final = logging.getLogger("ferrum.tokens")
@@ -36,9 +37,9 @@ class LocalExecutor(ModelExecutor):
 
     Args:
         lm: the language model; its page table is the executor's.
-        info, traits: see `NamedVerbs`.
+        info, traits: see `ModelExecutor`.
         log_tokens: see the property.
-        cache_prefix: see `NamedVerbs`.
+        cache_prefix: see `ModelExecutor`.
     """
 
     pages: PageTable
@@ -185,13 +186,9 @@ class LocalExecutor(ModelExecutor):
             self._lifecycle.move(ExecutorState.ERROR)
             raise
 
-    def _check_threshold(self, threshold: object) -> None:
-        check_threshold(threshold)
-
-    def _count_accepted(self, logits: F32, drafts: Sequence[int], threshold: float | None) -> int:
-        if threshold is None:
-            return super()._count_accepted(logits, drafts, threshold)
-        return count_likely(logits, drafts, threshold)
+    @property
+    def _count_likely(self) -> CountLikely:
+        return count_likely
 
     def _log_row(self, span: Span, logits: F32) -> None:
         best = top(logits, 5)

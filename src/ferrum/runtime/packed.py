@@ -37,7 +37,7 @@ from ferrum.quant.dense import FORMATS
 from ferrum.quant.panels import panel_shape
 from ferrum.quant.schemes import SCHEMES
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
-from ferrum.runtime.kv_tiers.checksum import checksum
+from ferrum.runtime.checksum import checksum
 from ferrum.runtime.parameters import Parameters, PlannedParameters, Progress
 from ferrum.runtime.quantization_config import PACKED
 

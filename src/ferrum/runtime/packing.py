@@ -26,7 +26,7 @@ from ferrum.quant.scale_search import QUICK, Search
 from ferrum.quant.schemes import SCHEMES
 from ferrum.runtime.backend import choose_kernels
 from ferrum.runtime.checkpoint import TensorStore
-from ferrum.runtime.kv_tiers.checksum import checksum
+from ferrum.runtime.checksum import checksum
 from ferrum.runtime.model_source import ModelSource
 from ferrum.runtime.packed import PackedHeader
 from ferrum.runtime.parameters import Parameters, Progress, model_spec

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from ferrum.core.logging import warn_once
 from ferrum.kernels.operations import F32, Bytes
+from ferrum.quant.bit_words import add_one, unpack, unpack_awq, words_for
 from ferrum.quant.block_weight import RowWeight
 from ferrum.quant.integer_matrix import IntegerMatrix
-from ferrum.quant.packed_words import add_one, unpack, unpack_awq, words_for
 from ferrum.quant.scaled_floats import Mxfp4Matrix, ScaledFloats
 from ferrum.runtime.module_parts import FLOATS, ModuleParts, Reader, Shape
 

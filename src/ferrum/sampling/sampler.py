@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from ferrum.core.errors import RequestError, StepError
+from ferrum.core.errors import StepError
 from ferrum.core.step import Sampling, Score, TokenLogprobs
-from ferrum.core.values import shown
 from ferrum.kernels.operations import Array
 from ferrum.kernels.reference.reference_math import log
 from ferrum.sampling.logprobs import token_logprobs
@@ -240,12 +238,6 @@ def _choose(verifications: Sequence[Verification], sampler: Sampler) -> list[Acc
 def _accepted(chosen: Sequence[Sampled]) -> Accepted:
     logprobs = tuple([each.logprobs for each in chosen if each.logprobs is not None])
     return Accepted(tuple([each.token for each in chosen]), logprobs or None, len(chosen) - 1)
-
-
-def check_threshold(threshold: object) -> None:
-    """Raise RequestError for an invalid threshold of lossy verification."""
-    if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= cast(float, threshold) <= 1:
-        raise RequestError(f"must be a number between 0 and 1, got {shown(threshold)}", param="acceptance_threshold")
 
 
 def count_likely(logits: F32, drafts: Sequence[int], threshold: float) -> int:

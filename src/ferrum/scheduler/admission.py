@@ -11,9 +11,9 @@ from collections.abc import Sequence as Series
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ferrum.cache.page_table import PageTable
 from ferrum.core.policy_config import POLICY
 from ferrum.core.types import Sequence
-from ferrum.scheduler.page_protocol import Pages
 from ferrum.scheduler.queues import LiveRequests, Ranked
 
 GrowthReserve: TypeAlias = Callable[[Sequence, int], int]
@@ -63,7 +63,7 @@ class Admission:
         self,
         live: LiveRequests,
         running: Ranked,
-        pages: Pages,
+        pages: PageTable,
         *,
         growth: int,
         context: int,

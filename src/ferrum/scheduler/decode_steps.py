@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from ferrum.cache.page_table import PageTable
 from ferrum.core.step import StepBatch, is_plain
 from ferrum.core.types import Sequence
-from ferrum.scheduler.page_protocol import Pages
 from ferrum.scheduler.sequence import make_span
 from ferrum.scheduler.step_plan import Plan
 
@@ -24,7 +24,7 @@ class DecodeSteps:
         sequences: those that decode; empty if the next step must be planned in full.
     """
 
-    def __init__(self, pages: Pages) -> None:
+    def __init__(self, pages: PageTable) -> None:
         self._pages = pages
         self.sequences: tuple[Sequence, ...] = ()
         self._cache_ids: list[str] = []

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ferrum.cache.page_hashes import PartialPage, PartialPages, PrefixScope
+from ferrum.cache.page_table import PageTable
 from ferrum.cache.pool import PageHash
 from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.types import FinishReason, Sequence
 from ferrum.scheduler.admission import Admission
-from ferrum.scheduler.page_protocol import Pages
 from ferrum.scheduler.queues import LiveRequests, Ranked, WaitingQueue
 from ferrum.scheduler.sequence import reusable, shared_length
 
@@ -47,7 +47,7 @@ class PrefixSharing:
         admission: says whether there is room for a sequence, before pages are restored for it.
     """
 
-    def __init__(self, pages: Pages, scope: PrefixScope | None, step: int, admission: Admission) -> None:
+    def __init__(self, pages: PageTable, scope: PrefixScope | None, step: int, admission: Admission) -> None:
         self._pages = pages
         self._scope = scope
         self._step = step
@@ -222,7 +222,7 @@ class ChoiceForks:
     """
 
     def __init__(
-        self, live: LiveRequests, running: Ranked, waiting: WaitingQueue, pages: Pages, prefixes: PrefixSharing
+        self, live: LiveRequests, running: Ranked, waiting: WaitingQueue, pages: PageTable, prefixes: PrefixSharing
     ) -> None:
         self._live = live
         self._running = running
@@ -310,8 +310,9 @@ class PromptSources:
             or self._waits(sequence, self._prefixes.peek(sequence, limit))
         ):
             return None
-        source = self._forks.source(sequence)
-        if source is None and self._forks.are_computing(sequence):
+        forks = sequence.request.params.n > 1
+        source = self._forks.source(sequence) if forks else None
+        if forks and source is None and self._forks.are_computing(sequence):
             self._computing.add(request_id)
             return None
         if source is not None and not sequence.generated:

@@ -68,7 +68,7 @@ SPARE_DEADLINES: Final = 256
 
 
 @dataclass(slots=True, eq=False)
-class _Live:
+class _LiveRequest:
     """A request, its choices that still hold pages or wait, and its prompt's log-probabilities so far."""
 
     request: Request
@@ -86,7 +86,7 @@ class LiveRequests:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, _LiveRequest] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._added = 0
 
@@ -101,7 +101,7 @@ class LiveRequests:
 
     def add(self, request: Request) -> list[Sequence]:
         """Add a request whose id is not live, and return its choices."""
-        live = _Live(request, (*self._policy.rank(request), self._added))
+        live = _LiveRequest(request, (*self._policy.rank(request), self._added))
         self._added += 1
         self._live[request.request_id] = live
         live.sequences += begin(request)
@@ -152,7 +152,7 @@ class LiveRequests:
 
     def scored(self, sequence: Sequence) -> int:
         """Return how many prompt tokens need no log-probabilities any more; the first one never does."""
-        return 1 + len(self.scores(sequence))
+        return 1 + len(self._live[sequence.request.request_id].scores)
 
 
 class Ranked:
@@ -295,10 +295,6 @@ class WaitingQueue:
         self._last = self._tenant(sequence)
         if not sequence.preemptions:
             self._served[self._last] += tokens * self._config.prompt_token_weight
-
-    def count_output(self, sequence: Sequence, tokens: int) -> None:
-        """Charge generated tokens to the tenant."""
-        self.charge(self._tenant(sequence), tokens)
 
     def charge(self, tenant: str, tokens: int) -> None:
         """Charge generated tokens to a tenant."""

@@ -13,82 +13,117 @@ with fewer running sequences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from ferrum.core.errors import FerrumError, RequestError
+from ferrum.cache.page_hashes import PrefixScope
+from ferrum.cache.page_table import PageTable
+from ferrum.core.errors import FerrumError
+from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Hidden, Span, SpanResult, StepOutput, TokenLogprobs, Want
-from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
-from ferrum.scheduler.planner import StepPlanner
-from ferrum.scheduler.sequence import (
-    check_length,
-    event,
-    judge,
-    pool,
-)
-from ferrum.scheduler.step_plan import Plan
+from ferrum.core.types import FinishReason, Sequence, TokenEvent
+from ferrum.scheduler.admission import GrowthReserve
+from ferrum.scheduler.drafts import Drafter, NoDrafts
+from ferrum.scheduler.live import Limits, Live
+from ferrum.scheduler.planner import Planner
+from ferrum.scheduler.queues import Policy
+from ferrum.scheduler.sequence import event, judge, pool
+from ferrum.scheduler.step_plan import Plan, StepCosts
 
 
-class Scheduler(StepPlanner):
+class Scheduler:
     """All live requests, from their arrival to their end. Not thread-safe: the engine's loop owns it.
 
-    Arguments as `StepPlanner`.
+    Args:
+        pages: the page table of the executor that runs the plans.
+        policy: the order in which requests are served.
+        max_tokens_per_step: largest number of tokens in a step, drafts included.
+        max_sequences: largest number of running sequences.
+        max_sequence_length: largest number of prompt and output tokens together. A smaller pool lowers it. A sequence
+            that reaches the bound ends with `FinishReason.LENGTH`.
+        drafter: source of draft tokens; default: none.
+        costs: predicts durations of steps, and learns from each step.
+        decode_seconds: target duration of a step in which sequences decode; see `StepBudget`.
+        reserve: growth that admission reserves for each sequence; default: `growth_reserve`.
+        prefixes: scope within which sequences share pages of equal prefixes; None: they do not.
+        config: constants of the policies.
+
+    Attributes:
+        live: the state of all requests.
+        planner: plans their steps.
+        add, plan: `Live.add` and `Planner.plan`.
     """
+
+    def __init__(
+        self,
+        pages: PageTable,
+        *,
+        policy: Policy,
+        max_tokens_per_step: int,
+        max_sequences: int,
+        max_sequence_length: int,
+        drafter: Drafter | None = None,
+        costs: StepCosts | None = None,
+        decode_seconds: float | None = None,
+        reserve: GrowthReserve | None = None,
+        prefixes: PrefixScope | None = None,
+        config: PolicyConfig = POLICY,
+    ) -> None:
+        limits = Limits.of(pages, max_tokens_per_step, max_sequences, max_sequence_length)
+        drafter = drafter or NoDrafts()
+        self.live = Live(pages, limits, policy, drafter, reserve=reserve, prefixes=prefixes, config=config)
+        self._costs = costs or StepCosts()
+        self.planner = Planner(self.live, self._costs, decode_seconds, config)
+        self.plan = self.planner.plan
+        self.add = self.live.add
+        self._page_size = None if prefixes is None else prefixes.page_size
+
+    @property
+    def drafter(self) -> Drafter:
+        """The drafter of sequences whose tokens are computed except the last one."""
+        return self.live.drafter
 
     @property
     def num_running(self) -> int:
         """Number of sequences that hold pages."""
-        return len(self._running)
+        return len(self.live.running)
 
     @property
     def num_waiting(self) -> int:
         """Number of sequences that wait to be admitted, for the first time or after a preemption."""
-        return len(self._waiting)
+        return len(self.live.waiting)
+
+    @property
+    def preemptions(self) -> int:
+        """Number of times a sequence lost its pages."""
+        return self.live.preemptions
 
     @property
     def kv_usage(self) -> float:
         """Share of the pages that is in use, 0 to 1."""
-        return self._pages.usage
+        return self.live.pages.usage
 
     @property
     def prefix_counts(self) -> PrefixCounts:
         """Counts of the prefix cache."""
-        return self._pages.prefix_counts()
+        return self.live.pages.prefix_counts()
 
     @property
     def has_work(self) -> bool:
         """Whether any event is pending."""
-        return bool(self._live or self._unplaced)
-
-    def add(self, request: Request) -> None:
-        """Queue the request's choices.
-
-        Raises:
-            RequestError: a live request has this id, or the prompt is empty.
-            ContextOverflow: the prompt leaves no room for a token in the context.
-            KvExhausted: the prompt is longer than the whole pool.
-        """
-        if request.request_id in self._live:
-            raise RequestError(f"{request.request_id!r} is in use", param="request_id")
-        check_length(request, self._max_sequence_length, self._storable)
-        limit = len(request.prompt) + (
-            self._context if request.params.max_tokens is None else request.params.max_tokens
-        )
-        for sequence in self._live.add(request):
-            sequence.limit = min(limit, self._context)
-            self._waiting.add(sequence)
-        self._decodes.end()
+        return bool(self.live.requests or self.live.unplaced)
 
     def abort(
         self, request_id: str, reason: FinishReason = FinishReason.ABORT, *, choice: int | None = None
     ) -> list[TokenEvent]:
         """End a request, or one choice of it; ignore unknown and ended ones."""
-        return self._end_all([each for each in self._live.choices(request_id) if choice in (None, each.choice)], reason)
+        choices = self.live.requests.choices(request_id)
+        return self.live.end([each for each in choices if choice in (None, each.choice)], reason)
 
     def expire(self, now: float) -> list[TokenEvent]:
         """End the requests whose deadline has passed; return their events and those of choices without room."""
-        events, self._unplaced = self._unplaced, []
-        for request_id in self._live.due(now):
+        events, self.live.unplaced = self.live.unplaced, []
+        for request_id in self.live.requests.due(now):
             events += self.abort(request_id, FinishReason.DEADLINE)
         return events
 
@@ -96,12 +131,12 @@ class Scheduler(StepPlanner):
         """End all requests, for a reason or with an error."""
         error = cause if isinstance(cause, FerrumError) else None
         reason = cause if isinstance(cause, FinishReason) else FinishReason.ERROR
-        events, self._unplaced = self._unplaced, []
-        return events + self._end_all(self._live, reason, error)
+        events, self.live.unplaced = self.live.unplaced, []
+        return events + self.live.end(self.live.requests, reason, error)
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Set a function to call, from any thread, when restored pages that `plan` waited for have arrived."""
-        self._pages.restores.on_ready = wake
+        self.live.pages.restores.on_ready = wake
 
     # The end of a step
 
@@ -109,18 +144,17 @@ class Scheduler(StepPlanner):
         """Apply a step's results; a span with an error ends only its own choice."""
         events: list[TokenEvent] = []
         self._costs.observe_step(plan.batch, output, plan.context_tokens)
-        decoded = 0
+        decoded, in_flight = 0, self.live.in_flight
         for sequence, span, result in zip(plan.sequences, plan.batch.spans, output.results, strict=True):
-            self._in_flight[sequence.cache_id] -= 1
-            if not self._in_flight[sequence.cache_id]:
-                del self._in_flight[sequence.cache_id]
+            in_flight[sequence.cache_id] -= 1
+            if not in_flight[sequence.cache_id]:
+                del in_flight[sequence.cache_id]
             sequence.ahead -= len(span.tokens) - (0 if span.extras is None else span.extras.drafts)
             sequence.pending -= span.want is Want.TOKEN
             if sequence.finish is not None:
-                if sequence.cache_id not in self._in_flight:
-                    self._leave(sequence)
+                self.live.leave(sequence)
             elif isinstance(result, FerrumError):
-                events += self._end_all([sequence], FinishReason.ERROR, result)
+                events += self.live.end([sequence], FinishReason.ERROR, result)
             elif plan.tenant is None or not self._continues(sequence, result):
                 events += self._advance(sequence, span, result)
             else:
@@ -129,7 +163,7 @@ class Scheduler(StepPlanner):
                 sequence.tokens += result.tokens
                 events.append(event(sequence, result.tokens, result.logprobs))
         if decoded and plan.tenant is not None:
-            self._waiting.charge(plan.tenant, decoded)
+            self.live.waiting.charge(plan.tenant, decoded)
         return events
 
     def _continues(self, sequence: Sequence, result: SpanResult) -> bool:
@@ -152,67 +186,35 @@ class Scheduler(StepPlanner):
         if span.hidden is not Hidden.NONE:
             pool(sequence, span, result)
         if span.score is not None:
-            scores = self._live.scores(sequence)
+            scores = self.live.requests.scores(sequence)
             scores += result.scores[len(scores) - span.start :]
         if span.drafts:
-            self.drafter.learn(sequence, span.drafts, result.accepted)
+            self.live.drafter.learn(sequence, span.drafts, result.accepted)
         if result.length < span.end:
-            self._pages.trim(sequence.cache_id)
+            self.live.pages.trim(sequence.cache_id)
         if not result.tokens:
             if sequence.request.params.max_tokens != 0 or sequence.computed < len(sequence.tokens):
                 return []
             return self._end_scored(sequence)
         prompt_logprobs = self._prompt_logprobs(sequence)
-        outcome = judge(sequence, result.tokens, self._context)
+        outcome = judge(sequence, result.tokens, self.live.limits.context)
         sequence.extend(outcome.tokens)
-        self._prefixes.publish(sequence)
-        self._waiting.count_output(sequence, len(outcome.tokens))
+        self.live.prefixes.publish(sequence)
+        self.live.waiting.charge(self.live.requests.tenant(sequence), len(outcome.tokens))
         if outcome.finish is not None:
-            self._finish(sequence, outcome.finish)
+            self.live.finish(sequence, outcome.finish)
         logprobs = None if result.logprobs is None else result.logprobs[: len(outcome.tokens)]
         return [event(sequence, outcome.tokens, logprobs, prompt_logprobs, outcome.stop_reason)]
 
     def _end_scored(self, sequence: Sequence) -> list[TokenEvent]:
         """End a choice that generates nothing."""
         prompt_logprobs = self._prompt_logprobs(sequence)
-        self._prefixes.publish(sequence)
-        self._finish(sequence, FinishReason.LENGTH)
+        self.live.prefixes.publish(sequence)
+        self.live.finish(sequence, FinishReason.LENGTH)
         return [event(sequence, prompt_logprobs=prompt_logprobs)]
 
     def _prompt_logprobs(self, sequence: Sequence) -> tuple[TokenLogprobs, ...] | None:
         """Return the prompt's log-probabilities for the first event of a choice."""
         if sequence.generated or sequence.request.params.prompt_logprobs is None:
             return None
-        return tuple(self._live.scores(sequence))
-
-    def _end_all(
-        self, sequences: Iterable[Sequence], reason: FinishReason, error: FerrumError | None = None
-    ) -> list[TokenEvent]:
-        """End the given sequences. All are marked before the first one leaves, so none of them takes over a prompt."""
-        ending = [each for each in sequences if each.finish is None]
-        self._decodes.end()
-        for sequence in ending:
-            sequence.finish = reason
-        for sequence in ending:
-            if sequence.cache_id not in self._in_flight:
-                self._leave(sequence)
-        return [event(sequence, error=error) for sequence in ending]
-
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence; it leaves when none of its steps is in flight."""
-        self._decodes.end()
-        sequence.finish = reason
-        if sequence.cache_id not in self._in_flight:
-            self._leave(sequence)
-
-    def _leave(self, sequence: Sequence) -> None:
-        """Release everything that an ended sequence holds."""
-        if sequence in self._running:
-            self._forks.hand_over(sequence)
-            self._running.remove(sequence)
-        else:
-            self._waiting.remove(sequence)
-        self._prefixes.release(sequence)
-        self._admission.reconsider()
-        self.drafter.forget(sequence)
-        self._live.remove(sequence)
+        return tuple(self.live.requests.scores(sequence))

@@ -1,6 +1,6 @@
-"""Conversations that show which form of a message a chat template renders.
+"""Conversations tried on a chat template, to find the form of message it renders.
 
-`ChatTemplate` renders each at most once. No decision is made here.
+`ChatTemplate` renders each at most once, when a message needs it. No decision is made here.
 """
 
 from __future__ import annotations

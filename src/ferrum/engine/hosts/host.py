@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from ferrum.core.errors import EngineDead, FerrumError
-from ferrum.engine.engine import Engine, Submits
+from ferrum.engine.engine import Engine
 from ferrum.engine.hosts.inbox import Inbox
 from ferrum.engine.messages import Ended, EngineInfo, Message, Report, Shutdown, Wake
 from ferrum.scheduler.scheduler import Scheduler
@@ -25,17 +25,7 @@ from ferrum.scheduler.scheduler import Scheduler
 if TYPE_CHECKING:  # an engine needs none
     from asyncio import AbstractEventLoop
 
-    from ferrum.text.tokenizer import Tokenizer
-
-
-class Executor(Submits, Protocol):
-    """The methods of a `ModelExecutor` that a host calls."""
-
-    def lease(self, owner: str) -> AbstractContextManager[object]:
-        """Hold the executor for one owner."""
-
-    def shutdown(self) -> None:
-        """Release all resources."""
+    from ferrum.engine.engine_executor import EngineExecutor
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +35,13 @@ class Built:
     Attributes:
         recorded: reports include the contents of every step.
         depth: maximum number of uncommitted steps when the next one is planned.
-        tokenizer: returns the model's tokenizer, or None; loads it at the first call.
     """
 
-    executor: Executor
+    executor: EngineExecutor
     scheduler: Scheduler
     info: EngineInfo
     recorded: bool = False
     depth: int = 0
-    tokenizer: Callable[[], Tokenizer | None] = lambda: None
 
 
 Recipe: TypeAlias = Callable[[], Built]

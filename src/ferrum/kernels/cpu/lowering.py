@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.cpu.weights import PackedWeight
+from ferrum.kernels.cpu.weights import NativeWeight
 from ferrum.kernels.group_weights import rows_of_group
 from ferrum.kernels.op_attributes import Activation, AttentionShape, Routing
 from ferrum.kernels.op_spec import Extent
@@ -51,7 +51,7 @@ class Operand:
 class Lowering:
     """Factory of native operations: one method for each operation of `Operations`, by its name.
 
-    A method takes arrays as operands, packed weights and constants, and then the results.
+    A method takes arrays as operands, native weights and constants, and then the results.
 
     Attributes:
         library: the compiled module.
@@ -66,13 +66,13 @@ class Lowering:
 
         Args:
             name: a method of `Operations`.
-            arguments: arrays as operands, weights packed, constants unchanged.
+            arguments: arrays as operands, weights native, constants unchanged.
             results: memory of the results.
         """
         method: Callable[..., Native] = getattr(self, name)
         return method(*arguments, *results)
 
-    def embed(self, table: PackedWeight, scale: float, stride: int, offset: int, out: Operand) -> Native:
+    def embed(self, table: NativeWeight, scale: float, stride: int, offset: int, out: Operand) -> Native:
         return self.library.embed(table.native, scale, stride, offset, out.array, out.extent)
 
     def multiply(self, x: Operand, y: Operand, out: Operand) -> Native:
@@ -103,7 +103,7 @@ class Lowering:
     def linear(
         self,
         x: Operand,
-        weights: tuple[PackedWeight, ...],
+        weights: tuple[NativeWeight, ...],
         biases: tuple[F32 | None, ...],
         activation: Activation | None,
         *outs: Operand,
@@ -114,7 +114,7 @@ class Lowering:
     def _linear(
         self,
         x: Operand,
-        weights: tuple[PackedWeight, ...],
+        weights: tuple[NativeWeight, ...],
         biases: tuple[F32 | None, ...],
         curve: Curve | None,
         outs: Sequence[Operand],
@@ -125,8 +125,8 @@ class Lowering:
     def gated_linear(
         self,
         x: Operand,
-        gate: PackedWeight,
-        up: PackedWeight,
+        gate: NativeWeight,
+        up: NativeWeight,
         activation: Activation,
         gate_bias: F32 | None,
         up_bias: F32 | None,
@@ -135,10 +135,10 @@ class Lowering:
         products = [(gate.native, up.native, gate_bias, up_bias, out.array)]
         return self.library.linear(self.runtime, x.array, products, _curve(activation), x.extent, x.max_rows)
 
-    def head(self, x: Operand, weight: PackedWeight, scale: float, softcap: float | None, out: Operand) -> Native:
+    def head(self, x: Operand, weight: NativeWeight, scale: float, softcap: float | None, out: Operand) -> Native:
         return self._linear(x, (weight,), (None,), _scaling(scale, softcap), (out,))
 
-    def head_linear(self, x: Operand, weight: PackedWeight, heads: int, out: Operand) -> Native:
+    def head_linear(self, x: Operand, weight: NativeWeight, heads: int, out: Operand) -> Native:
         rows_of_group(weight, heads, "heads")
         return self.library.head_linear(self.runtime, x.array, out.array, weight.native, heads, x.extent, x.max_rows)
 
@@ -147,9 +147,9 @@ class Lowering:
         x: Operand,
         scores: Operand,
         routing: Routing,
-        gate: PackedWeight,
-        up: PackedWeight,
-        down: PackedWeight,
+        gate: NativeWeight,
+        up: NativeWeight,
+        down: NativeWeight,
         activation: Activation,
         selection_bias: F32 | None,
         expert_scale: F32 | None,

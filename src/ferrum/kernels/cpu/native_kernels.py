@@ -21,7 +21,7 @@ from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
 from ferrum.kernels.cpu.lowering import Lowering, operand
 from ferrum.kernels.cpu.native_services import NativeRowSampler, native_page_sums, native_quantize
 from ferrum.kernels.cpu.program import NativeProgram
-from ferrum.kernels.cpu.weights import PackedWeight, pack
+from ferrum.kernels.cpu.weights import NativeWeight, native_weight
 from ferrum.kernels.interface import Kernels, PoolGroup, StatePool, StepTables, with_carried
 from ferrum.kernels.interpreter import row_counts
 from ferrum.kernels.numerics import NUMERICS_ID
@@ -134,7 +134,7 @@ class NativeKernels(Kernels):
             "neon_dot", "neon" or "portable".
         threads: size of the team; None uses all available CPUs.
         head_dim: size of the largest attention head of the model.
-        planning: pack weights without their numbers. No step can run.
+        planning: make weights without their numbers. No step can run.
 
     Raises:
         Unsupported: the library is missing, or `head_dim` exceeds its limit.
@@ -251,8 +251,8 @@ class NativeKernels(Kernels):
         assert self._tables is not None, "begin() comes first"
         return self._tables
 
-    def weight(self, weight: Weight) -> PackedWeight:
-        return pack(self.lowering.library, self.lowering.runtime, weight, blank=self._planning)
+    def weight(self, weight: Weight) -> NativeWeight:
+        return native_weight(self.lowering.library, self.lowering.runtime, weight, blank=self._planning)
 
     def vector(self, values: F32) -> F32:
         self.table_bytes += values.size * 4

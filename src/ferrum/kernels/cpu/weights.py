@@ -1,4 +1,4 @@
-"""Packing of weights into the panels of the native library."""
+"""Weights in the panels of the native library."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BlockSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PackedWeight:
+class NativeWeight:
     """A `Weight` in panels. The row-major original is not kept.
 
     Attributes:
@@ -72,26 +72,26 @@ class PackedWeight:
         self.native.rows(np.ascontiguousarray(ids, np.int32), out)
         return out
 
-    def part(self, begin: int, end: int) -> PackedWeight:
+    def part(self, begin: int, end: int) -> NativeWeight:
         """Return rows `begin` to `end` - 1, which are whole panels."""
         native = self.native.part(begin, end)
-        return PackedWeight(native, self.runtime, (end - begin, self.shape[1]), self.format, self.library)
+        return NativeWeight(native, self.runtime, (end - begin, self.shape[1]), self.format, self.library)
 
     def dequantize(self) -> F32:
         """Return the matrix [N, K] as f32."""
         return self.rows(np.arange(self.shape[0], dtype=np.int32))
 
 
-def pack(library: Any, runtime: Any, weight: Weight, *, blank: bool = False) -> PackedWeight:
-    """Pack a weight. Quantised panels are used in place; an unknown format is converted to f32.
+def native_weight(library: Any, runtime: Any, weight: Weight, *, blank: bool = False) -> NativeWeight:
+    """Return a weight in panels. Quantised ones are used in place; an unknown format is converted to f32.
 
     Args:
         library: the compiled module.
         runtime: a `Runtime` of the library.
-        weight: of any format; a packed weight is returned unchanged.
-        blank: pack sizes only, without numbers.
+        weight: of any format; a native one is returned unchanged.
+        blank: sizes only, without numbers.
     """
-    if isinstance(weight, PackedWeight):
+    if isinstance(weight, NativeWeight):
         return weight
     blocks, dense = weight.format in library.BLOCK_FORMATS, weight.format in _DENSE
     format = weight.format if blocks or dense else "float32"
@@ -102,7 +102,7 @@ def pack(library: Any, runtime: Any, weight: Weight, *, blank: bool = False) -> 
     else:
         floats = native_floats(cast(DenseSource, weight).values if dense else weight.dequantize())
         native = runtime.over_panels(format, runtime.pack(*floats), *weight.shape)
-    return PackedWeight(native, runtime, weight.shape, format, library)
+    return NativeWeight(native, runtime, weight.shape, format, library)
 
 
 def _panels(library: Any, runtime: Any, weight: BlockSource) -> NDArray[np.uint8]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ferrum.core.params import ALL_TOKENS, SamplingParams, over_recommended
 from ferrum.core.types import Request
-from ferrum.engine.input_processor import FieldNames
+from ferrum.engine.input_processor import FieldNames, RequestOptions
 from ferrum.engine.model_client import ModelClient
 from ferrum.server.common.error_replies import invalid, unsupported
 from ferrum.server.common.key_limits import Caller
@@ -127,17 +127,19 @@ class Prompts:
         return self.model.client.input_processor.process(
             prompt if self.body.truncate_prompt_tokens is None else self._truncated(prompt),
             self.params,
-            request_id=request_id,
-            priority=self.body.priority or 0,
-            deadline=self.caller.deadline,
-            tenant=self.caller.tenant,
-            salt=self.body.cache_salt or "",
-            trace_id=self.caller.trace_id,
-            add_special_tokens=self.special,
-            prediction=prediction,
-            context=self.model.context,
-            required_output=1 if self.limit is None else self.limit,
-            names=names,
+            RequestOptions(
+                request_id=request_id,
+                priority=self.body.priority or 0,
+                deadline=self.caller.deadline,
+                tenant=self.caller.tenant,
+                salt=self.body.cache_salt or "",
+                trace_id=self.caller.trace_id,
+                add_special_tokens=self.special,
+                prediction=prediction,
+                context=self.model.context,
+                required_output=1 if self.limit is None else self.limit,
+                names=names,
+            ),
         )
 
     def _truncated(self, prompt: str | list[int]) -> str | list[int]:

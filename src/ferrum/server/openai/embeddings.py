@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
-from ferrum.engine.input_processor import FieldNames
+from ferrum.engine.input_processor import FieldNames, RequestOptions
 from ferrum.engine.router import QueueSlots
 from ferrum.server.common.error_replies import CancelledError, invalid
 from ferrum.server.common.generation import finish_of, watched
@@ -50,12 +50,14 @@ def check_embedding(model: ServedModel, body: EmbeddingRequest, caller: Caller, 
         client.input_processor.process(
             text if keep is None else truncated(client.tokenizer, text, keep, start=start),
             _SCORE_ONLY,
-            request_id=part_id(name, place),
-            deadline=caller.deadline,
-            tenant=caller.tenant,
-            trace_id=caller.trace_id,
-            pooling=model.pooling,
-            names=FieldNames(f"input[{place}]" if len(inputs) > 1 else "input"),
+            RequestOptions(
+                request_id=part_id(name, place),
+                deadline=caller.deadline,
+                tenant=caller.tenant,
+                trace_id=caller.trace_id,
+                pooling=model.pooling,
+                names=FieldNames(f"input[{place}]" if len(inputs) > 1 else "input"),
+            ),
         )
         for place, text in enumerate(inputs)
     ]

@@ -1,4 +1,4 @@
-"""Checksums of packed tensors and pages, at the speed of reading memory. They find damage, not tampering."""
+"""Checksums of the tensors of packed directories. They find damage, not tampering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Length of the searches over shapes of the native library, and their common strategies.
+"""Settings of Hypothesis for the native library: length of its searches, and their seeds.
 
 `make soak` searches FERRUM_FUZZ times as long, also under the sanitizers (test_native_sanitized.py).
 """
