@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from ferrum.bench.shapes import shape_config
-from ferrum.runtime.hub import BUILT_IN
 from ferrum.runtime.packing import pack_directory
-from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from ferrum.sources.hub import BUILT_IN
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 from ferrum.text.fast_tokenizer import fast_form
 from script import positive, run_script
 

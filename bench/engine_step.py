@@ -22,7 +22,7 @@ from ferrum.bench.shapes import shape_config
 from ferrum.core.params import SamplingParams
 from ferrum.engine.build import engine_config, with_scheduler
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 from script import positive, run_script
 
 SHAPE: Final = "qwen3-0.6b"

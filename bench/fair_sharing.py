@@ -30,7 +30,7 @@ from typing import Any, Final, cast
 from urllib.request import urlopen
 
 from ferrum.core.config import HOSTS, POLICIES
-from ferrum.runtime.hub import BUILT_IN
+from ferrum.sources.hub import BUILT_IN
 from own_server import own_server
 from script import positive, run_script
 

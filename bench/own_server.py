@@ -19,8 +19,8 @@ import numpy as np
 
 from ferrum.bench.shapes import shape_config
 from ferrum.core.errors import EngineDead
-from ferrum.runtime.random_checkpoint import RandomCheckpoint
-from ferrum.runtime.tensor_file import file_header
+from ferrum.sources.random_checkpoint import RandomCheckpoint
+from ferrum.sources.tensor_file import file_header
 from script import needs
 
 with needs("'ferrum-llm[server]'"):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ferrum.bench.shapes import shape_config
 from ferrum.runtime.packing import pack_directory
-from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 
 SHAPE: Final = "qwen3-0.6b"
 

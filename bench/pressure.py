@@ -27,8 +27,8 @@ from ferrum import SamplingParams
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.types import Request
 from ferrum.engine.build import with_scheduler
-from ferrum.runtime.hub import BUILT_IN
 from ferrum.runtime.load import build_executor
+from ferrum.sources.hub import BUILT_IN
 from script import positive, run_script
 
 PAGE: Final = 64

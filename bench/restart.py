@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any, Final
 
 from cold_start import SHAPE, asked
-from ferrum.runtime.hub import BUILT_IN
+from ferrum.sources.hub import BUILT_IN
 from script import run_script
 
 STREAMS: Final = 8

@@ -22,7 +22,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from ferrum.runtime.hub import BUILT_IN
+from ferrum.sources.hub import BUILT_IN
 from own_server import own_server
 from script import needs, positive, run_script
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ferrum import DecodeInput, KvCacheHandle, PrefillInput, load_executor
-from ferrum.runtime.open_model import open_model
+from ferrum.sources.open_model import open_model
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

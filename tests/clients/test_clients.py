@@ -20,7 +20,7 @@ import pytest
 from engine_fakes import FakeRecipe, MarkedTokenizer
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.llm import LLM
-from ferrum.runtime.hub import BUILT_IN, resolve_model
+from ferrum.sources.hub import BUILT_IN, resolve_model
 from serve_kit import chat_parts, serving
 
 pytestmark = pytest.mark.clients

@@ -16,9 +16,9 @@ from gguf.constants import GGMLQuantizationType
 
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import FerrumError
-from ferrum.runtime.gguf_file import GgufFile
-from ferrum.runtime.gguf_model import GgufModel
 from ferrum.runtime.load import plan_model
+from ferrum.sources.gguf_file import GgufFile
+from ferrum.sources.gguf_model import GgufModel
 from ferrum.text.generation_config import load_generation_config
 from ferrum.text.tokenizer import load_tokenizer
 from gguf_census import NAMES, entry

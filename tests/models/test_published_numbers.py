@@ -12,7 +12,7 @@ import pytest
 from ferrum import LLM, SamplingParams
 from ferrum.bench.quality import compare
 from ferrum.bench.quality_run import DEFAULT_TEXT, SPAN, config_of, reference_of, side_by_side
-from ferrum.runtime.open_model import open_model
+from ferrum.sources.open_model import open_model
 from native_twin import TIERS
 from published_models import MODELS, PEERS, peer_tokens
 from quality_peers import LlamaCpp

@@ -20,7 +20,7 @@ from ferrum.bench.report import Origin
 from ferrum.cli.main import execute
 from ferrum.core.errors import ConfigError
 from ferrum.engine.llm import LLM
-from ferrum.runtime.hub import BUILT_IN
+from ferrum.sources.hub import BUILT_IN
 from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.tokenizer import load_tokenizer
 from text_samples import write

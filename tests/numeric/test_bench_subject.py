@@ -22,9 +22,9 @@ from ferrum.core.errors import KvExhausted
 from ferrum.engine.build import engine_config
 from ferrum.kernels.interface import StepTables
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.model_source import DirectoryModel
 from ferrum.runtime.packing import pack_directory
-from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from ferrum.sources.model_source import DirectoryModel
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 from native_twin import require_native
 from own_server import write_shape
 from receipt import receipt, timed_operations

@@ -19,10 +19,10 @@ from ferrum.kernels.operations import F32
 from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.quant.scale_search import THOROUGH
 from ferrum.runtime.calibration import SPAN, Calibrator
-from ferrum.runtime.checkpoint import Checkpoint
-from ferrum.runtime.model_source import DirectoryModel
-from ferrum.runtime.packed import PackedParameters
 from ferrum.runtime.packing import pack_directory
+from ferrum.sources.checkpoint import Checkpoint
+from ferrum.sources.model_source import DirectoryModel
+from ferrum.sources.packed import PackedParameters
 from gguf_twin import TOKENIZER, write_gguf
 from packed_kit import copy_of
 from text_samples import write

@@ -28,10 +28,10 @@ from ferrum.models.decoder import inventory
 from ferrum.models.families import FAMILIES, decoder_spec, load_families
 from ferrum.models.spec import DecoderSpec
 from ferrum.runtime.load import plan_model
-from ferrum.runtime.parameters import model_spec
-from ferrum.runtime.remote_headers import RemoteHeaders
-from ferrum.runtime.tensor_file import TensorInfo
-from ferrum.runtime.viewed_tensors import with_views
+from ferrum.sources.parameters import model_spec
+from ferrum.sources.remote_headers import RemoteHeaders
+from ferrum.sources.tensor_file import TensorInfo
+from ferrum.sources.viewed_tensors import with_views
 from ferrum.text.generation_config import load_generation_config
 from ferrum.text.model_files import DirectoryFiles
 from readme_models import README, table_of, with_table

@@ -24,8 +24,8 @@ from ferrum.cli.main import execute
 from ferrum.engine.build import with_scheduler
 from ferrum.engine.hosts.host import Built
 from ferrum.engine.request_output import RequestOutput
-from ferrum.runtime.hub import BUILT_IN, resolve_model
 from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.sources.hub import BUILT_IN, resolve_model
 
 PROMPTS = ["def add(a, b):\n", "import os\n", "class Stack:\n    def push(self, item):\n"]
 SAMPLED = SamplingParams(n=2, temperature=0.8, seed=7, max_tokens=12, logprobs=2, prompt_logprobs=1)

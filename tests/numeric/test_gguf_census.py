@@ -17,9 +17,9 @@ from ferrum.core.config import ModelConfig
 from ferrum.core.errors import FerrumError
 from ferrum.models.families import decoder_spec
 from ferrum.models.gguf_keys import ARCHITECTURES
-from ferrum.runtime.gguf_file import GgufFile
-from ferrum.runtime.gguf_model import GgufModel, GgufTensors
 from ferrum.runtime.load import plan_model
+from ferrum.sources.gguf_file import GgufFile
+from ferrum.sources.gguf_model import GgufModel, GgufTensors
 from ferrum.text.generation_config import load_generation_config
 from ferrum.text.tokenizer import load_tokenizer
 from gguf_census import NAMES, entry, published_ids, tokenizer_metadata, vocabulary, write_header

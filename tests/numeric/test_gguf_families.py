@@ -21,9 +21,9 @@ from ferrum.models.decoder import inventory
 from ferrum.models.families import decoder_spec
 from ferrum.models.gguf_keys import ARCHITECTURES, architecture_of, hf_config
 from ferrum.models.gguf_names import hf_name, hf_shape
-from ferrum.runtime.checkpoint import Checkpoint
-from ferrum.runtime.gguf_model import GgufModel
-from ferrum.runtime.viewed_tensors import with_views
+from ferrum.sources.checkpoint import Checkpoint
+from ferrum.sources.gguf_model import GgufModel
+from ferrum.sources.viewed_tensors import with_views
 from gguf_converter import converted
 from tiny import Case, directory_of
 

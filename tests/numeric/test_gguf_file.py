@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ferrum.core.errors import CheckpointError, FerrumError, Unsupported
-from ferrum.runtime.gguf_file import GgufFile
+from ferrum.sources.gguf_file import GgufFile
 from gguf_bytes import entry, record, text
 
 

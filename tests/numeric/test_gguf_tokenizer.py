@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from ferrum.core.errors import CheckpointError, Unsupported
-from ferrum.runtime.gguf_file import GgufFile
+from ferrum.sources.gguf_file import GgufFile
 from ferrum.text.gguf_rules import RULES
 from ferrum.text.gguf_tokenizer import as_json, special_ids, tokenizer_config, tokenizer_json
 from ferrum.text.model_files import ModelFiles

@@ -31,8 +31,8 @@ from ferrum.quant.dense import DenseWeight
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.memory import PoolLimits, pool_groups, pool_part
-from ferrum.runtime.random_checkpoint import RandomCheckpoint
-from ferrum.runtime.viewed_tensors import index_of
+from ferrum.sources.random_checkpoint import RandomCheckpoint
+from ferrum.sources.viewed_tensors import index_of
 from native_twin import TIERS, Twin, normal, require_native, same_bits, tables_of
 
 FORMATS = ("float32", "bfloat16", "int8")

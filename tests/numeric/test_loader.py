@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
-from ferrum.runtime.checkpoint import Checkpoint, read_config
-from ferrum.runtime.parameters import Parameters
+from ferrum.sources.checkpoint import Checkpoint, read_config
+from ferrum.sources.parameters import Parameters
 
 BF16 = ml_dtypes.bfloat16
 MATRIX = np.linspace(-3, 3, 35, dtype=np.float32).reshape(7, 5)

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ferrum.core.errors import CheckpointError, Unsupported
-from ferrum.runtime.tensor_file import MAX_HEADER_BYTES, TensorFile
+from ferrum.sources.tensor_file import MAX_HEADER_BYTES, TensorFile
 
 TENSORS = {
     "model.embed": np.arange(12, dtype=np.float32).reshape(4, 3),
@@ -218,8 +218,8 @@ MEMORY = """
     import sys
     from pathlib import Path
     import numpy as np
-    from ferrum.runtime.checkpoint import Checkpoint
-    from ferrum.runtime.parameters import Parameters
+    from ferrum.sources.checkpoint import Checkpoint
+    from ferrum.sources.parameters import Parameters
 
     def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -15,11 +15,11 @@ from ferrum.core.types import Pooling
 from ferrum.engine.records.record import read_record
 from ferrum.engine.records.record_files import file_name
 from ferrum.engine.request_output import RequestOutput
-from ferrum.runtime.hub import BUILT_IN, resolve_model
-from ferrum.runtime.model_source import DirectoryModel
-from ferrum.runtime.open_model import open_model
 from ferrum.runtime.packing import pack_directory
-from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from ferrum.sources.hub import BUILT_IN, resolve_model
+from ferrum.sources.model_source import DirectoryModel
+from ferrum.sources.open_model import open_model
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.generation_config import GenerationConfig
 from ferrum.text.tokenizer import FileTokenizer

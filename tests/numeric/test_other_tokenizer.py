@@ -19,8 +19,8 @@ from fake_hub import FakeRepo, hub_of
 from ferrum import LLM, AsyncEngine, SamplingParams
 from ferrum.cli.main import execute
 from ferrum.core.errors import CheckpointError, ConfigError, ModelNotFound, Unsupported
-from ferrum.runtime.gguf_model import GgufModel
-from ferrum.runtime.other_tokenizer import OtherTokenizer, with_tokenizer
+from ferrum.sources.gguf_model import GgufModel
+from ferrum.sources.other_tokenizer import OtherTokenizer, with_tokenizer
 from ferrum.text.generation_config import GenerationConfig
 from gguf_twin import TOKENIZER, write_gguf
 from serve_kit import serving

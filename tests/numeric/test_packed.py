@@ -19,12 +19,12 @@ from ferrum.quant.backend_quantizer import quantize
 from ferrum.quant.block_weight import PanelWeight
 from ferrum.quant.scale_search import THOROUGH
 from ferrum.quant.schemes import SCHEMES
-from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import load_executor
-from ferrum.runtime.model_source import DirectoryModel
-from ferrum.runtime.packed import PackedParameters, _config_checksum
 from ferrum.runtime.packing import pack_directory
-from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from ferrum.sources.checkpoint import Checkpoint
+from ferrum.sources.model_source import DirectoryModel
+from ferrum.sources.packed import PackedParameters, _config_checksum
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 from ferrum.text.chat_template import load_chat_template
 from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.pooling import load_pooling

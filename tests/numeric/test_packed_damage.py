@@ -15,9 +15,9 @@ from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.reference import ReferenceKernels, page_sums
 from ferrum.models.decoder import build_decoder
 from ferrum.models.families import decoder_spec
-from ferrum.runtime.checkpoint import Checkpoint
-from ferrum.runtime.checksum import checksum
-from ferrum.runtime.packed import PackedParameters
+from ferrum.sources.checkpoint import Checkpoint
+from ferrum.sources.checksum import checksum
+from ferrum.sources.packed import PackedParameters
 from native_twin import TIERS
 from packed_kit import packed_of
 

@@ -20,12 +20,12 @@ from ferrum.core.errors import CheckpointError, ConfigError, FerrumError, Unsupp
 from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
 from ferrum.runtime import packing
-from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import load_executor, plan_model
-from ferrum.runtime.model_source import DirectoryModel
 from ferrum.runtime.packing import pack_directory
-from ferrum.runtime.parameters import model_spec
-from ferrum.runtime.remote_headers import RemoteHeaders
+from ferrum.sources.checkpoint import Checkpoint
+from ferrum.sources.model_source import DirectoryModel
+from ferrum.sources.parameters import model_spec
+from ferrum.sources.remote_headers import RemoteHeaders
 from native_twin import require_native
 from packed_kit import copy_of, logits_of
 from tiny import CASES, Case, directory_of, find, tokens_of

@@ -16,7 +16,7 @@ import pytest
 
 from ferrum.core.errors import CheckpointError, ConfigError
 from ferrum.runtime.kv_tiers.page_files import PageFiles
-from ferrum.runtime.model_source import DirectoryModel
+from ferrum.sources.model_source import DirectoryModel
 
 SIZE = 200
 CONTENT = np.arange(SIZE, dtype=np.uint8)

@@ -38,8 +38,8 @@ from ferrum.nn.named_weight import named_weights
 from ferrum.nn.norm import Norm
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
-from ferrum.runtime.parameters import Parameters
-from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from ferrum.sources.parameters import Parameters
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 from held_arrays import owned_arrays
 from native_twin import require_native
 

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from ferrum.bench.shapes import shape_config
 from ferrum.core.config import QUANTIZATIONS
 from ferrum.runtime.packing import pack_directory
-from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 from native_twin import require_native
 
 MEASURE = """

@@ -20,12 +20,12 @@ from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
 from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.runtime import memory
-from ferrum.runtime.checkpoint import Checkpoint
-from ferrum.runtime.hub import BUILT_IN, resolve_model
 from ferrum.runtime.load import build_executor, plan_model
-from ferrum.runtime.model_source import DirectoryModel
 from ferrum.runtime.packing import pack_directory
-from ferrum.runtime.parameters import PlannedParameters
+from ferrum.sources.checkpoint import Checkpoint
+from ferrum.sources.hub import BUILT_IN, resolve_model
+from ferrum.sources.model_source import DirectoryModel
+from ferrum.sources.parameters import PlannedParameters
 from native_twin import require_native
 from own_server import write_shape
 from tiny import directory_of, find

@@ -23,7 +23,7 @@ from ferrum.models.families import decoder_spec
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.memory import PoolLimits, pool_groups, pool_part
-from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 from held_arrays import owned_arrays
 from native_twin import require_native
 from tiny import directory_of, find

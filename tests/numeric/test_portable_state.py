@@ -16,7 +16,7 @@ from ferrum.engine.records.record_files import file_name
 from ferrum.engine.records.replayer import engine_options
 from ferrum.runtime import packing
 from ferrum.runtime.backend import choose_kernels
-from ferrum.runtime.model_source import DirectoryModel
+from ferrum.sources.model_source import DirectoryModel
 from native_twin import TIERS
 from packed_kit import logits_of
 from tiny import directory_of, find, tokens_of

@@ -17,7 +17,7 @@ from ferrum.core.config import ModelConfig
 from ferrum.core.errors import CheckpointError
 from ferrum.quant.bit_words import add_one, unpack
 from ferrum.runtime.load import load_executor, plan_model
-from ferrum.runtime.model_source import DirectoryModel
+from ferrum.sources.model_source import DirectoryModel
 from quantized_kit import (
     E8M0,
     Quantized,

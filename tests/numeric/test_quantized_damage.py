@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ferrum.core.errors import CheckpointError, Unsupported
-from ferrum.runtime.model_source import DirectoryModel
+from ferrum.sources.model_source import DirectoryModel
 from quantized_kit import (
     STEM,
     Change,

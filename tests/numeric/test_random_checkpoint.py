@@ -14,7 +14,7 @@ from ferrum.core.config import ModelConfig
 from ferrum.core.errors import ConfigError
 from ferrum.models.families import decoder_spec
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.random_checkpoint import DEVIATION, RandomCheckpoint
+from ferrum.sources.random_checkpoint import DEVIATION, RandomCheckpoint
 from own_server import write_shape
 
 # Parameters without the embedding, from their model cards, in billions.
@@ -70,7 +70,7 @@ def test_matrices_are_normal_norms_are_one_and_no_two_rows_are_equal():
 
 
 def test_a_matrix_longer_than_the_pool_repeats_it_without_repeating_a_row(monkeypatch):
-    monkeypatch.setattr("ferrum.runtime.random_checkpoint._POOL", 97)
+    monkeypatch.setattr("ferrum.sources.random_checkpoint._POOL", 97)
     matrix = RandomCheckpoint("tiny", SHAPES["tiny"]).read("model.layers.1.mlp.up_proj.weight")
     assert matrix.size > 97
     assert len(np.unique(matrix.astype(np.float32), axis=0)) == len(matrix)

@@ -12,8 +12,8 @@ from ferrum.core.config import ModelConfig
 from ferrum.kernels.cpu.library import load
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.random_checkpoint import RandomCheckpoint
 from ferrum.runtime.step_tables import Piece, stage
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 from native_twin import TIERS, require_native
 
 

@@ -23,12 +23,12 @@ from ferrum.models.tensor_views import Runs, View
 from ferrum.nn.mlp import GatedMlp
 from ferrum.quant.gguf_blocks import weight_of
 from ferrum.quant.schemes import SCHEMES
-from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.load import plan_model
-from ferrum.runtime.model_source import DirectoryModel
 from ferrum.runtime.packing import pack_directory
-from ferrum.runtime.tensor_file import TensorInfo
-from ferrum.runtime.viewed_tensors import ViewedTensors, index_of
+from ferrum.sources.checkpoint import Checkpoint, TensorStore
+from ferrum.sources.model_source import DirectoryModel
+from ferrum.sources.tensor_file import TensorInfo
+from ferrum.sources.viewed_tensors import ViewedTensors, index_of
 from packed_kit import logits_of
 from quantized_kit import BF16, save
 from tiny import directory_of, find

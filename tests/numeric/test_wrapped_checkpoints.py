@@ -20,9 +20,9 @@ from ferrum.core.config import ModelConfig
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.models.families import decoder_spec
 from ferrum.runtime.load import plan_model
-from ferrum.runtime.model_source import DirectoryModel
 from ferrum.runtime.packing import pack_directory
-from ferrum.runtime.remote_headers import RemoteHeaders
+from ferrum.sources.model_source import DirectoryModel
+from ferrum.sources.remote_headers import RemoteHeaders
 from ferrum.text.generation_config import load_generation_config
 from ferrum.text.model_files import DirectoryFiles
 from shared_models import folder

@@ -24,7 +24,7 @@ from ferrum.core.option_fields import accepted
 from ferrum.core.params import SamplingParams
 from ferrum.engine.build import engine_config
 from ferrum.engine.request_output import Delta
-from ferrum.runtime import hub, local_models
+from ferrum.sources import hub, local_models
 
 
 @pytest.mark.contract("0.ferrum")

@@ -12,7 +12,7 @@ from bench_kit import cell_of, report_of
 from command_kit import Outcome
 from ferrum.core.errors import ConfigError
 from ferrum.core.memory_plan import MemoryPlan
-from ferrum.runtime import hub_pull, local_models
+from ferrum.sources import hub_pull, local_models
 
 
 @pytest.mark.contract("0.ferrum")

@@ -14,7 +14,7 @@ from ferrum.core.logging import info_once, warn_once
 from ferrum.engine.build import EngineRecipe, build, engine_config
 from ferrum.engine.hosts.host import ThreadHost
 from ferrum.engine.hosts.process import ProcessHost
-from ferrum.runtime.model_source import DirectoryModel
+from ferrum.sources.model_source import DirectoryModel
 from text_samples import EOS, byte_level
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ferrum.core.errors import ModelNotFound
-from ferrum.runtime.gguf_choice import Wanted, choose, models_below, models_in, names_in, tag_of
+from ferrum.sources.gguf_choice import Wanted, choose, models_below, models_in, names_in, tag_of
 
 SPLIT = ["a/m-Q4_K_M-00001-of-00002.gguf", "a/m-Q4_K_M-00002-of-00002.gguf"]
 

@@ -20,8 +20,8 @@ from fakes import FakeModel
 from ferrum import PrefillInput, load_executor
 from ferrum.core.errors import Unsupported
 from ferrum.engine.async_engine import AsyncEngine
-from ferrum.runtime.hub import BUILT_IN, resolve_model
 from ferrum.server.openai.embeddings import MAX_QUEUED
+from ferrum.sources.hub import BUILT_IN, resolve_model
 from serve_kit import Served, chat_parts, error_of, serving, wait_for
 
 IDS = [int(i) for i in np.random.default_rng(0).integers(1, 4000, 150)]

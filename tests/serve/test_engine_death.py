@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from ferrum.runtime.hub import BUILT_IN
+from ferrum.sources.hub import BUILT_IN
 from serve_kit import error_of, wait_for
 
 ENDLESS = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True}

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 import httpx
 import pytest
 
-from ferrum.runtime.hub import BUILT_IN
 from ferrum.server.greeting import greeting
+from ferrum.sources.hub import BUILT_IN
 
 COMMAND = [sys.executable, "-m", "ferrum", "serve", BUILT_IN, "--port", "0", "--engine-host", "thread"]
 

@@ -15,9 +15,9 @@ from huggingface_hub.utils import close_session
 
 from fake_hub import FakeRepo, hub_of
 from ferrum.core.errors import CheckpointError, ConfigError, HubUnreachable, ModelGated, ModelNotFound, Unsupported
-from ferrum.runtime.hub import BUILT_IN, resolve_model
-from ferrum.runtime.hub_pull import pull
-from ferrum.runtime.local_models import list_models
+from ferrum.sources.hub import BUILT_IN, resolve_model
+from ferrum.sources.hub_pull import pull
+from ferrum.sources.local_models import list_models
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 CONFIG = json.dumps({"architectures": ["LlamaForCausalLM"], **dict.fromkeys(SIZES, 2), "head_dim": 2}).encode()
@@ -269,7 +269,7 @@ def test_cache_path_that_is_a_file_is_named(hub, tmp_path, monkeypatch):
 
 def test_environment_of_the_hub_is_used(hub, tmp_path):
     """In a separate process: the library reads the environment on import."""
-    program = "from ferrum.runtime.hub import resolve_model; print(resolve_model('maker/model'))"
+    program = "from ferrum.sources.hub import resolve_model; print(resolve_model('maker/model'))"
     env = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     env.pop("HF_HUB_CACHE", None)
     run = [sys.executable, "-c", program]
@@ -311,7 +311,7 @@ def test_directory_name_that_is_not_utf8_is_named(tmp_path):
 
 def test_built_in_model_needs_no_hub_library():
     program = (
-        "import sys; from ferrum.runtime.hub import resolve_model; resolve_model('ferrum-tiny');"
+        "import sys; from ferrum.sources.hub import resolve_model; resolve_model('ferrum-tiny');"
         "assert 'huggingface_hub' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

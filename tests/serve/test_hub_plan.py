@@ -16,10 +16,10 @@ from ferrum.core.config import ModelConfig
 from ferrum.core.errors import CheckpointError, FerrumError, HubUnreachable, ModelGated, ModelNotFound
 from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
-from ferrum.runtime.hub import BUILT_IN, resolve_model
 from ferrum.runtime.load import plan_model
 from ferrum.runtime.packing import pack_directory
-from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from ferrum.sources.hub import BUILT_IN, resolve_model
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 from quantized_kit import gptq
 from quantized_kit import save as save_all
 

@@ -14,8 +14,8 @@ import pytest
 from command_kit import Outcome, command_line
 from fake_hub import CACHE_VARIABLES, CLOSED, redirected
 from ferrum import AsyncEngine
-from ferrum.runtime.gguf_model import GgufModel
-from ferrum.runtime.local_models import list_models
+from ferrum.sources.gguf_model import GgufModel
+from ferrum.sources.local_models import list_models
 from model_caches import NAMES, fill_machine, model_bytes, write
 from serve_kit import serving
 

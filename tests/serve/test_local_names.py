@@ -11,9 +11,9 @@ import pytest
 from command_kit import Outcome, command_line
 from fake_hub import CLOSED, redirected
 from ferrum.core.errors import ConfigError, ModelNotFound
-from ferrum.runtime.hub import BUILT_IN, resolve_model
-from ferrum.runtime.local_models import list_models
-from ferrum.runtime.model_folders import FoundModel, find
+from ferrum.sources.hub import BUILT_IN, resolve_model
+from ferrum.sources.local_models import list_models
+from ferrum.sources.model_folders import FoundModel, find
 from model_caches import UNRELATED, cache_ollama, cache_repo, fill_machine, model_bytes, write
 
 

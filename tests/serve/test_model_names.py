@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ferrum.engine.async_engine import AsyncEngine
-from ferrum.runtime.hub import BUILT_IN, resolve_model
 from ferrum.server.common.public_names import public_name
+from ferrum.sources.hub import BUILT_IN, resolve_model
 from serve_kit import TEMPLATE, Served, error_of, serving
 
 NAME = "my-model"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ferrum import load_executor
 from ferrum.engine.async_engine import AsyncEngine
-from ferrum.runtime.hub import BUILT_IN
+from ferrum.sources.hub import BUILT_IN
 from serve_kit import serving
 
 

@@ -16,8 +16,8 @@ import text_samples
 from ferrum.core.params import SamplingParams
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.llm import LLM
-from ferrum.runtime.hub import BUILT_IN
 from ferrum.server.openai.text_offsets import text_offsets
+from ferrum.sources.hub import BUILT_IN
 from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.tokenizer import load_tokenizer
 from serve_kit import TEMPLATE, Served, error_of, events, serving

@@ -12,7 +12,7 @@ from ferrum.core.types import FinishReason, Request
 from ferrum.engine.input_processor import InputProcessor
 from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.request_output import Delta
-from ferrum.runtime.hub import BUILT_IN, resolve_model
+from ferrum.sources.hub import BUILT_IN, resolve_model
 from ferrum.text.detokenizer import Detokenizer
 from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.tokenizer import FileTokenizer, load_tokenizer

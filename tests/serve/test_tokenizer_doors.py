@@ -9,7 +9,7 @@ from pathlib import Path
 from ferrum.core.params import SamplingParams
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.llm import LLM
-from ferrum.runtime.hub import BUILT_IN, resolve_model
+from ferrum.sources.hub import BUILT_IN, resolve_model
 from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.tokenizer import load_tokenizer
 from serve_kit import serving

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import RowWeight
-from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.known_answers import Inputs, fixed_weight
 from ferrum.sampling.philox import fixed_numbers
+from ferrum.sources.checkpoint import Checkpoint, TensorStore
 
 
 def fixed_blocks(name: str, format: str, shape: tuple[int, ...]) -> RowWeight:

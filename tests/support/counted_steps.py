@@ -23,8 +23,8 @@ from ferrum.core.step import Sampling, Span, StepBatch
 from ferrum.kernels.cpu.library import tiers
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
-from ferrum.runtime.random_checkpoint import RandomCheckpoint
 from ferrum.runtime.step_tables import Piece, stage
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 
 LIBC = ctypes.CDLL(None)
 CONTEXT = 250

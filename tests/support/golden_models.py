@@ -20,10 +20,10 @@ from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import RowWeight
-from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.tensor_file import TensorInfo
 from ferrum.sampling.philox import fixed_numbers
+from ferrum.sources.checkpoint import TensorStore
+from ferrum.sources.tensor_file import TensorInfo
 
 BASE: dict[str, Any] = {
     "vocab_size": 137,

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.runtime.checkpoint import Checkpoint, TensorStore
-from ferrum.runtime.model_source import DirectoryModel, ModelSource
-from ferrum.runtime.tensor_file import TensorInfo
+from ferrum.sources.checkpoint import Checkpoint, TensorStore
+from ferrum.sources.model_source import DirectoryModel, ModelSource
+from ferrum.sources.tensor_file import TensorInfo
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 

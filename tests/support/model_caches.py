@@ -12,7 +12,7 @@ from typing import Any
 
 from gguf import GGUFValueType, GGUFWriter
 
-from ferrum.runtime.hub import BUILT_IN, built_in
+from ferrum.sources.hub import BUILT_IN, built_in
 from gguf_twin import TOKENIZER, write_gguf
 from tiny import Case, directory_of
 

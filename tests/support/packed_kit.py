@@ -10,8 +10,8 @@ import numpy as np
 
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.runtime.load import load_executor
-from ferrum.runtime.model_source import DirectoryModel
 from ferrum.runtime.packing import pack_directory
+from ferrum.sources.model_source import DirectoryModel
 from shared_models import folder
 from tiny import directory_of, find, tokens_of
 

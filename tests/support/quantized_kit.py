@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import load_file
 
-from ferrum.runtime.tensor_file import file_header
+from ferrum.sources.tensor_file import file_header
 
 BF16, E4M3, E8M0 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
 NAMES = {

@@ -35,7 +35,7 @@ from ferrum.nn.linear import Linear
 from ferrum.runtime.backend import ChosenKernels
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
-from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 from toy_backend import ToyKernels
 
 HIDDEN: Final = 48

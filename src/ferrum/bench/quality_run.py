@@ -23,10 +23,10 @@ from ferrum.kernels.operations import F32
 from ferrum.kernels.program_recorder import record
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
-from ferrum.runtime.model_source import ModelSource
-from ferrum.runtime.open_model import open_model
-from ferrum.runtime.parameters import Progress
 from ferrum.runtime.text_spans import opening, text_spans
+from ferrum.sources.model_source import ModelSource
+from ferrum.sources.open_model import open_model
+from ferrum.sources.parameters import Progress
 
 SPAN: Final = 384
 """Tokens of a forward pass."""

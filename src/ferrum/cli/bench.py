@@ -117,7 +117,7 @@ def load_subject(
     from ferrum.core.config import PAGE_SIZE, with_wide_steps
     from ferrum.engine.build import engine_config
     from ferrum.runtime.load import build_executor
-    from ferrum.runtime.random_checkpoint import RandomCheckpoint
+    from ferrum.sources.random_checkpoint import RandomCheckpoint
 
     if (model is None) == (shape is None):
         raise ConfigError("give either MODEL or --shape, such as --shape qwen3-0.6b", param="shape")

@@ -11,7 +11,7 @@ from ferrum.cli.tables import print_table
 from ferrum.core.memory_plan import size
 
 if TYPE_CHECKING:
-    from ferrum.runtime.local_models import LocalModel
+    from ferrum.sources.local_models import LocalModel
 
 
 def list_models(models_dir: ModelsDirectory = None) -> None:
@@ -19,7 +19,7 @@ def list_models(models_dir: ModelsDirectory = None) -> None:
 
     They are the built-in one, those of --models-dir, of the hub's cache, and of llama.cpp, LM Studio and ollama.
     """
-    from ferrum.runtime import local_models
+    from ferrum.sources import local_models
 
     print_table([("MODEL", "SIZE", "FAMILY", "DIRECTORY"), *map(_row, local_models.list_models(models_dir))])
 
@@ -35,7 +35,7 @@ def pull(
 ) -> None:
     """Download a model from the hub, so that it loads without a network."""
     from ferrum.cli.run import show_log
-    from ferrum.runtime import hub_pull
+    from ferrum.sources import hub_pull
 
     show_log()
     print_table([_row(hub_pull.pull(model, revision=revision))])

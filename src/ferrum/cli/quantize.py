@@ -16,7 +16,7 @@ from ferrum.core.option_fields import listed
 
 if TYPE_CHECKING:
     from ferrum.kernels.operations import F32
-    from ferrum.runtime.model_source import ModelSource
+    from ferrum.sources.model_source import ModelSource
 
 
 def quantize(
@@ -43,9 +43,9 @@ def quantize(
     """
     from ferrum.engine.progress import loading_bar
     from ferrum.quant.scale_search import THOROUGH
-    from ferrum.runtime.open_model import open_model
-    from ferrum.runtime.other_tokenizer import with_tokenizer
     from ferrum.runtime.packing import check_packing, pack_directory, refuse_used
+    from ferrum.sources.open_model import open_model
+    from ferrum.sources.other_tokenizer import with_tokenizer
 
     source = open_model(model, models_dir=models_dir)
     if tokenizer is not None:

@@ -71,7 +71,7 @@ def _run_again(recorded: Record, model: str | None, digests: Path, top: int, opt
     from ferrum.engine.offline_batch import stream
     from ferrum.engine.records.recorder import Source
     from ferrum.engine.records.replayer import Replay, check_origin, check_room, engine_options
-    from ferrum.runtime.open_model import open_model
+    from ferrum.sources.open_model import open_model
 
     origin = recorded.origin
     here = origin.directory is not None and Path(origin.directory).exists()

@@ -52,7 +52,7 @@ def run(
     A single argument with a space is a prompt for the built-in model: ferrum run "def add(a, b):"
     """
     from ferrum.engine.llm import LLM
-    from ferrum.runtime.hub import BUILT_IN
+    from ferrum.sources.hub import BUILT_IN
 
     show_log()
     sampling_params({"max_tokens": DEFAULT_MAX_TOKENS}, options)  # fails before the model is loaded
@@ -77,8 +77,8 @@ def run(
 
 def _is_text(word: str, models_dir: str | None) -> bool:
     """Whether a word is a prompt: it has white space, and is neither a path nor named as a GGUF file is."""
-    from ferrum.runtime.gguf_choice import is_gguf_name
-    from ferrum.runtime.model_folders import models_directory
+    from ferrum.sources.gguf_choice import is_gguf_name
+    from ferrum.sources.model_folders import models_directory
 
     if not any(map(str.isspace, word)) or is_gguf_name(word):
         return False

@@ -55,7 +55,7 @@ def serve(
         except ImportError as error:
             raise missing("serve", error) from None
         from ferrum.engine.async_engine import AsyncEngine
-        from ferrum.runtime.hub import BUILT_IN
+        from ferrum.sources.hub import BUILT_IN
 
         key = api_key_variable() if api_key is None else api_key  # "" is refused: it is an unset variable
         run(lambda: AsyncEngine(BUILT_IN if model is None else model, **of_engine), config, key)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ferrum.engine.engine_executor import EngineExecutor
     from ferrum.engine.hosts.process import Child
     from ferrum.runtime.kv_tiers.page_files import PageFiles
-    from ferrum.runtime.model_source import ModelSource
+    from ferrum.sources.model_source import ModelSource
     from ferrum.speculative.draft_model import DraftModel
 
 
@@ -133,7 +133,7 @@ def _prefixes(
     model, files = config.model.model, None
     if config.prefix_cache_dir is not None:
         from ferrum.runtime.kv_tiers.page_files import PageFiles
-        from ferrum.runtime.open_model import open_model
+        from ferrum.sources.open_model import open_model
 
         directory = path_of("prefix_cache_dir", config.prefix_cache_dir)
         files = PageFiles(directory, config.prefix_cache_gib << 30)
@@ -180,14 +180,14 @@ def build(model: str, *, child: Child | None = None, source: ModelSource | None 
         ModelNotFound: there is no such model.
         CheckpointError: a damaged tokenizer or configuration file. Weights are read when the host starts.
     """
-    from ferrum.runtime.open_model import open_model
+    from ferrum.sources.open_model import open_model
 
     config = engine_config(model, options)
     model = config.model.model
     # The engine loads this source: another look-up at the hub could resolve to another revision.
     source = source or open_model(model, models_dir=config.model.models_dir)
     if config.tokenizer is not None:
-        from ferrum.runtime.other_tokenizer import with_tokenizer
+        from ferrum.sources.other_tokenizer import with_tokenizer
 
         source = with_tokenizer(source, config.tokenizer, config.model.models_dir)
     tokenizer = source.tokenizer()

@@ -22,7 +22,7 @@ from ferrum.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from ferrum.engine.engine_executor import EngineExecutor
-    from ferrum.runtime.model_source import ModelSource
+    from ferrum.sources.model_source import ModelSource
 
 DRAFT_MODEL: Final = "draft_model"
 
@@ -74,7 +74,7 @@ def draft_source(config: EngineConfig, tokenizer: Tokenizer | None) -> ModelSour
 
 def _open(name: str, models_dir: str | None) -> ModelSource:
     """Return a draft model. Raises ModelNotFound, or ConfigError for an invalid name."""
-    from ferrum.runtime.open_model import open_model
+    from ferrum.sources.open_model import open_model
 
     try:
         return open_model(name, models_dir=models_dir)

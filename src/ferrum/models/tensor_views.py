@@ -1,7 +1,7 @@
 """`View`: a parameter as parts of a checkpoint's tensors.
 
 Checkpoints fuse matrices, keep each expert by itself, or order rows for another rotation. A view says where the numbers
-of a parameter are; `runtime/viewed_tensors.py` reads them.
+of a parameter are; `sources/viewed_tensors.py` reads them.
 """
 
 from __future__ import annotations

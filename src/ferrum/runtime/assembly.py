@@ -14,7 +14,6 @@ from ferrum.kernels.interface import Kernels
 from ferrum.models.decoder import Decoder, build_decoder
 from ferrum.models.tensor_names import EMBEDDING
 from ferrum.runtime.backend import choose_kernels
-from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.memory import (
     PoolLimits,
@@ -23,10 +22,11 @@ from ferrum.runtime.memory import (
     refuse_too_large,
 )
 from ferrum.runtime.model_report import ModelPlan, plan_of
-from ferrum.runtime.packed import parameters_of
-from ferrum.runtime.parameters import Parameters, PlannedParameters, Progress
 from ferrum.runtime.pool_plan import PoolPlan, plan_pool
-from ferrum.runtime.read_model import ReadModel, read_spec
+from ferrum.sources.checkpoint import TensorStore
+from ferrum.sources.packed import parameters_of
+from ferrum.sources.parameters import Parameters, PlannedParameters, Progress
+from ferrum.sources.read_model import ReadModel, read_spec
 
 MAX_ROWS: Final = 512
 """Default limit of tokens in one forward pass."""

@@ -22,10 +22,10 @@ from ferrum.kernels.reference.reference_math import tree_sum
 from ferrum.models.decoder import Decoder
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
-from ferrum.runtime.model_source import ModelSource
-from ferrum.runtime.parameters import Progress
 from ferrum.runtime.probed_network import ProbedNetwork
 from ferrum.runtime.text_spans import opening, text_spans
+from ferrum.sources.model_source import ModelSource
+from ferrum.sources.parameters import Progress
 
 SPAN: Final = 512
 """Tokens of a forward pass, and the least of a text."""

@@ -14,11 +14,11 @@ from ferrum.core.option_fields import as_text, check_flag, check_number
 from ferrum.core.span_checks import check_kind
 from ferrum.core.values import shown
 from ferrum.runtime.assembly import MAX_ROWS, Bounds, assemble
-from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.model_report import ModelPlan as ModelPlan
-from ferrum.runtime.open_model import open_model
-from ferrum.runtime.parameters import Progress
+from ferrum.sources.checkpoint import TensorStore
+from ferrum.sources.open_model import open_model
+from ferrum.sources.parameters import Progress
 
 
 def load_executor(

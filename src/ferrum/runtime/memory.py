@@ -22,8 +22,8 @@ from ferrum.core.kv_shape import KvShape
 from ferrum.core.memory_plan import PoolPart, size
 from ferrum.kernels.interface import PoolGroup
 from ferrum.models.decoder import Inventory
-from ferrum.runtime.checkpoint import TensorStore
-from ferrum.runtime.parameters import PlannedParameters
+from ferrum.sources.checkpoint import TensorStore
+from ferrum.sources.parameters import PlannedParameters
 
 
 @contextmanager

@@ -16,15 +16,15 @@ from ferrum.kernels.op_spec import Extent
 from ferrum.models.decoder import Decoder
 from ferrum.models.spec import DecoderSpec
 from ferrum.quant.block_format import data_type
-from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.memory import (
     LIBRARY_BYTES,
     allowance,
 )
-from ferrum.runtime.parameters import Parameters
 from ferrum.runtime.pool_plan import PoolPlan
-from ferrum.runtime.read_model import ReadModel
+from ferrum.sources.checkpoint import TensorStore
+from ferrum.sources.parameters import Parameters
+from ferrum.sources.read_model import ReadModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,13 @@ from ferrum.quant.panels import panel_shape
 from ferrum.quant.scale_search import QUICK, Search
 from ferrum.quant.schemes import SCHEMES
 from ferrum.runtime.backend import choose_kernels
-from ferrum.runtime.checkpoint import TensorStore
-from ferrum.runtime.checksum import checksum
-from ferrum.runtime.model_source import ModelSource
-from ferrum.runtime.packed import PackedHeader
-from ferrum.runtime.parameters import Parameters, Progress, model_spec
-from ferrum.runtime.tensor_file import file_header
-from ferrum.runtime.viewed_tensors import with_views
+from ferrum.sources.checkpoint import TensorStore
+from ferrum.sources.checksum import checksum
+from ferrum.sources.model_source import ModelSource
+from ferrum.sources.packed import PackedHeader
+from ferrum.sources.parameters import Parameters, Progress, model_spec
+from ferrum.sources.tensor_file import file_header
+from ferrum.sources.viewed_tensors import with_views
 from ferrum.text.fast_tokenizer import fast_form
 from ferrum.text.pooling import pooling_file
 from ferrum.text.tokenizer_config import TEMPLATES_FOLDER

@@ -1,6 +1,6 @@
 """The configuration of the text model inside one that also sees images or hears.
 
-Such a model's `config.json` holds its text model's as `text_config`. Names of tensors are in `runtime/checkpoint.py`.
+Such a model's `config.json` holds its text model's as `text_config`. Names of tensors are in `sources/checkpoint.py`.
 """
 
 from __future__ import annotations

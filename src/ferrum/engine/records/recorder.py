@@ -18,7 +18,7 @@ from ferrum.engine.records.step_shares import ComputedStep
 from ferrum.engine.request_output import Delta
 
 if TYPE_CHECKING:
-    from ferrum.runtime.model_source import ModelSource
+    from ferrum.sources.model_source import ModelSource
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError
-from ferrum.runtime.checkpoint import Checkpoint
-from ferrum.runtime.tensor_file import TensorInfo
+from ferrum.sources.checkpoint import Checkpoint
+from ferrum.sources.tensor_file import TensorInfo
 
 FLOATS: Final = ("F16", "BF16", "F32")
 

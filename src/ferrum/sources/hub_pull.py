@@ -6,11 +6,11 @@ from contextlib import suppress
 
 from ferrum.core.errors import HubUnreachable
 from ferrum.core.logging import warn_once
-from ferrum.runtime.hub import fetched, locate
-from ferrum.runtime.hub_cache import MAIN
-from ferrum.runtime.hub_errors import transport_error
-from ferrum.runtime.hub_gguf import HubName
-from ferrum.runtime.local_models import LocalModel, describe
+from ferrum.sources.hub import fetched, locate
+from ferrum.sources.hub_cache import MAIN
+from ferrum.sources.hub_errors import transport_error
+from ferrum.sources.hub_gguf import HubName
+from ferrum.sources.local_models import LocalModel, describe
 
 
 def pull(name: str, *, revision: str | None = None) -> LocalModel:

@@ -16,8 +16,8 @@ from ferrum.core.errors import CheckpointError
 from ferrum.models.families import head_is_tied
 from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.quant.block_weight import BlockWeight
-from ferrum.runtime.quantization_config import PACKED, quantization_method, with_quantization
-from ferrum.runtime.tensor_file import TensorFile, TensorInfo
+from ferrum.sources.quantization_config import PACKED, quantization_method, with_quantization
+from ferrum.sources.tensor_file import TensorFile, TensorInfo
 from ferrum.text.model_files import DirectoryFiles, read_json_object
 from ferrum.text.text_config import is_wrapped, text_config
 

@@ -8,11 +8,11 @@ from typing import Final
 
 from ferrum.core.errors import CheckpointError, FerrumError
 from ferrum.models.families import decoder_spec
-from ferrum.runtime.checkpoint import has_weights, read_config
-from ferrum.runtime.parameters import refuse_quantized
-from ferrum.runtime.quantization_config import PACKED
-from ferrum.runtime.quantized_checkpoint import METHODS
-from ferrum.runtime.readable_files import is_file
+from ferrum.sources.checkpoint import has_weights, read_config
+from ferrum.sources.parameters import refuse_quantized
+from ferrum.sources.quantization_config import PACKED
+from ferrum.sources.quantized_checkpoint import METHODS
+from ferrum.sources.readable_files import is_file
 from ferrum.text.text_config import text_config
 
 NO_CONFIG: Final = "has no config.json"

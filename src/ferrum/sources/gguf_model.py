@@ -25,11 +25,11 @@ from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.dense import FORMATS
 from ferrum.quant.gguf_blocks import GGUF_TYPES, GgufWeight, dequantize, weight_of
 from ferrum.quant.panels import LANES, panel_shape
-from ferrum.runtime.checkpoint import TensorStore
-from ferrum.runtime.gguf_file import GgufFile, GgufTensor, open_shards
-from ferrum.runtime.model_source import ModelSource
-from ferrum.runtime.tensor_file import FORMAT_OF, TensorInfo
-from ferrum.runtime.viewed_tensors import ViewedTensors
+from ferrum.sources.checkpoint import TensorStore
+from ferrum.sources.gguf_file import GgufFile, GgufTensor, open_shards
+from ferrum.sources.model_source import ModelSource
+from ferrum.sources.tensor_file import FORMAT_OF, TensorInfo
+from ferrum.sources.viewed_tensors import ViewedTensors
 
 _FIELD: Final = re.compile(r"config\.json: (\w+)")
 """A field of the configuration in a message."""
@@ -225,7 +225,7 @@ class GgufModel(ModelSource):
         return _split_experts(GgufTensors(self.path, self._opened()))
 
     def digest(self, memory: Path) -> str:
-        from ferrum.runtime.model_digest import files_digest
+        from ferrum.sources.model_digest import files_digest
 
         return files_digest([shard.path for shard in open_shards(self.path)], memory)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ferrum.runtime.readable_files import entries_of, files_below, is_folder, text_of
+from ferrum.sources.readable_files import entries_of, files_below, is_folder, text_of
 
 MAIN: Final = "main"
 """The branch that a name without a revision means."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from ferrum.runtime.gguf_choice import Wanted, choose, is_gguf_name, models_below
-from ferrum.runtime.gguf_header import is_gguf
+from ferrum.sources.gguf_choice import Wanted, choose, is_gguf_name, models_below
+from ferrum.sources.gguf_header import is_gguf
 
 BUILT_IN: Final = "ferrum-tiny"
 

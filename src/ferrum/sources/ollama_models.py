@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from ferrum.runtime.gguf_header import is_model
-from ferrum.runtime.readable_files import entries_of, is_file, is_folder, text_of
+from ferrum.sources.gguf_header import is_model
+from ferrum.sources.readable_files import entries_of, is_file, is_folder, text_of
 
 LATEST: Final = "latest"
 """The tag that a name without one means."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError, Unsupported
-from ferrum.runtime.checkpoint import (
+from ferrum.sources.checkpoint import (
     INDEX,
     SINGLE,
     TensorStore,
@@ -22,13 +22,13 @@ from ferrum.runtime.checkpoint import (
     shard_map,
     whole_names,
 )
-from ferrum.runtime.hub import NO_WEIGHTS
-from ferrum.runtime.hub_errors import hub_errors
-from ferrum.runtime.hub_gguf import HubName, files_of
-from ferrum.runtime.loadable import NO_CONFIG
-from ferrum.runtime.model_source import ModelSource
-from ferrum.runtime.quantization_config import FILES
-from ferrum.runtime.tensor_file import TensorInfo
+from ferrum.sources.hub import NO_WEIGHTS
+from ferrum.sources.hub_errors import hub_errors
+from ferrum.sources.hub_gguf import HubName, files_of
+from ferrum.sources.loadable import NO_CONFIG
+from ferrum.sources.model_source import ModelSource
+from ferrum.sources.quantization_config import FILES
+from ferrum.sources.tensor_file import TensorInfo
 from ferrum.text.text_config import text_config
 
 if TYPE_CHECKING:

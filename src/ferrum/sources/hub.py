@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Final
 
 from ferrum.core.errors import CheckpointError, ConfigError, FerrumError, HubUnreachable, ModelNotFound
-from ferrum.runtime.gguf_choice import Wanted, choose, gguf_below, is_gguf_name, models_below, models_in
-from ferrum.runtime.hub_cache import snapshot_of
-from ferrum.runtime.hub_errors import hub_errors, incomplete_snapshot, transport_error
-from ferrum.runtime.hub_gguf import HubName, cached_file, fetch, files_of, hub_name
-from ferrum.runtime.loadable import has_model_files, refuse_unloadable
-from ferrum.runtime.local_models import suggested_path, suggestion
-from ferrum.runtime.model_folders import find, models_directory, models_in_folder, models_of_others
-from ferrum.runtime.model_paths import BUILT_IN as BUILT_IN
-from ferrum.runtime.model_paths import built_in, existing
+from ferrum.sources.gguf_choice import Wanted, choose, gguf_below, is_gguf_name, models_below, models_in
+from ferrum.sources.hub_cache import snapshot_of
+from ferrum.sources.hub_errors import hub_errors, incomplete_snapshot, transport_error
+from ferrum.sources.hub_gguf import HubName, cached_file, fetch, files_of, hub_name
+from ferrum.sources.loadable import has_model_files, refuse_unloadable
+from ferrum.sources.local_models import suggested_path, suggestion
+from ferrum.sources.model_folders import find, models_directory, models_in_folder, models_of_others
+from ferrum.sources.model_paths import BUILT_IN as BUILT_IN
+from ferrum.sources.model_paths import built_in, existing
 from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.pooling import pooling_file
 

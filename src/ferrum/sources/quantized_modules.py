@@ -18,7 +18,7 @@ from ferrum.quant.bit_words import add_one, unpack, unpack_awq, words_for
 from ferrum.quant.block_weight import RowWeight
 from ferrum.quant.integer_matrix import IntegerMatrix
 from ferrum.quant.scaled_floats import Mxfp4Matrix, ScaledFloats
-from ferrum.runtime.module_parts import FLOATS, ModuleParts, Reader, Shape
+from ferrum.sources.module_parts import FLOATS, ModuleParts, Reader, Shape
 
 _FP4_GROUP: Final = 16
 """Inputs of NVFP4 with a common scale."""

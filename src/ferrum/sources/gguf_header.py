@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ferrum.runtime.gguf_file import MAGIC
+from ferrum.sources.gguf_file import MAGIC
 
 _READ: Final = 1 << 16
 _SIZES: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}

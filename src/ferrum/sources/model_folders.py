@@ -21,12 +21,12 @@ from typing import Any, Final
 from ferrum.core.config import CacheVariables
 from ferrum.core.errors import ConfigError
 from ferrum.core.option_fields import path_of
-from ferrum.runtime.gguf_choice import PREFERRED, is_whole, models_below, models_in, names_in
-from ferrum.runtime.gguf_header import is_model
-from ferrum.runtime.hub_cache import snapshots_in
-from ferrum.runtime.loadable import is_loadable
-from ferrum.runtime.ollama_models import LATEST, blobs_of
-from ferrum.runtime.readable_files import entries_of, folders_below, is_file, is_folder, text_of
+from ferrum.sources.gguf_choice import PREFERRED, is_whole, models_below, models_in, names_in
+from ferrum.sources.gguf_header import is_model
+from ferrum.sources.hub_cache import snapshots_in
+from ferrum.sources.loadable import is_loadable
+from ferrum.sources.ollama_models import LATEST, blobs_of
+from ferrum.sources.readable_files import entries_of, folders_below, is_file, is_folder, text_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
 from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.quant.dense import FORMATS
-from ferrum.runtime.checkpoint import TensorStore
-from ferrum.runtime.model_source import ModelSource
-from ferrum.runtime.tensor_file import TensorInfo
+from ferrum.sources.checkpoint import TensorStore
+from ferrum.sources.model_source import ModelSource
+from ferrum.sources.tensor_file import TensorInfo
 
 DEVIATION: Final = 0.02
 """Standard deviation of the weights, the usual one of initialisation."""

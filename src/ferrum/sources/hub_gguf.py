@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from ferrum.core.errors import HubUnreachable
-from ferrum.runtime.gguf_choice import Wanted, choose, gguf_below, is_whole, matches, models_below, names_in
-from ferrum.runtime.hub_cache import MAIN, snapshot_of
-from ferrum.runtime.hub_errors import hub_errors, transport_error
+from ferrum.sources.gguf_choice import Wanted, choose, gguf_below, is_whole, matches, models_below, names_in
+from ferrum.sources.hub_cache import MAIN, snapshot_of
+from ferrum.sources.hub_errors import hub_errors, transport_error
 
 REVISION: Final = r"(@(?P<revision>(?!.*\.\.)[\w.-][\w./-]*))?"
 """Pattern of the end of a name, which may be a revision."""

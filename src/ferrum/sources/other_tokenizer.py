@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ferrum.core.errors import ConfigError, HubUnreachable, ModelNotFound
-from ferrum.runtime.hub import locate
-from ferrum.runtime.hub_cache import snapshot_of
-from ferrum.runtime.hub_errors import hub_errors
-from ferrum.runtime.hub_gguf import HubName
-from ferrum.runtime.model_source import ModelSource
+from ferrum.sources.hub import locate
+from ferrum.sources.hub_cache import snapshot_of
+from ferrum.sources.hub_errors import hub_errors
+from ferrum.sources.hub_gguf import HubName
+from ferrum.sources.model_source import ModelSource
 from ferrum.text.generation_config import load_generation_config
 from ferrum.text.model_files import DirectoryFiles, ModelFiles, read_json_object
 from ferrum.text.text_config import text_config
@@ -23,7 +23,7 @@ from ferrum.text.tokenizer_config import TEMPLATES_FOLDER
 
 if TYPE_CHECKING:
     from ferrum.core.types import Pooling
-    from ferrum.runtime.checkpoint import TensorStore
+    from ferrum.sources.checkpoint import TensorStore
     from ferrum.text.chat_template import ChatTemplate
     from ferrum.text.generation_config import GenerationConfig
 

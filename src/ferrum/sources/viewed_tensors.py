@@ -19,8 +19,8 @@ from ferrum.models.tensor_views import Rows, Runs, View
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import BlockWeight
 from ferrum.quant.gguf_blocks import stacked
-from ferrum.runtime.checkpoint import TensorStore
-from ferrum.runtime.tensor_file import TensorInfo
+from ferrum.sources.checkpoint import TensorStore
+from ferrum.sources.tensor_file import TensorInfo
 
 Shape = tuple[int, ...]
 

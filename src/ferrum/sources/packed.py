@@ -36,10 +36,10 @@ from ferrum.quant.block_weight import over_panels
 from ferrum.quant.dense import FORMATS
 from ferrum.quant.panels import panel_shape
 from ferrum.quant.schemes import SCHEMES
-from ferrum.runtime.checkpoint import Checkpoint, TensorStore
-from ferrum.runtime.checksum import checksum
-from ferrum.runtime.parameters import Parameters, PlannedParameters, Progress
-from ferrum.runtime.quantization_config import PACKED
+from ferrum.sources.checkpoint import Checkpoint, TensorStore
+from ferrum.sources.checksum import checksum
+from ferrum.sources.parameters import Parameters, PlannedParameters, Progress
+from ferrum.sources.quantization_config import PACKED
 
 VERSION: Final = 3
 

@@ -6,13 +6,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from ferrum.core.errors import CheckpointError, HubUnreachable, ModelNotFound
-from ferrum.runtime.checkpoint import has_weights
-from ferrum.runtime.gguf_choice import names_in
-from ferrum.runtime.gguf_header import other_kind
-from ferrum.runtime.hub import fetched, locate, preferred_gguf, snapshot
-from ferrum.runtime.hub_gguf import HubName
-from ferrum.runtime.model_source import DirectoryModel, ModelSource
-from ferrum.runtime.readable_files import entries_of
+from ferrum.sources.checkpoint import has_weights
+from ferrum.sources.gguf_choice import names_in
+from ferrum.sources.gguf_header import other_kind
+from ferrum.sources.hub import fetched, locate, preferred_gguf, snapshot
+from ferrum.sources.hub_gguf import HubName
+from ferrum.sources.model_source import DirectoryModel, ModelSource
+from ferrum.sources.readable_files import entries_of
 
 
 def open_model(name: str, *, headers_only: bool = False, models_dir: str | None = None) -> ModelSource:
@@ -34,7 +34,7 @@ def _source(path: Path) -> ModelSource:
     """Return the source of a directory or GGUF file. Raises ModelNotFound for a file that is no model."""
     if path.is_dir():
         return DirectoryModel(path)
-    from ferrum.runtime.gguf_model import GgufModel  # other models need none of it
+    from ferrum.sources.gguf_model import GgufModel  # other models need none of it
 
     kind = other_kind(path)
     if kind is not None:
@@ -46,8 +46,8 @@ def _source(path: Path) -> ModelSource:
 
 def _hub_headers(name: HubName) -> ModelSource:
     """Return the source of a hub model to plan: its cached files, or its headers."""
-    from ferrum.runtime.quantized_checkpoint import is_read
-    from ferrum.runtime.remote_headers import fetch_headers
+    from ferrum.sources.quantized_checkpoint import is_read
+    from ferrum.sources.remote_headers import fetch_headers
 
     with suppress(HubUnreachable, CheckpointError):
         cached = snapshot(name, offline=True)

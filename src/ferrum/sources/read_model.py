@@ -9,10 +9,10 @@ from ferrum.core.errors import ConfigError
 from ferrum.models.decoder import Inventory, inventory
 from ferrum.models.families import decoder_spec
 from ferrum.models.spec import DecoderSpec
-from ferrum.runtime.checkpoint import TensorStore
-from ferrum.runtime.open_model import open_model
-from ferrum.runtime.parameters import model_spec
-from ferrum.runtime.viewed_tensors import with_views
+from ferrum.sources.checkpoint import TensorStore
+from ferrum.sources.open_model import open_model
+from ferrum.sources.parameters import model_spec
+from ferrum.sources.viewed_tensors import with_views
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ferrum.core.errors import HubUnreachable, ModelGated, ModelNotFound
-from ferrum.runtime.checkpoint import has_weights
-from ferrum.runtime.local_models import suggestion
+from ferrum.sources.checkpoint import has_weights
+from ferrum.sources.local_models import suggestion
 
 
 def transport_error() -> type[Exception]:

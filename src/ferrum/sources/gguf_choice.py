@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from ferrum.core.errors import ModelNotFound
-from ferrum.runtime.gguf_header import is_model
-from ferrum.runtime.readable_files import DEPTH, files_below
+from ferrum.sources.gguf_header import is_model
+from ferrum.sources.readable_files import DEPTH, files_below
 
 SUFFIX: Final = ".gguf"
 """Ending of GGUF files, in letters of any case."""

@@ -9,13 +9,13 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from ferrum.core.errors import CheckpointError, ConfigError, ModelNotFound
-from ferrum.runtime.checkpoint import read_config
-from ferrum.runtime.gguf_choice import is_gguf_name
-from ferrum.runtime.gguf_file import open_shards
-from ferrum.runtime.hub_cache import hub_folder
-from ferrum.runtime.model_folders import FoundModel, hub_models, models_directory, models_in_folder, models_of_others
-from ferrum.runtime.model_paths import BUILT_IN, built_in, existing
-from ferrum.runtime.readable_files import files_below, is_file, is_folder
+from ferrum.sources.checkpoint import read_config
+from ferrum.sources.gguf_choice import is_gguf_name
+from ferrum.sources.gguf_file import open_shards
+from ferrum.sources.hub_cache import hub_folder
+from ferrum.sources.model_folders import FoundModel, hub_models, models_directory, models_in_folder, models_of_others
+from ferrum.sources.model_paths import BUILT_IN, built_in, existing
+from ferrum.sources.readable_files import files_below, is_file, is_folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.core.logging import warn_once
 from ferrum.quant.block_weight import BlockWeight
-from ferrum.runtime.checkpoint import Checkpoint, TensorStore
-from ferrum.runtime.module_parts import ModuleParts
-from ferrum.runtime.quantized_modules import (
+from ferrum.sources.checkpoint import Checkpoint, TensorStore
+from ferrum.sources.module_parts import ModuleParts
+from ferrum.sources.quantized_modules import (
     FUSED,
     HELPERS,
     STORED,
@@ -27,7 +27,7 @@ from ferrum.runtime.quantized_modules import (
     read_module,
     scales_of,
 )
-from ferrum.runtime.tensor_file import TensorInfo
+from ferrum.sources.tensor_file import TensorInfo
 
 _CACHE_SCALES: Final = ("k_scale", "v_scale", "q_scale", "kv_scale")
 """Scales of quantised keys and values, which `--kv-dtype` replaces."""

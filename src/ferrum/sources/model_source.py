@@ -14,7 +14,7 @@ from ferrum.text.model_files import DirectoryFiles, ModelFiles
 
 if TYPE_CHECKING:  # a client needs no tensors, and an engine no text
     from ferrum.core.types import Pooling
-    from ferrum.runtime.checkpoint import TensorStore
+    from ferrum.sources.checkpoint import TensorStore
     from ferrum.text.chat_template import ChatTemplate
     from ferrum.text.generation_config import GenerationConfig
     from ferrum.text.tokenizer import Tokenizer
@@ -111,12 +111,12 @@ class DirectoryModel(DirectoryFiles, ModelSource):
         self.name = str(path)
 
     def checkpoint(self) -> TensorStore:
-        from ferrum.runtime.quantized_checkpoint import open_checkpoint
+        from ferrum.sources.quantized_checkpoint import open_checkpoint
 
         return open_checkpoint(self.path)
 
     def digest(self, memory: Path) -> str:
-        from ferrum.runtime.model_digest import files_digest
+        from ferrum.sources.model_digest import files_digest
 
         # Folders and broken links with such names do not matter.
         names = (each for pattern in ("*.safetensors", "*.json") for each in self.path.glob(pattern))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.quant.gguf_blocks import GGUF_TYPES, TYPE_NAMES
-from ferrum.runtime.tensor_file import forget_bytes, mapped, opened
+from ferrum.sources.tensor_file import forget_bytes, mapped, opened
 
 _SPLIT: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 
