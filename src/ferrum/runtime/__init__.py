@@ -1,1 +1,1 @@
-"""Loading of models and execution of steps: from a checkpoint on disk to an executor."""
+"""Steps of a model: its network on kernels, tables, passes and results; and the loading of models from sources."""
