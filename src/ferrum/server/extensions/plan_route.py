@@ -7,7 +7,7 @@ from typing import Literal
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ferrum.core.memory_plan import PoolPart
+from ferrum.core.memory_plan import PoolPart, StatePart
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.json_routes import reply
@@ -39,6 +39,7 @@ class Plan(Reply):
     kv_capacity: int
     max_model_len: int
     pool: list[PoolPart]
+    states: StatePart | None = None
     fitting: list[Fitting]
 
 
