@@ -48,9 +48,9 @@ def read_spec(config: ModelConfig, store: TensorStore | None = None, *, planning
     """Return what a model's files say that it is. Raises ConfigError, Unsupported, ModelNotFound, CheckpointError."""
     store = store or open_model(config.model, models_dir=config.models_dir).checkpoint()
     spec = model_spec(store, config.max_sequence_length, planning=planning)
+    context, own = _context(spec, config.max_sequence_length), decoder_spec(store.config)
     asks = inventory(spec)
-    context = _context(spec, config.max_sequence_length)
-    return ReadModel(spec, decoder_spec(store.config), asks, with_views(store, asks), context)
+    return ReadModel(spec, own, asks, with_views(store, asks), context)
 
 
 def _context(spec: DecoderSpec, asked: int | None) -> int:
