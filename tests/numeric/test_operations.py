@@ -15,8 +15,8 @@ from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.lowering import Lowering, Native, Operand
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.cpu.weights import NativeWeight
-from ferrum.kernels.interface import Kernels, NetworkOutput, PoolGroup, StepTables
-from ferrum.kernels.interpreter import Interpreter, row_counts, run_eager
+from ferrum.kernels.interface import Kernels, NetworkOutput, PoolGroup, StepTables, row_counts
+from ferrum.kernels.interpreter import Interpreter, run_eager
 from ferrum.kernels.op_attributes import SILU, AttentionShape, Routing
 from ferrum.kernels.op_spec import Extent, Kind, OpSpec, Pool, Value, as_tuple, declared, operation
 from ferrum.kernels.operations import Array, Matrix, Operations, Weight

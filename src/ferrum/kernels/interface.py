@@ -149,6 +149,19 @@ def with_carried(tables: StepTables) -> Int32:
     return token_ids
 
 
+def row_counts(tables: StepTables, limits: Mapping[Extent, int] | None = None) -> dict[Extent, int]:
+    """Return the rows of each extent in this step. Check them against the limits of a program."""
+    counts = {
+        Extent.ROWS: len(tables.token_ids),
+        Extent.LOGITS: len(tables.logit_rows),
+        Extent.HIDDEN: len(tables.hidden_rows),
+        Extent.SPANS: len(tables.span_rows) - 1,
+    }
+    for extent, limit in (limits or {}).items():
+        assert counts[extent] <= limit, f"{counts[extent]} {extent.value}, planned for {limit}"
+    return counts
+
+
 class ParameterForms(Protocol):
     """Conversion of parameters to the form of a backend, at load."""
 

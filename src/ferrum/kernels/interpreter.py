@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.interface import Kernels, Network, NetworkOutput, Replay, StepTables
+from ferrum.kernels.interface import Kernels, Network, NetworkOutput, Replay, StepTables, row_counts
 from ferrum.kernels.op_spec import Extent, Op, Program, Value, as_tuple
 
 
@@ -60,19 +60,6 @@ class Interpreter(Replay):
         rows = counts[value.extent]
         memory = self._memory[self.program.placement[value]][: rows * value.row_bytes]
         return memory.view(value.dtype).reshape(rows, value.columns)
-
-
-def row_counts(tables: StepTables, limits: Mapping[Extent, int] | None = None) -> dict[Extent, int]:
-    """Return the rows of each extent in this step. Check them against the limits of a program."""
-    counts = {
-        Extent.ROWS: len(tables.token_ids),
-        Extent.LOGITS: len(tables.logit_rows),
-        Extent.HIDDEN: len(tables.hidden_rows),
-        Extent.SPANS: len(tables.span_rows) - 1,
-    }
-    for extent, limit in (limits or {}).items():
-        assert counts[extent] <= limit, f"{counts[extent]} {extent.value}, planned for {limit}"
-    return counts
 
 
 @np.errstate(all="ignore")  # as in `Interpreter`

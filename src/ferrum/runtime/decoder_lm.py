@@ -28,7 +28,7 @@ from ferrum.runtime.flights import Flights, carries
 from ferrum.runtime.sharded_replay import ShardedReplay
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_passes import cut_into_passes, distribute
-from ferrum.runtime.step_states import STATELESS, StepStates
+from ferrum.runtime.step_states import StepStates
 from ferrum.runtime.step_tables import DecodeTables, KeptRows, Piece, refuse_inputs, stage
 from ferrum.sampling.backend_sampler import sampler_of
 from ferrum.sampling.sampler import Verification, accept
@@ -46,7 +46,7 @@ class PreparedStep:
         passes: forward passes, each with its tables.
         decodes: tables of the only pass, if every span decodes as in the step before.
         drawn: the spans of such a step that do not simply take the most likely token, by index.
-        states: what it does to the states of its sequences.
+        states: what it does to the states of its sequences; None if no layer has one.
         sampled: its tokens, for the steps after it; None if nothing is prepared before it is settled.
         output: of the step, if it was submitted before the step before it was collected.
     """
@@ -56,7 +56,7 @@ class PreparedStep:
     outcomes: dict[str, Outcome]
     rows: dict[str, SpanRows]
     passes: list[tuple[list[Piece], StepTables]]
-    states: StepStates
+    states: StepStates | None
     decodes: StepTables | None = None
     drawn: Sequence[int] = ()
     sampled: StepTokens | None = None
@@ -143,7 +143,7 @@ class DecoderLM(StepwiseLLM):
 
     def prepare(self, batch: StepBatch) -> PreparedStep:
         """Check the spans, reserve their pages and make the tables of the step."""
-        decodes, states = self._decodes, STATELESS if self.pages.states is None else StepStates(self.pages.states)
+        decodes, states = self._decodes, None if self.pages.states is None else StepStates(self.pages.states)
         tables = None if decodes is None else self._follow(decodes, batch.spans, states)
         sampled = StepTokens() if self.runs_ahead else None
         if decodes is not None and tables is not None:
@@ -159,11 +159,12 @@ class DecoderLM(StepwiseLLM):
         sources = {span.cache_id: self._flights.source(span) for span in spans if span.tokens[0] == CARRY}
         try:
             cut = self._passes(step.rows) if spans else ()
-            step.passes += [(pieces, stage(pieces, self.pages, states.tables(pieces), sources)) for pieces in cut]
+            step.passes += [(pieces, stage(pieces, self.pages, states, sources)) for pieces in cut]
         except Exception as error:  # noqa: BLE001 - no memory for the tables: others go on
             step.spans = ()
             outcomes.update((span.cache_id, as_step_error(error)) for span in spans)
-            states.cancel()
+            if states is not None:
+                states.cancel()
             self._free_refused(outcomes, new)
         self._flights.depart(step.spans, sampled, new)
         if len(step.passes) == 1 and not outcomes and is_plain(batch.spans) and all(map(_start, batch.spans)):
@@ -178,11 +179,11 @@ class DecoderLM(StepwiseLLM):
             elif cache_id in self.pages and not self._flights.ahead(cache_id):
                 self.pages.trim(cache_id)
 
-    def _follow(self, decodes: DecodeTables, spans: Sequence[Span], states: StepStates) -> StepTables | None:
+    def _follow(self, decodes: DecodeTables, spans: Sequence[Span], states: StepStates | None) -> StepTables | None:
         """Return patched tables if a step goes on where the last one ended, with one token per sequence."""
         ahead = self._flights.ahead(decodes.cache_ids[0]) if self.runs_ahead else 0
         tables = decodes.follow(spans, ahead, self._config.vocab_size, self._config.max_seq_len)
-        if tables is None or self.pages.states is None:
+        if tables is None or states is None:
             return tables
         if not all(map(states.begin, spans)):
             states.cancel()
@@ -200,12 +201,12 @@ class DecoderLM(StepwiseLLM):
         self.pool.copy_pages(self._copies)
         self._copies.clear()
 
-    def _admit(self, states: StepStates, span: Span) -> FerrumError | None:
+    def _admit(self, states: StepStates | None, span: Span) -> FerrumError | None:
         """Check a span, reserve its pages and begin its state; return an error, or None if it can run."""
         error = self._refusal(span)
         if error is None and not self.pages.reserve(span.cache_id, span.end):
             return self._no_room(span)
-        if error is None and not states.begin(span):
+        if error is None and states is not None and not states.begin(span):
             return KvExhausted(f"no free slot for the state of {span.cache_id!r}: release others (max_batch_size)")
         return error
 
@@ -221,17 +222,15 @@ class DecoderLM(StepwiseLLM):
         return KvExhausted(f"no free pages for {len(span.tokens)} more tokens of {span.cache_id!r}")
 
     def _refusal(self, span: Span) -> FerrumError | None:
-        error = self._flights.refuse_carry(span)
-        if error is not None:
-            return error
+        """Return why a span is not valid or this model cannot run it, or None."""
         if carries(span):
+            if (error := self._flights.refuse_carry(span)) is not None:
+                return error
             span = replace(span, tokens=(0, *span.tokens[1:]))
         config, stored = self._config, self._flights.length(span.cache_id)
         error = refuse_span(span, stored, vocab_size=config.vocab_size, max_sequence_length=config.max_seq_len)
-        return self._lacks(span) if error is None else error
-
-    def _lacks(self, span: Span) -> FerrumError | None:
-        """Return why this model cannot run a valid span, or None."""
+        if error is not None:
+            return error
         if (span.attention_weights or span.hidden is Hidden.LAYERS) and not self.kernels.captures:
             reason = f'the {self.kernels.name} kernels do not keep them: load the model with kernels="reference"'
             return Unsupported("attention weights and states of layers", reason)
@@ -324,8 +323,7 @@ class DecoderLM(StepwiseLLM):
             decodes = [] if step.decodes is None else [(step.spans, step.decodes)]
             kept = KeptRows(self.pages.groups, step.passes or decodes)
             tokens = {span.cache_id: self._flights.token(span) for span in spans}
-            cut, of_states = self._passes(rows), step.states.tables
-            passes = [(pieces, stage(pieces, kept, of_states(pieces), tokens)) for pieces in cut]
+            passes = [(pieces, stage(pieces, kept, step.states, tokens)) for pieces in self._passes(rows)]
         for span in spans:
             if span.tokens[0] == CARRY:
                 rows[span.cache_id].carried = (self._flights.token(span),)

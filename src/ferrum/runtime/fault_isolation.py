@@ -45,7 +45,8 @@ def run_isolated(spans: Sequence[Span], attempt: Attempt) -> dict[str, Outcome]:
     Returns: one outcome per sequence.
     """
     outcomes = dict(_run_with_fallback(spans, attempt))
-    suspects = [span for span in spans if _may_be_draft_fault(span, outcomes[span.cache_id])]
+    drafted = [span for span in spans if span.drafts and span.want is Want.TOKEN]
+    suspects = [span for span in drafted if isinstance(outcomes[span.cache_id], NonFiniteLogits)]
     if suspects:
         outcomes.update(_run_with_fallback([_without_drafts(span) for span in suspects], attempt))
     return outcomes
@@ -58,10 +59,6 @@ def _run_with_fallback(spans: Sequence[Span], attempt: Attempt) -> Mapping[str, 
         if len(spans) == 1:
             return {spans[0].cache_id: as_step_error(error)}
     return {name: outcome for span in spans for name, outcome in _run_with_fallback([span], attempt).items()}
-
-
-def _may_be_draft_fault(span: Span, outcome: Outcome) -> bool:
-    return span.drafts > 0 and span.want is Want.TOKEN and isinstance(outcome, NonFiniteLogits)
 
 
 def _without_drafts(span: Span) -> Span:

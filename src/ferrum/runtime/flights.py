@@ -73,9 +73,7 @@ class Flights:
         return flight.planned
 
     def refuse_carry(self, span: Span) -> FerrumError | None:
-        """Return why a span cannot have its CARRY token, or None."""
-        if not carries(span):
-            return None
+        """Return why a span that `carries` cannot have its CARRY token, or None."""
         flight = self._flights.get(span.cache_id)
         known = self._carried(span) is not None if flight is None else flight.samples and flight.planned == span.start
         if not known or span.tokens.index(CARRY) or span.tokens.count(CARRY) > 1:

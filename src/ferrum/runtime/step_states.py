@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -24,20 +24,18 @@ class Run(Protocol):
 
 
 class StepStates:
-    """The states that one step reads and writes. Without slots no layer has a state, and every method does nothing.
+    """The states that one step reads and writes.
 
     Args:
         slots: of the page table.
     """
 
-    def __init__(self, slots: StateSlots | None) -> None:
+    def __init__(self, slots: StateSlots) -> None:
         self._slots = slots
         self._steps: dict[str, StateStep] = {}
 
     def begin(self, span: Span) -> bool:
         """Take a slot for the state after a span; return False if there is none."""
-        if self._slots is None:
-            return True
         # A caller that gets the logits of drafts decides what counts, perhaps nothing.
         judged = span.drafts > 0 and span.want is Want.LOGITS
         step = self._slots.begin(span.cache_id, span.start, span.start if judged else span.end - span.drafts)
@@ -47,18 +45,11 @@ class StepStates:
 
     def cancel(self) -> None:
         """Give back all slots: the step will not run."""
-        if self._slots is not None:
-            for cache_id in self._steps:
-                self._slots.cancel(cache_id)
-            self._steps.clear()
+        for cache_id in self._steps:
+            self._slots.cancel(cache_id)
+        self._steps.clear()
 
-    def tables(self, runs: Sequence[Run]) -> StateTables | None:
-        """Return what a pass over these runs does to states; None without any."""
-        if not self._steps:
-            return None
+    def tables(self, runs: Sequence[Run]) -> StateTables:
+        """Return what a pass over these runs does to states."""
         parts = [self._steps[run.cache_id].part(run.start, run.start + len(run.tokens)) for run in runs]
         return StateTables(*(np.array(column, np.int32) for column in zip(*parts, strict=True)))
-
-
-STATELESS: Final = StepStates(None)
-"""The steps of all models without recurrent layers."""

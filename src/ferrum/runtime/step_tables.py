@@ -11,8 +11,9 @@ import numpy as np
 from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.core.errors import RequestError
 from ferrum.core.step import CARRY, Inputs, Span, is_plain
-from ferrum.kernels.interface import Carried, GivenRows, StateTables, StepTables, StepTokens
+from ferrum.kernels.interface import Carried, GivenRows, StepTables, StepTokens
 from ferrum.kernels.operations import F32, Int32
+from ferrum.runtime.step_states import StepStates
 from ferrum.sampling.sampler import is_plain_greedy
 
 SPARE_COLUMNS = 16
@@ -81,7 +82,7 @@ class KeptRows:
 def stage(
     pieces: Sequence[Piece],
     pages: RowSource,
-    states: StateTables | None = None,
+    states: StepStates | None = None,
     sources: Mapping[str, Source] | None = None,
 ) -> StepTables:
     """Return the tables of one forward pass over the pieces, in order.
@@ -89,7 +90,7 @@ def stage(
     Args:
         pieces: of the pass.
         pages: their page rows.
-        states: what the pass does to the states of its sequences.
+        states: what the step does to the states of its sequences.
         sources: of the sequences whose spans begin with CARRY.
     """
     token_ids: list[int] = []
@@ -119,7 +120,7 @@ def stage(
         logit_rows=_table(logit_rows),
         hidden_rows=_table(hidden_rows),
         given=_given(pieces),
-        states=states,
+        states=None if states is None else states.tables(pieces),
         carried=tuple([_carried(pairs, step) for step, pairs in carried.items()]),
     )
 

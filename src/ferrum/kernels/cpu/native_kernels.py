@@ -22,8 +22,7 @@ from ferrum.kernels.cpu.lowering import Lowering, operand
 from ferrum.kernels.cpu.native_services import NativeRowSampler, native_page_sums, native_quantize
 from ferrum.kernels.cpu.program import NativeProgram
 from ferrum.kernels.cpu.weights import NativeWeight, native_weight
-from ferrum.kernels.interface import Kernels, PoolGroup, StatePool, StepTables, with_carried
-from ferrum.kernels.interpreter import row_counts
+from ferrum.kernels.interface import Kernels, PoolGroup, StatePool, StepTables, row_counts, with_carried
 from ferrum.kernels.numerics import NUMERICS_ID
 from ferrum.kernels.op_spec import Extent, OpSpec, Program, Value, as_tuple
 from ferrum.kernels.operations import F32, Array, Bytes, Weight

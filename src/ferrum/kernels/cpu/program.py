@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.cpu.lowering import EXTENTS, Operand
-from ferrum.kernels.interface import Kernels, NetworkOutput, Replay, StepTables
-from ferrum.kernels.interpreter import row_counts
+from ferrum.kernels.interface import Kernels, NetworkOutput, Replay, StepTables, row_counts
 from ferrum.kernels.op_spec import Extent, Op, Program, Value
 
 if TYPE_CHECKING:
