@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from itertools import count
 
 from ferrum.cache.pool import PageGroup, PagePool
 from ferrum.core.config import PAGE_SIZE
-
-if TYPE_CHECKING:
-    from ferrum.cache.page_rows import SequenceRows
 
 
 class Room:
@@ -24,7 +21,8 @@ class Room:
         pools: of each group.
         index: of a group, by name.
         page_size: tokens per page, of the first group.
-        clock: one for all sequences: an id that is released and used again never repeats a number.
+        tick: returns a number that no earlier call has returned. One for all sequences: an id that is released and used
+            again never repeats a number.
     """
 
     def __init__(self, groups: Iterable[PageGroup], max_draft: int) -> None:
@@ -32,34 +30,14 @@ class Room:
         self.pools = tuple(PagePool(group.num_pages) for group in self.groups)
         self.index = {group.name: index for index, group in enumerate(self.groups)}
         self.page_size = next((group.page_size for group in self.groups), PAGE_SIZE)
-        self.clock = 0
+        self.tick: Callable[[], int] = count(1).__next__
         self._max_draft = max_draft
         assert len(self.index) == len(self.groups), "groups need distinct names"
         assert all(group.num_pages >= 0 and group.page_size > 0 for group in self.groups)
 
-    def tick(self) -> int:
-        """Return a number that no earlier call has returned."""
-        self.clock += 1
-        return self.clock
-
     def fits_empty(self, length: int, step: int) -> bool:
         """Return whether the empty pool holds a sequence of `length` tokens that grows in steps of `step`."""
-        return all(self._most_pages(group, length, step) <= group.num_pages for group in self.groups)
-
-    def can_grow(self, ends: Sequence[tuple[SequenceRows, int]], step: int, gone: Collection[SequenceRows]) -> bool:
-        """Return whether the free pages let all these sequences reach their lengths together.
-
-        Args:
-            ends: sequences and their final number of tokens.
-            step: largest number of tokens between two commits.
-            gone: sequences whose pages count as free, except those that other sequences share.
-        """
-        for index, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
-            needs = (self._most_pages(group, length, step) - rows.usable(index) for rows, length in ends)
-            given = (page for rows in gone for page in rows.pages(index))
-            if sum(max(0, need) for need in needs) > pool.free + pool.owned_by(given):
-                return False
-        return True
+        return all(group.most_pages(length, step, self.slack(group)) <= group.num_pages for group in self.groups)
 
     def growth(self, limit: int) -> int:
         """Return by how many tokens, up to `limit`, a sequence may grow in one step.
@@ -76,10 +54,3 @@ class Room:
     def slack(self, group: PageGroup) -> int:
         """Return by how many tokens a window group keeps more than the next query sees."""
         return self._max_draft + group.page_size
-
-    def _most_pages(self, group: PageGroup, length: int, step: int) -> int:
-        """Return the largest number of pages of a sequence that grows to `length` in steps of `step`."""
-        if group.window is None:
-            return group.pages(length)
-        # The kept tokens may begin and end in the middle of a page.
-        return group.pages(min(length, group.window + self.slack(group) + step + group.page_size))

@@ -8,14 +8,17 @@ to undo.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 from ferrum.cache.page_hashes import PartialPage, SequenceHashes
 from ferrum.cache.page_room import Room
 from ferrum.cache.pool import PageHash
 from ferrum.core.errors import UnknownSequence
 from ferrum.core.values import shown
+
+if TYPE_CHECKING:
+    from ferrum.cache.page_table import PageTable
 
 FREED: Final = -1
 """Row entry of a page whose tokens have left the window for good."""
@@ -77,7 +80,10 @@ class SequenceRows:
         A shared or hashed page that would be written to is replaced by a copy.
         """
         room = self._room
-        plan = [self._missing(index, length) for index in range(len(room.groups))]
+        plan = [
+            (length > self.length and self._must_copy(index), max(0, group.pages(length) - len(self.rows[index])))
+            for index, group in enumerate(room.groups)
+        ]
         if any(copy + new > pool.free for (copy, new), pool in zip(plan, room.pools, strict=True)):
             return False
         for (copy, new), group, pool, row in zip(plan, room.groups, room.pools, self.rows, strict=True):
@@ -167,7 +173,7 @@ class SequenceRows:
         """Let the page that ends the first `length` tokens be found, though it is not full."""
         pools = self._room.pools
         pages = [row[length // self._room.page_size] for row in self.rows]
-        if all(pool.is_written(page) for pool, page in zip(pools, pages, strict=True)):
+        if not any(page in pool.copies for pool, page in zip(pools, pages, strict=True)):  # else it is not written yet
             for pool, page in zip(pools, pages, strict=True):
                 hashed = pool.hashes.assign(page, page_hash, partial=True)
                 if hashed is not None:
@@ -187,11 +193,6 @@ class SequenceRows:
         assert freed * group.page_size <= max(0, self.length), f"a row of {group.name} freed too much"
         for page in row[freed:]:
             counts[page] += 1
-
-    def _missing(self, index: int, length: int) -> tuple[bool, int]:
-        """Return whether the group must copy the partly filled page to reach `length`, and how many pages it adds."""
-        copy = length > self.length and self._must_copy(index)
-        return copy, max(0, self._room.groups[index].pages(length) - len(self.rows[index]))
 
     def _must_copy(self, index: int) -> bool:
         """Return whether the partly filled page, if any, is shared or hashed."""
@@ -216,3 +217,63 @@ def adopted_rows(
     for gone, pool in zip(freed, room.pools, strict=True):
         rows.append([FREED] * gone + [pool.adopt(each) for each in (*page_hashes[gone:count], *last)])
     return SequenceRows(room, length, rows, freed, SequenceHashes(page_hashes, count))
+
+
+class NextTokens:
+    """The usual step, in which each sequence grows by one token: the questions of the table, asked for all at once.
+
+    Args:
+        table: does what is unusual, such as taking a page.
+        room: its pools.
+        rows: its sequences.
+        changing: a commit changes more than lengths.
+    """
+
+    def __init__(self, table: PageTable, room: Room, rows: Mapping[str, SequenceRows], *, changing: bool) -> None:
+        self._table, self._room, self._rows, self._changing = table, room, rows, changing
+
+    def reserve(self, cache_ids: Sequence[str], starts: Sequence[int]) -> bool:
+        """Make room for one token of each of these sequences at its position; see `PageTable.reserve`."""
+        known = self._rows
+        for cache_id, start in zip(cache_ids, starts, strict=True):
+            stored = known.get(cache_id)
+            if (stored is None or start >= stored.reserved) and not self._table.reserve(cache_id, start + 1):
+                return False
+        return True
+
+    def changed_rows(
+        self, cache_ids: Sequence[str], starts: Sequence[int], ahead: int, changes: list[int]
+    ) -> list[int] | None:
+        """Make room for one token of each sequence, and return the indices of those whose rows have changed.
+
+        Args:
+            cache_ids: the sequences.
+            starts: positions of the tokens.
+            ahead: tokens before them that are in flight.
+            changes: `SequenceRows.changes` of each sequence at the last call; updated.
+
+        Returns:
+            None if a sequence is unknown, has another length, or finds no room.
+        """
+        known, found = self._rows, []
+        for index, (cache_id, start) in enumerate(zip(cache_ids, starts, strict=True)):
+            stored = known.get(cache_id)
+            if stored is None or stored.length + ahead != start:
+                return None
+            if start >= stored.reserved and not self._table.reserve(cache_id, start + 1):
+                return None
+            if stored.changes != changes[index]:
+                changes[index] = stored.changes
+                found.append(index)
+        return found
+
+    def commit(self, cache_ids: Sequence[str], lengths: Sequence[int]) -> None:
+        """Advance each of these sequences by one token to its length; see `PageTable.commit`."""
+        size, known = self._room.page_size, self._rows
+        for cache_id, length in zip(cache_ids, lengths, strict=True):
+            stored = known.get(cache_id)
+            if self._changing or stored is None or length % size == 0 or length > stored.reserved:
+                self._table.commit(cache_id, length)
+            else:
+                stored.length = length
+                stored.generation = self._room.tick()

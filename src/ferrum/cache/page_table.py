@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
 
-from ferrum.cache.next_tokens import NextTokens
 from ferrum.cache.page_hashes import PartialPage, SequenceHashes, longest_match
 from ferrum.cache.page_room import Room
 from ferrum.cache.page_rows import FREED as FREED
-from ferrum.cache.page_rows import KnownRows, SequenceRows, adopted_rows
+from ferrum.cache.page_rows import KnownRows, NextTokens, SequenceRows, adopted_rows
 from ferrum.cache.pool import HashedPage, PageHash, capacity_tokens
 from ferrum.cache.pool import PageCopy as PageCopy
 from ferrum.cache.pool import PageGroup as PageGroup
@@ -41,6 +40,7 @@ class PageTable:
         next_tokens: the usual step.
         page_size: tokens per page.
         capacity_tokens: tokens that the whole pool holds.
+        shares_prefixes: whether pages are all that a sequence depends on, so that another one can begin with them.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class PageTable:
         self._room = room = Room(groups, max_draft)
         self.groups, self.page_size, self.states = room.groups, room.page_size, states
         self.capacity_tokens = capacity_tokens(room.groups) if room.groups else unpaged
+        self.shares_prefixes = bool(room.groups) and states is None
         self._rows = KnownRows()
         self._copies = [pool.copies for pool in room.pools]
         # With windows or states, the next token's commit changes more than the length.
@@ -120,12 +121,23 @@ class PageTable:
         return self._room.fits_empty(length, step)
 
     def can_grow(self, lengths: Mapping[str, int], step: int, gone: Collection[str] = ()) -> bool:
-        """Return whether the free pages let all these sequences reach their lengths together, see `Room.can_grow`.
+        """Return whether the free pages let all these sequences reach their lengths together.
+
+        Args:
+            lengths: final number of tokens by sequence.
+            step: largest number of tokens between two commits.
+            gone: sequences whose pages count as free, except those that other sequences share.
 
         Raises UnknownSequence.
         """
         ends = [(self._rows[cache_id], length) for cache_id, length in lengths.items()]
-        return self._room.can_grow(ends, step, [self._rows[cache_id] for cache_id in gone])
+        leaving = [self._rows[cache_id] for cache_id in gone]
+        for index, (group, pool) in enumerate(zip(self.groups, self._room.pools, strict=True)):
+            slack = self._room.slack(group) if group.window is not None else 0
+            needs = sum([max(0, group.most_pages(end, step, slack) - rows.usable(index)) for rows, end in ends])
+            if needs > pool.free + pool.owned_by(page for rows in leaving for page in rows.pages(index)):
+                return False
+        return True
 
     def growth(self, limit: int) -> int:
         """Return by how many tokens, up to `limit`, a sequence may grow in one step, see `Room.growth`."""
@@ -267,11 +279,6 @@ class PageTable:
                 self.states.release(cache_id)
 
     # Prefixes
-
-    @property
-    def shares_prefixes(self) -> bool:
-        """Whether pages are all that a sequence depends on, so that another one can begin with them."""
-        return bool(self.groups) and self.states is None
 
     def match(self, page_hashes: Sequence[PageHash]) -> int:
         """Return how many leading pages a new sequence can adopt.

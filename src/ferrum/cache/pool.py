@@ -30,6 +30,7 @@ class HashIndex:
     """Hashes of pages, and the idle ones among them, least recently used first. All O(1) per page.
 
     Attributes:
+        idle: hashed pages without owner.
         evicted: number of pages that lost their hash to make room.
         on_evict: called with a published page just before it is evicted, while its content is intact.
     """
@@ -40,18 +41,13 @@ class HashIndex:
         self._by_page: dict[int, HashedPage] = {}
         self._published: dict[PageHash, HashedPage] = {}
         # Not a plain dict: finding the first key of one that is emptied from the front is not O(1).
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self.idle: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_page)
 
     def __contains__(self, page: int) -> bool:
         return page in self._by_page
-
-    @property
-    def idle(self) -> int:
-        """Number of hashed pages without owner."""
-        return len(self._idle)
 
     def find(self, page_hash: PageHash) -> int | None:
         """Return the published page with this hash, or None."""
@@ -86,24 +82,13 @@ class HashIndex:
         del self._by_page[hashed.page]
         if self._published.get(hashed.page_hash) is hashed:
             del self._published[hashed.page_hash]
-        was_idle = hashed.page in self._idle
-        self._idle.pop(hashed.page, None)
+        was_idle = hashed.page in self.idle
+        self.idle.pop(hashed.page, None)
         return was_idle
-
-    def retire(self, page: int) -> bool:
-        """Mark a page without owner as idle and most recently used; return False if it has no hash."""
-        if page not in self._by_page:
-            return False
-        self._idle[page] = None
-        return True
-
-    def revive(self, page: int) -> None:
-        """Mark a page as owned again."""
-        self._idle.pop(page, None)
 
     def evict(self) -> int:
         """Remove the hash of the least recently used idle page and return the page. There must be one."""
-        page = next(iter(self._idle))
+        page = next(iter(self.idle))
         hashed = self._by_page[page]
         if self.on_evict is not None and not hashed.partial and self._published.get(hashed.page_hash) is hashed:
             self.on_evict(hashed)
@@ -113,7 +98,7 @@ class HashIndex:
 
     def clear(self) -> None:
         """Remove every hash."""
-        for table in (self._by_page, self._published, self._idle):
+        for table in (self._by_page, self._published, self.idle):
             table.clear()
 
     def check(self, unowned: set[int]) -> None:
@@ -122,7 +107,7 @@ class HashIndex:
         Args:
             unowned: pages without owner that no pending copy reads.
         """
-        assert set(self._idle) == unowned & set(self._by_page), "idle pages differ from hashed pages without owner"
+        assert set(self.idle) == unowned & set(self._by_page), "idle pages differ from hashed pages without owner"
         for page, hashed in self._by_page.items():
             assert hashed.page == page, "a page is listed under another number"
         for page_hash, hashed in self._published.items():
@@ -153,6 +138,19 @@ class PageGroup:
         """Return the number of leading pages that no query from `position` on sees."""
         return 0 if self.window is None else max(0, position - self.window + 1) // self.page_size
 
+    def most_pages(self, length: int, step: int, slack: int) -> int:
+        """Return the largest number of pages of a sequence that grows to a length.
+
+        Args:
+            length: number of tokens.
+            step: largest number of tokens between two commits.
+            slack: tokens that a window keeps more than the next query sees.
+        """
+        if self.window is None:
+            return self.pages(length)
+        # The kept tokens may begin and end in the middle of a page.
+        return self.pages(min(length, self.window + slack + step + self.page_size))
+
 
 def capacity_tokens(groups: Sequence[PageGroup]) -> int:
     """Return the tokens that the pools hold; groups with a window count only if all have one."""
@@ -180,7 +178,7 @@ class PagePool:
         self.num_pages = num_pages
         self.hashes = HashIndex()
         self.changes = 0
-        self.copies: dict[int, int] = {}
+        self.copies: dict[int, int] = {}  # sources of pending copies, by target
         self.clear()
 
     def clear(self) -> None:
@@ -196,7 +194,7 @@ class PagePool:
     @property
     def free(self) -> int:
         """Number of pages that can be taken, including idle hashed pages."""
-        return len(self._stack) + self.hashes.idle
+        return len(self._stack) + len(self.hashes.idle)
 
     def is_fixed(self, page: int) -> bool:
         """Return whether the page must not be written to: it has several owners, or a hash."""
@@ -205,10 +203,6 @@ class PagePool:
     def owned_by(self, pages: Iterable[int]) -> int:
         """Return how many pages have no owners but the given ones, each page listed once for each of them."""
         return sum(self._owners[page] == count for page, count in Counter(pages).items())
-
-    def is_written(self, page: int) -> bool:
-        """Return whether no copy to the page is pending."""
-        return page not in self.copies
 
     def take(self) -> int:
         """Return a free page, now with one owner. There must be one."""
@@ -222,7 +216,7 @@ class PagePool:
         self.changes += 1
         self._owners[page] += 1
         self.shared += self._owners[page] == 2
-        self.hashes.revive(page)
+        self.hashes.idle.pop(page, None)
 
     def drop(self, page: int) -> None:
         """Remove an owner; free the page if it has none and no pending copy reads it."""
@@ -299,6 +293,8 @@ class PagePool:
                 self._free(source)
 
     def _free(self, page: int) -> None:
-        """Make a page without owner idle if it has a hash, else free."""
-        if not self.hashes.retire(page):
+        """Make a page without owner idle, most recently used, if it has a hash; else free."""
+        if page in self.hashes:
+            self.hashes.idle[page] = None
+        else:
             self._stack.append(page)
