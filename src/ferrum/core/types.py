@@ -102,6 +102,8 @@ class Sequence:
         ahead: tokens that steps in flight process, drafts not counted.
         pending: tokens that steps in flight sample: each will be one more known token.
         limit: number of tokens, prompt and output together, at which it ends.
+        rank: smaller is served first within a tenant queue: unique, and always the same.
+        tenant: name of the tenant queue.
         page_hashes: hashes of the full pages of `tokens`; empty without a prefix cache.
         cached: prompt tokens that came from the prefix cache.
         preemptions: how often the sequence lost its pages and started over.
@@ -114,6 +116,8 @@ class Sequence:
     cache_id: str
     tokens: list[int]
     sampling: Sampling
+    rank: tuple[float, ...] = ()
+    tenant: str = ""
     computed: int = 0
     ahead: int = 0
     pending: int = 0

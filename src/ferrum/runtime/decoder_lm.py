@@ -154,7 +154,8 @@ class DecoderLM(StepwiseLLM):
         self._decodes = None
         new = {span.cache_id for span in batch.spans if span.cache_id not in self.pages}
         spans, outcomes = split_refused(batch.spans, partial(self._admit, states))
-        self._free_refused(outcomes, new)
+        if outcomes:
+            self._free_refused(outcomes, new)
         step = PreparedStep(batch, spans, outcomes, self._rows(spans), [], states, sampled=sampled)
         sources = {span.cache_id: self._flights.source(span) for span in spans if span.tokens[0] == CARRY}
         try:
@@ -267,7 +268,8 @@ class DecoderLM(StepwiseLLM):
     def compute(self, step: PreparedStep) -> None:
         """Run a prepared step and set the outcome of each span; nothing advances. Steps are computed in order."""
         if step.decodes is None or not self._compute_decodes(step, step.decodes):
-            self._restart(step)
+            if self._started is not None:
+                self._restart(step)
             spans, errors = split_refused(step.spans, self._flights.refuse_departed)
             step.outcomes.update(errors)
             if spans:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from ferrum.cache.page_table import PageTable
 from ferrum.core.policy_config import POLICY
 from ferrum.core.types import Sequence
-from ferrum.scheduler.queues import LiveRequests, Ranked
+from ferrum.scheduler.queues import Ranked
 
 GrowthReserve: TypeAlias = Callable[[Sequence, int], int]
 """Maps a sequence and the context length to the tokens of growth to reserve for it."""
@@ -41,7 +41,7 @@ def growth_reserve(sequence: Sequence, context: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Refusal:
+class Refusal:
     """A refused sequence, and the share of the pages in use at that time."""
 
     sequence: Sequence
@@ -52,16 +52,18 @@ class Admission:
     """Decision whether a waiting sequence, already known to the page table, may run.
 
     Args:
-        live, running: the scheduler's state.
+        running: the sequences that run.
         pages: the page table.
         growth: largest number of tokens by which a sequence grows in one step.
         context: largest number of prompt and output tokens together.
         reserve: growth to reserve for each sequence; default: `growth_reserve`.
+
+    Attributes:
+        refusal: the last one; None once a sequence has left.
     """
 
     def __init__(
         self,
-        live: LiveRequests,
         running: Ranked,
         pages: PageTable,
         *,
@@ -69,13 +71,12 @@ class Admission:
         context: int,
         reserve: GrowthReserve | None = None,
     ) -> None:
-        self._live = live
         self._running = running
         self._pages = pages
         self._growth = growth
         self._context = context
         self._reserve = reserve or growth_reserve
-        self._refusal: _Refusal | None = None
+        self.refusal: Refusal | None = None
 
     def fits(self, waiting: Sequence, gone: Series[Sequence] = (), *, held: str | None = None) -> bool:
         """Return whether the free pages are enough for the sequence and the growth of those served before it.
@@ -89,21 +90,16 @@ class Admission:
         """
         cache_id = waiting.cache_id if held is None else held
         released = {each.cache_id for each in gone}
-        rank = self._live.rank(waiting)
-        before = [each for each in self._running if self._live.rank(each) < rank and each.cache_id not in released]
+        before = [each for each in self._running if each.rank < waiting.rank and each.cache_id not in released]
         lengths = {each.cache_id: len(each.tokens) + self._reserve(each, self._context) for each in before}
         lengths[cache_id] = len(waiting.tokens) + (self._reserve(waiting, self._context) if before else 0)
         return self._pages.can_grow(lengths, self._growth, released)
 
     def refuse(self, waiting: Sequence) -> None:
         """Remember a refusal: it stands until a sequence leaves or a page becomes free."""
-        self._refusal = _Refusal(waiting, self._pages.usage)
-
-    def reconsider(self) -> None:
-        """Forget the refusal, because a sequence has left."""
-        self._refusal = None
+        self.refusal = Refusal(waiting, self._pages.usage)
 
     def is_refused(self, waiting: Sequence | None) -> bool:
         """Return whether the refusal of this sequence still stands."""
-        refusal = self._refusal
+        refusal = self.refusal
         return refusal is not None and refusal.sequence is waiting and self._pages.usage >= refusal.usage

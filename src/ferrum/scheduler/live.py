@@ -90,11 +90,9 @@ class Live:
         self.limits = limits
         self.drafter = drafter
         self.requests = LiveRequests(policy)
-        self.running = Ranked(self.requests.rank)
-        self.waiting = WaitingQueue(self.requests.rank, self.requests.tenant, config)
-        self.admission = Admission(
-            self.requests, self.running, pages, growth=limits.growth, context=limits.context, reserve=reserve
-        )
+        self.running = Ranked()
+        self.waiting = WaitingQueue(config)
+        self.admission = Admission(self.running, pages, growth=limits.growth, context=limits.context, reserve=reserve)
         self.prefixes = PrefixSharing(pages, prefixes, limits.growth, self.admission)
         self.forks = ChoiceForks(self.requests, self.running, self.waiting, pages, self.prefixes)
         self.decodes = DecodeSteps(pages)
@@ -121,12 +119,6 @@ class Live:
             self.waiting.add(sequence)
         self.decodes.end()
 
-    def start(self, sequence: Sequence, tokens: int) -> None:
-        """Let a waiting sequence run, and count the prompt tokens of its first step."""
-        self.waiting.remove(sequence)
-        self.running.add(sequence)
-        self.waiting.count_prompt(sequence, tokens)
-
     def preempt(self, victim: Sequence) -> None:
         """Take the pages of a running sequence, which waits again; its tokens stay."""
         self.prefixes.release(victim)
@@ -138,7 +130,7 @@ class Live:
         self.running.remove(victim)
         self.waiting.add(victim)
         self.decodes.end()
-        self.admission.reconsider()
+        self.admission.refusal = None
 
     def end(
         self, sequences: Iterable[Sequence], reason: FinishReason, error: FerrumError | None = None
@@ -169,6 +161,6 @@ class Live:
         else:
             self.waiting.remove(sequence)
         self.prefixes.release(sequence)
-        self.admission.reconsider()
+        self.admission.refusal = None
         self.drafter.forget(sequence)
         self.requests.remove(sequence)

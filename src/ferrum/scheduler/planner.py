@@ -69,7 +69,7 @@ class Planner:
         self._pages = live.pages
         self._limits = live.limits
         self.budget = StepBudget(costs, decode_seconds, config)
-        self._first_tokens = FirstTokenSteps(costs, live.requests.tenant, config)
+        self._first_tokens = FirstTokenSteps(costs, config)
         self._sources = PromptSources(live.requests, live.forks, live.prefixes, config)
 
     def plan(self) -> Plan | None:
@@ -110,7 +110,8 @@ class Planner:
         live.starved = False
         live.decodes.end()
         step = OpenStep(self._limits.step_tokens)
-        self._pages.restores.collect()
+        if self._pages.restores.active:
+            self._pages.restores.collect()
         self._plan_decodes(step)
         self._plan_prompts(step)
         while live.waiting and not (live.running or self._pages.restores.active):
@@ -121,16 +122,12 @@ class Planner:
         self._first_tokens.apply(step, live.running)
         self._add_drafts(step)
         plan = step.close()
-        if plan is not None and not live.waiting and self._decodes_all(plan):
-            live.decodes.begin(plan.sequences, set(map(live.requests.tenant, plan.sequences)))
+        if plan is None or live.waiting or len(plan.sequences) < len(live.running):
+            return plan
+        may_draft = any(map(live.drafter.may_draft, plan.sequences))  # then a draft may join the next step
+        if not may_draft and is_plain(plan.batch.spans) and all(each.generated for each in plan.sequences):
+            live.decodes.begin(plan.sequences, {each.tenant for each in plan.sequences})
         return plan
-
-    def _decodes_all(self, plan: Plan) -> bool:
-        """Return whether a step decodes all running sequences, and no draft token can join the next one."""
-        live = self._live
-        if len(plan.sequences) < len(live.running) or any(map(live.drafter.may_draft, plan.sequences)):
-            return False
-        return is_plain(plan.batch.spans) and all(each.generated for each in plan.sequences)
 
     def _plan_decodes(self, step: OpenStep) -> None:
         """Add spans for the running sequences that are one token behind."""
@@ -145,7 +142,9 @@ class Planner:
         """
         live = self._live
         behind = self._running_behind(range(2, self._limits.length + 1))
-        step.admits = bool(live.waiting) and not live.admission.is_refused(live.waiting.next)
+        step.admits = bool(live.waiting)
+        if step.admits and live.admission.refusal is not None:
+            step.admits = not live.admission.is_refused(live.waiting.next)
         if not behind and not step.admits:
             return
         self.budget.bound(step, live.running, behind, self._limits.sequences)
@@ -157,7 +156,7 @@ class Planner:
                 live.waiting.count_prompt(sequence, self._continue(sequence, step))
             elif step.admits:
                 source = self._sources.find(sequence)
-                step.admits = not self._sources.exhausted if source is None else self._admit(sequence, source, step)
+                step.admits = self._sources.left > 0 if source is None else self._admit(sequence, source, step)
 
     def _running_behind(self, tokens: range) -> list[Sequence]:
         """Return the running sequences that are this many tokens behind, those in flight not counted."""
@@ -174,7 +173,7 @@ class Planner:
     def _add_drafts(self, step: OpenStep) -> None:
         """Spend the rest of the budget on draft tokens, so they take nothing from known tokens."""
         live = self._live
-        ready = [each for each, span in step.spans() if len(span.tokens) == 1 and span.end == len(each.tokens)]
+        ready = [each for each, span in step.spans.values() if len(span.tokens) == 1 and span.end == len(each.tokens)]
         if not any(map(live.drafter.may_draft, ready)):
             return
         step.hold(None)
@@ -192,7 +191,7 @@ class Planner:
         """Reserve pages for a running sequence; preempt those served last. False if that is the sequence itself."""
         live = self._live
         while not self._pages.reserve(sequence.cache_id, length):
-            last = next_victim(live.running, live.requests.tenant, live.in_flight)
+            last = next_victim(live.running, live.in_flight)
             if last is None or (last[0] is sequence and (live.in_flight or self._pages.restores.active)):
                 live.starved = bool(live.in_flight)
                 return False  # sequences in flight end or become victims, and restores release their pages
@@ -219,7 +218,7 @@ class Planner:
     def _admit(self, sequence: Sequence, source: Sequence | PrefixMatch, step: OpenStep) -> bool:
         """Admit the sequence, as a fork of another choice or with its cached prefix, if it fits."""
         live = self._live
-        victims = victims_for(sequence, live.running, live.requests.tenant, live.in_flight)
+        victims = victims_for(sequence, live.running, live.in_flight)
         if len(live.running) - len(victims) >= step.max_sequences:
             if step.max_sequences == self._limits.sequences:  # else the bound may rise with the next observed step
                 self._refuse(sequence)
@@ -237,7 +236,9 @@ class Planner:
             return False
         if not isinstance(source, Sequence):
             live.prefixes.start(sequence, reusable(sequence, live.requests.scored(sequence)))
-        live.start(sequence, count)
+        live.waiting.remove(sequence)
+        live.running.add(sequence)
+        live.waiting.count_prompt(sequence, count)
         step.add(sequence, make_span(sequence, count, scored=live.requests.scored(sequence)))
         return True
 

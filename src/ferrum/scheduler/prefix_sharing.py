@@ -275,6 +275,9 @@ class PromptSources:
         live: the scheduler's requests.
         forks, prefixes: the two kinds of sources.
         config: constants.
+
+    Attributes:
+        left: this step's budget for lookups; without any, nothing is found.
     """
 
     def __init__(
@@ -284,17 +287,12 @@ class PromptSources:
         self._forks = forks
         self._prefixes = prefixes
         self._config = config
-        self._left = 0
+        self.left = 0
         self._computing: set[str] = set()
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether this step's budget for lookups is used up."""
-        return self._left <= 0
 
     def reset(self) -> None:
         """Start a new pass over the queue, with a full budget."""
-        self._left = self._config.prefix_lookup_pages
+        self.left = self._config.prefix_lookup_pages
         self._computing.clear()
 
     def find(self, sequence: Sequence) -> Sequence | PrefixMatch | None:
@@ -305,7 +303,7 @@ class PromptSources:
         """
         request_id, limit = sequence.request.request_id, reusable(sequence, self._live.scored(sequence))
         if (
-            self.exhausted
+            self.left <= 0
             or request_id in self._computing
             or self._waits(sequence, self._prefixes.peek(sequence, limit))
         ):
@@ -320,7 +318,7 @@ class PromptSources:
         match = self._prefixes.lookup(sequence, limit)
         if self._waits(sequence, match):
             self._prefixes.wait_for_next(sequence, match)
-            self._left -= self._config.prefix_lookup_cost + len(sequence.page_hashes)
+            self.left -= self._config.prefix_lookup_cost + len(sequence.page_hashes)
             return None
         return match if source is None or self._prefixes.length(match) > shared_length(sequence) else source
 
@@ -329,4 +327,4 @@ class PromptSources:
         if match is None:
             return False
         first = match.computing
-        return match.restoring or (first is not None and self._live.rank(first) < self._live.rank(sequence))
+        return match.restoring or (first is not None and first.rank < sequence.rank)

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, Protocol, TypeAlias
 
@@ -72,8 +73,7 @@ class _LiveRequest:
     """A request, its choices that still hold pages or wait, and its prompt's log-probabilities so far."""
 
     request: Request
-    rank: Rank
-    sequences: list[Sequence] = field(default_factory=list)
+    sequences: list[Sequence]
     scores: list[TokenLogprobs] = field(default_factory=list)
 
 
@@ -101,10 +101,10 @@ class LiveRequests:
 
     def add(self, request: Request) -> list[Sequence]:
         """Add a request whose id is not live, and return its choices."""
-        live = _LiveRequest(request, (*self._policy.rank(request), self._added))
+        rank = (*self._policy.rank(request), self._added)
+        live = _LiveRequest(request, begin(request, rank, self._policy.tenant(request)))
         self._added += 1
         self._live[request.request_id] = live
-        live.sequences += begin(request)
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, request.request_id))
         if len(self._deadlines) > 2 * len(self._live) + SPARE_DEADLINES:
@@ -138,14 +138,6 @@ class LiveRequests:
                 due.append(request_id)
         return due
 
-    def rank(self, sequence: Sequence) -> Rank:
-        """Return the rank of a choice: unique, and always the same."""
-        return (*self._live[sequence.request.request_id].rank, sequence.choice)
-
-    def tenant(self, sequence: Sequence) -> str:
-        """Return the name of the tenant queue."""
-        return self._policy.tenant(sequence.request)
-
     def scores(self, sequence: Sequence) -> list[TokenLogprobs]:
         """Return the log-probabilities of the request's prompt so far; the caller appends to the list."""
         return self._live[sequence.request.request_id].scores
@@ -155,11 +147,14 @@ class LiveRequests:
         return 1 + len(self._live[sequence.request.request_id].scores)
 
 
-class Ranked:
-    """Sequences in the order of a rank that is unique and never changes."""
+# These run no Python code per sequence.
+_rank, _tenant = attrgetter("rank"), attrgetter("tenant")
 
-    def __init__(self, rank: Callable[[Sequence], Rank]) -> None:
-        self._rank = rank
+
+class Ranked:
+    """Sequences in the order of their ranks."""
+
+    def __init__(self) -> None:
         self._items: list[Sequence] = []
         self._ids: set[int] = set()
 
@@ -177,13 +172,13 @@ class Ranked:
 
     def add(self, sequence: Sequence) -> None:
         """Insert the sequence."""
-        insort(self._items, sequence, key=self._rank)
+        insort(self._items, sequence, key=_rank)
         self._ids.add(id(sequence))
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that is present."""
         self._ids.remove(id(sequence))
-        del self._items[bisect_left(self._items, self._rank(sequence), key=self._rank)]
+        del self._items[bisect_left(self._items, sequence.rank, key=_rank)]
 
 
 class WaitingQueue:
@@ -194,16 +189,10 @@ class WaitingQueue:
     last, so that no tenant saves up credit while it asks for nothing.
 
     Args:
-        rank: the order within a tenant queue.
-        tenant: the tenant queue of a sequence.
         config: constants.
     """
 
-    def __init__(
-        self, rank: Callable[[Sequence], Rank], tenant: Callable[[Sequence], str], config: PolicyConfig = POLICY
-    ) -> None:
-        self._rank = rank
-        self._tenant = tenant
+    def __init__(self, config: PolicyConfig = POLICY) -> None:
         self._config = config
         self._queues: dict[str, Ranked] = {}
         self._served: dict[str, float] = {}
@@ -213,7 +202,7 @@ class WaitingQueue:
         return sum(map(len, self._queues.values()))
 
     def __contains__(self, sequence: Sequence) -> bool:
-        queue = self._queues.get(self._tenant(sequence))
+        queue = self._queues.get(sequence.tenant)
         return queue is not None and sequence in queue
 
     @property
@@ -223,20 +212,19 @@ class WaitingQueue:
 
     def add(self, sequence: Sequence) -> None:
         """Insert the sequence, and lift the account of a tenant that was not waiting."""
-        tenant = self._tenant(sequence)
+        tenant = sequence.tenant
         if tenant not in self._queues:
             waiting = [self._served[each] for each in self._queues]
             floor = min(waiting, default=self._served.get(self._last, 0.0))
             self._served[tenant] = max(floor, self._served.get(tenant, 0.0))
-            self._queues[tenant] = Ranked(self._rank)
+            self._queues[tenant] = Ranked()
         self._queues[tenant].add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that is present."""
-        tenant = self._tenant(sequence)
-        self._queues[tenant].remove(sequence)
-        if not self._queues[tenant]:
-            del self._queues[tenant]
+        self._queues[sequence.tenant].remove(sequence)
+        if not self._queues[sequence.tenant]:
+            del self._queues[sequence.tenant]
 
     def rounds(
         self, running: Iterable[Sequence], behind: Collection[Sequence], admits: Callable[[], bool] = lambda: True
@@ -253,7 +241,7 @@ class WaitingQueue:
         """
         if not behind and not self._queues:
             return
-        runs = Counter(map(self._tenant, running))
+        runs = Counter(map(_tenant, running))
         if len(self._served) > self._config.max_tenant_accounts:
             kept = {*runs, *self._queues, self._last}
             self._served = {tenant: served for tenant, served in self._served.items() if tenant in kept}
@@ -262,11 +250,11 @@ class WaitingQueue:
         def enqueue(tenant: str, line: Iterator[Sequence]) -> None:
             first = next(line, None)
             if first is not None:
-                heappush(heap, (self._served[tenant], runs[tenant], self._rank(first), tenant, first, line))
+                heappush(heap, (self._served[tenant], runs[tenant], first.rank, tenant, first, line))
 
         behind_of: dict[str, list[Sequence]] = {tenant: [] for tenant in self._queues}
         for sequence in behind:
-            behind_of.setdefault(self._tenant(sequence), []).append(sequence)
+            behind_of.setdefault(sequence.tenant, []).append(sequence)
         for tenant, own in behind_of.items():
             enqueue(tenant, self._line(tenant, own, admits))
         remaining = {sequence.cache_id for sequence in behind}
@@ -282,7 +270,7 @@ class WaitingQueue:
         while True:
             queue = self._queues.get(tenant) if admits() else None
             first = queue[passed] if queue is not None and passed < len(queue) else None
-            if left and (first is None or self._rank(left[0]) < self._rank(first)):
+            if left and (first is None or left[0].rank < first.rank):
                 yield left.popleft()
             elif first is not None:
                 yield first
@@ -292,7 +280,7 @@ class WaitingQueue:
 
     def count_prompt(self, sequence: Sequence, tokens: int) -> None:
         """Charge prompt tokens to the tenant; recomputation after a preemption is free."""
-        self._last = self._tenant(sequence)
+        self._last = sequence.tenant
         if not sequence.preemptions:
             self._served[self._last] += tokens * self._config.prompt_token_weight
 
@@ -301,9 +289,7 @@ class WaitingQueue:
         self._served[tenant] += tokens * self._config.output_token_weight
 
 
-def next_victim(
-    running: Iterable[Sequence], tenant: Callable[[Sequence], str], exempt: Collection[str]
-) -> tuple[Sequence, int] | None:
+def next_victim(running: Iterable[Sequence], exempt: Collection[str]) -> tuple[Sequence, int] | None:
     """Return the running sequence to preempt first, and how many of its tenant stand before it.
 
     It is the one with the most sequences of its tenant before it, and of several such the one served last. The
@@ -311,33 +297,30 @@ def next_victim(
 
     Args:
         running: in the order of their ranks.
-        tenant: the tenant queue of a sequence.
         exempt: cache ids that cannot be preempted.
     """
     before: Counter[str] = Counter()
     last: tuple[Sequence, int] | None = None
     for sequence in running:
-        owner = tenant(sequence)
+        owner = sequence.tenant
         if sequence.cache_id not in exempt and (last is None or before[owner] >= last[1]):
             last = (sequence, before[owner])
         before[owner] += 1
     return last
 
 
-def victims_for(
-    waiting: Sequence, running: Iterable[Sequence], tenant: Callable[[Sequence], str], exempt: Collection[str]
-) -> list[Sequence]:
+def victims_for(waiting: Sequence, running: Iterable[Sequence], exempt: Collection[str]) -> list[Sequence]:
     """Return the sequences that may be preempted for a waiting one, in order.
 
     They belong to tenants with more running sequences than the waiting one's tenant.
 
     Args:
         waiting: the sequence to be admitted.
-        running, tenant, exempt: as in `next_victim`.
+        running, exempt: as in `next_victim`.
     """
     left, victims = list(running), list[Sequence]()
-    own = sum(tenant(each) == tenant(waiting) for each in left)
-    while (last := next_victim(left, tenant, exempt)) is not None and last[1] > own:
+    own = sum(each.tenant == waiting.tenant for each in left)
+    while (last := next_victim(left, exempt)) is not None and last[1] > own:
         victims.append(last[0])
         left.remove(last[0])
     return victims

@@ -200,7 +200,7 @@ class Scheduler:
         outcome = judge(sequence, result.tokens, self.live.limits.context)
         sequence.extend(outcome.tokens)
         self.live.prefixes.publish(sequence)
-        self.live.waiting.charge(self.live.requests.tenant(sequence), len(outcome.tokens))
+        self.live.waiting.charge(sequence.tenant, len(outcome.tokens))
         if outcome.finish is not None:
             self.live.finish(sequence, outcome.finish)
         logprobs = None if result.logprobs is None else result.logprobs[: len(outcome.tokens)]

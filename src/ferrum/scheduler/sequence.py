@@ -44,12 +44,11 @@ def check_length(request: Request, context: int, storable: int) -> None:
         )
 
 
-def begin(request: Request) -> list[Sequence]:
-    """Return the choices of a request, with nothing computed."""
-    tokens = list(request.prompt)
-
-    def sampling(choice: int) -> Sampling:
-        return Sampling(
+def begin(request: Request, rank: tuple[float, ...] = (), tenant: str = "") -> list[Sequence]:
+    """Return the choices of a request of that rank and tenant queue, with nothing computed."""
+    tokens, choices = list(request.prompt), list[Sequence]()
+    for choice in range(request.params.n):
+        sampling = Sampling(
             request.params,
             request.seed,
             len(tokens),
@@ -58,11 +57,9 @@ def begin(request: Request) -> list[Sequence]:
             eos_token_ids=request.eos_token_ids,
             bad_words=request.bad_words,
         )
-
-    return [
-        Sequence(request, choice, f"{request.request_id}/{choice}", tokens, sampling(choice))
-        for choice in range(request.params.n)
-    ]
+        name = f"{request.request_id}/{choice}"
+        choices.append(Sequence(request, choice, name, tokens, sampling, (*rank, choice), tenant))
+    return choices
 
 
 def shared_length(sequence: Sequence) -> int:

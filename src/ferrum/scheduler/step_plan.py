@@ -7,7 +7,7 @@ from the steps that run. No token of an answer depends on any of this.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Series
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -53,7 +53,8 @@ class StepCosts:
             context_tokens: sum of the `context_cost` of its spans.
             seconds: its duration.
         """
-        size = _size(rows)
+        rest = max(0, rows.bit_length() - 5)
+        size = rows >> rest << rest  # its class: exact below 32, then rounded down to five binary digits
         # A step that another process delayed must not count in full.
         expected = self.predict(rows, context_tokens)
         seconds = min(seconds, self._config.cost_outlier * expected) if expected else seconds
@@ -114,12 +115,6 @@ class StepCosts:
         return max(self._config.cost_floor * mean_seconds, mean_seconds + slope * (context_tokens - mean_context))
 
 
-def _size(rows: int) -> int:
-    """Return the class of a step size: exact below 32, then rounded down to five binary digits."""
-    rest = max(0, rows.bit_length() - 5)
-    return rows >> rest << rest
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A step to run: its spans and their sequences, in the same order.
@@ -142,6 +137,7 @@ class OpenStep:
         budget: tokens that may still be added.
         max_sequences: largest number of sequences that may run after it.
         admits: whether waiting requests may still join.
+        spans: the planned spans with their sequences, by cache id.
     """
 
     def __init__(self, budget: int) -> None:
@@ -149,17 +145,17 @@ class OpenStep:
         self._held = 0
         self.max_sequences = 0
         self.admits = True
-        self._spans: dict[str, tuple[Sequence, Span]] = {}
+        self.spans: dict[str, tuple[Sequence, Span]] = {}
 
     def add(self, sequence: Sequence, span: Span) -> None:
         """Plan a span; it replaces the sequence's earlier one."""
         self.drop(sequence)
-        self._spans[sequence.cache_id] = (sequence, span)
+        self.spans[sequence.cache_id] = (sequence, span)
         self.budget -= len(span.tokens)
 
     def drop(self, sequence: Sequence) -> None:
         """Remove the sequence's span, if any."""
-        planned = self._spans.pop(sequence.cache_id, None)
+        planned = self.spans.pop(sequence.cache_id, None)
         if planned is not None:
             self.budget += len(planned[1].tokens)
 
@@ -169,21 +165,17 @@ class OpenStep:
         self._held = 0 if limit is None else max(0, self.budget - limit)
         self.budget -= self._held
 
-    def spans(self) -> tuple[tuple[Sequence, Span], ...]:
-        """Return the planned spans with their sequences."""
-        return tuple(self._spans.values())
-
     @property
     def room(self) -> StepLoad:
         """The step as those see it who add tokens to it."""
-        spans = [span for _, span in self._spans.values()]
+        spans = [span for _, span in self.spans.values()]
         return StepLoad(sum(len(span.tokens) for span in spans), total_context_cost(spans), self.budget)
 
     def close(self) -> Plan | None:
         """Return the plan, or None if it has no span."""
-        if not self._spans:
+        if not self.spans:
             return None
-        sequences, spans = zip(*self._spans.values(), strict=True)
+        sequences, spans = zip(*self.spans.values(), strict=True)
         return Plan(StepBatch(spans), sequences)
 
 
@@ -264,13 +256,11 @@ class FirstTokenSteps:
 
     Args:
         costs: predicted durations of steps; before the first observation no sequence sits out.
-        tenant: the tenant queue of a sequence.
         config: constants.
     """
 
-    def __init__(self, costs: StepCosts, tenant: Callable[[Sequence], str], config: PolicyConfig = POLICY) -> None:
+    def __init__(self, costs: StepCosts, config: PolicyConfig = POLICY) -> None:
         self._costs = costs
-        self._tenant = tenant
         self._config = config
         self._last = False
 
@@ -281,7 +271,7 @@ class FirstTokenSteps:
             step: the planned step, without drafts.
             running: all running sequences.
         """
-        spans = step.spans()
+        spans = tuple(step.spans.values())
         first = [(sequence, span) for sequence, span in spans if not sequence.generated]
         self._last = (
             0 < len(first) < len(spans)
@@ -295,8 +285,8 @@ class FirstTokenSteps:
 
     def _is_urgent(self, first: Planned, running: Iterable[Sequence]) -> bool:
         """Return whether one of the spans completes the prompt of a tenant without any output."""
-        served = {self._tenant(sequence) for sequence in running if sequence.generated}
-        return any(span.end == len(each.tokens) and self._tenant(each) not in served for each, span in first)
+        served = {sequence.tenant for sequence in running if sequence.generated}
+        return any(span.end == len(each.tokens) and each.tenant not in served for each, span in first)
 
     def _seconds(self, planned: Planned) -> float:
         spans = [span for _, span in planned]
