@@ -10,7 +10,7 @@ import pytest
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Hidden, Sampling, Span, SpanExtras, Want, is_plain
 from ferrum.core.types import Sequence
-from ferrum.scheduler import decode_steps, planner
+from ferrum.scheduler import planner, step_plan
 from ferrum.scheduler.sequence import make_span
 from scheduler_bench import Bench
 from span_kit import EXTRAS, special
@@ -53,7 +53,7 @@ def test_the_fast_path_ends_where_a_span_gets_an_extra(field: str, monkeypatch: 
         return replace(make_span(sequence, count, **more), extras=special(field))
 
     bench = decoding()
-    monkeypatch.setattr(decode_steps, "make_span", made)
+    monkeypatch.setattr(step_plan, "make_span", made)
     assert bench.scheduler.live.decodes.plan() is None
 
 

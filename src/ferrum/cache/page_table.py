@@ -135,7 +135,8 @@ class PageTable:
         for index, (group, pool) in enumerate(zip(self.groups, self._room.pools, strict=True)):
             slack = self._room.slack(group) if group.window is not None else 0
             needs = sum([max(0, group.most_pages(end, step, slack) - rows.usable(index)) for rows, end in ends])
-            if needs > pool.free + pool.owned_by(page for rows in leaving for page in rows.pages(index)):
+            given = pool.owned_by(page for rows in leaving for page in rows.pages(index)) if leaving else 0
+            if needs > pool.free + given:
                 return False
         return True
 

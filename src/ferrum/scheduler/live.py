@@ -13,11 +13,11 @@ from ferrum.core.errors import FerrumError, RequestError
 from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
 from ferrum.scheduler.admission import Admission, GrowthReserve
-from ferrum.scheduler.decode_steps import DecodeSteps
 from ferrum.scheduler.drafts import Drafter
 from ferrum.scheduler.prefix_sharing import ChoiceForks, PrefixSharing
 from ferrum.scheduler.queues import LiveRequests, Policy, Ranked, WaitingQueue
 from ferrum.scheduler.sequence import check_length, event
+from ferrum.scheduler.step_plan import DecodeSteps
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
         if pages ran out, or a sequence needs its newest token on the host:
             nothing, until the steps in flight are committed
         if the last step decoded all that runs, and nothing else has happened since:
-            the same step, one token later                                        decode_steps
+            the same step, one token later                                        step_plan.DecodeSteps
         for each running sequence that is one token behind, in order of rank:     a decode
             give it that token; while pages are missing, preempt the sequence served last
         bound the tokens and sequences of this step by its predicted duration     step_plan.StepBudget
@@ -112,7 +112,9 @@ class Planner:
         step = OpenStep(self._limits.step_tokens)
         if self._pages.restores.active:
             self._pages.restores.collect()
-        self._plan_decodes(step)
+        for sequence in self._running_behind(range(1, 2)):  # these decode
+            if step.budget and sequence.computed + sequence.ahead:  # else it was just preempted
+                self._continue(sequence, step)
         self._plan_prompts(step)
         while live.waiting and not (live.running or self._pages.restores.active):
             # Sequences outside this scheduler hold the other pages, and will not release them.
@@ -128,12 +130,6 @@ class Planner:
         if not may_draft and is_plain(plan.batch.spans) and all(each.generated for each in plan.sequences):
             live.decodes.begin(plan.sequences, {each.tenant for each in plan.sequences})
         return plan
-
-    def _plan_decodes(self, step: OpenStep) -> None:
-        """Add spans for the running sequences that are one token behind."""
-        for sequence in self._running_behind(range(1, 2)):
-            if step.budget and sequence.computed + sequence.ahead:  # else it was just preempted
-                self._continue(sequence, step)
 
     def _plan_prompts(self, step: OpenStep) -> None:
         """Add spans for running sequences far behind and for waiting ones, in rounds, until one does not fit.
@@ -218,7 +214,7 @@ class Planner:
     def _admit(self, sequence: Sequence, source: Sequence | PrefixMatch, step: OpenStep) -> bool:
         """Admit the sequence, as a fork of another choice or with its cached prefix, if it fits."""
         live = self._live
-        victims = victims_for(sequence, live.running, live.in_flight)
+        victims = victims_for(sequence, live.running, live.in_flight) if live.running else []
         if len(live.running) - len(victims) >= step.max_sequences:
             if step.max_sequences == self._limits.sequences:  # else the bound may rise with the next observed step
                 self._refuse(sequence)
