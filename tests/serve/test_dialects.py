@@ -13,8 +13,9 @@ from starlette.responses import Response
 
 from ferrum.engine.request_output import Delta
 from ferrum.server.app import DIALECTS
-from ferrum.server.common.dialect import Dialect, dialect_of
+from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError
+from ferrum.server.common.http_guard import dialect_of
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.json_routes import generate
 from ferrum.server.common.key_limits import Caller

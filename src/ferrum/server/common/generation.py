@@ -63,7 +63,11 @@ class EventWriter:
         return around[0] + to_json(delta.text) + around[1]
 
     def _events(self, chunks: Iterable[Reply]) -> bytes:
-        return b"".join([self._dialect.event(chunk.EVENT, chunk.json_bytes()) for chunk in chunks])
+        return b"".join([self.event(chunk.EVENT, chunk.json_bytes()) for chunk in chunks])
+
+    def event(self, name: str, json: bytes) -> bytes:
+        """Return an event of the stream."""
+        return self._dialect.event % {b"name": name.encode(), b"json": json}
 
     def end(self) -> bytes:
         """Return the events after the last delta, and the end of the stream."""
@@ -156,15 +160,16 @@ class Generation(Response):
                         await send(self._start())
                         started = True
                     if data:
-                        await send_part(_part(data))
-            await send_part(_part(writer.end()))
+                        await send_part({"type": "http.response.body", "body": data, "more_body": True})
+            await send_part({"type": "http.response.body", "body": writer.end(), "more_body": True})
         except FerrumError as error:
             if not started or self._gone:
                 raise
             # The status is already sent: report the error as an event, without the end of a complete stream.
             scope["state"]["log"]["error"] = type(error).__name__
             failure = as_api_error(error, scope["state"]["request_id"])
-            await send_part(_part(self._dialect.event("error", self._dialect.error(failure))))
+            end = writer.event("error", self._dialect.error(failure))
+            await send_part({"type": "http.response.body", "body": end, "more_body": True})
         await send_part({"type": "http.response.body", "body": b""})
 
     def _start(self) -> Message:
@@ -218,7 +223,3 @@ def _num_logprobs(delta: Delta) -> int:
     if delta.logprobs is None and delta.prompt_logprobs is None:
         return 0
     return sum(len(each) for each in (*(delta.logprobs or ()), *(delta.prompt_logprobs or ())) if each is not None)
-
-
-def _part(data: bytes) -> Message:
-    return {"type": "http.response.body", "body": data, "more_body": True}

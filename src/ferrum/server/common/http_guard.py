@@ -10,7 +10,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ferrum.server.common.api_keys import ApiKeys
-from ferrum.server.common.dialect import dialect_of
+from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError, as_api_error
 from ferrum.server.common.key_limits import Limits
 from ferrum.server.common.service import Service
@@ -42,6 +42,16 @@ _ORIGIN: Final = re.compile("^https?://[^/]*", re.IGNORECASE)
 """The origin of a request target in absolute form (RFC 9112, 3.2.2)."""
 
 _REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
+
+
+def dialect_of(dialects: Sequence[Dialect], path: str) -> Dialect:
+    """Return the dialect with the longest prefix of a path, else the first one."""
+    found, longest = dialects[0], -1
+    for dialect in dialects:
+        for prefix in dialect.paths:
+            if len(prefix) > longest and (path == prefix or path.startswith(f"{prefix}/")):
+                found, longest = dialect, len(prefix)
+    return found
 
 
 class Guard:
@@ -171,7 +181,8 @@ class _Sender:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self._closes = (b"connection", b"close") in message["headers"]
-            rates = self._limits.headers(self._state["tenant"])
+            tenant = self._state["tenant"]
+            rates = self._limits.headers(tenant) if tenant in self._limits.tenants else ()
             own = [(b"x-request-id", self._state["request_id"].encode()), *rates]
             message = {**message, "headers": [*message["headers"], *own]}
         elif self._closes and not message.get("more_body"):

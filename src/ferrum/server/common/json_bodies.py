@@ -46,6 +46,7 @@ class Body(BaseModel):
         NO_OPS: known fields without effect on the reply, with the reason.
         REFUSED: known fields that are not served, with the reason; null and harmless values count as absent.
         PASSES_ON: unknown fields have an effect, because they are passed on.
+        FOR_TEMPLATE: fields that have an effect only if the model's chat template reads them.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
@@ -53,6 +54,7 @@ class Body(BaseModel):
     NO_OPS: ClassVar[Mapping[str, str]] = MappingProxyType({})
     REFUSED: ClassVar[Mapping[str, str]] = MappingProxyType({})
     PASSES_ON: ClassVar[bool] = False
+    FOR_TEMPLATE: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> field_rules.Schema:
@@ -67,7 +69,7 @@ class Body(BaseModel):
         return schema
 
     def unread_fields(self, client: ModelClient) -> list[str]:  # noqa: ARG002 - for bodies with a conversation
-        """Return given fields that the model's chat template does not read."""
+        """Return given fields of `FOR_TEMPLATE` that the model's chat template does not read."""
         return []
 
     def check_fields(self, *, strict: bool, path: tuple[str | int, ...] = ()) -> list[str]:

@@ -124,7 +124,8 @@ def ignored(service: Service, body: Body, model: ServedModel | None = None) -> d
     Args:
         model: whose chat template may read fields of the body.
     """
-    unread = [] if model is None else body.unread_fields(model.client)
+    asks = model is not None and not body.FOR_TEMPLATE.isdisjoint(body.model_fields_set)
+    unread = body.unread_fields(model.client) if model is not None and asks else []
     names = [*unread, *body.check_fields(strict=service.config.strict)]
     # A header must not end with a space, so an empty name is written as two quotation marks.
     shown = [quote(name[:128], safe="[]") or '""' for name in names[:MAX_NAMED]]

@@ -125,6 +125,9 @@ class Limits:
         limits: by tenant; other tenants have none.
         retry_after: returns whole seconds after which a queue slot should be free.
         clock: monotonic seconds.
+
+    Attributes:
+        tenants: those with limits.
     """
 
     def __init__(
@@ -134,6 +137,7 @@ class Limits:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keys = {tenant: _KeyState(each, clock) for tenant, each in limits.items()}
+        self.tenants = frozenset(limits)
         self._retry_after = retry_after
         self._lock = Lock()
 

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrum.core.errors import EngineDead, QueueFull
-from ferrum.core.logging import warn_once
 from ferrum.core.types import Pooling
 from ferrum.engine.async_engine import AsyncEngine
-from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.public_names import public_name
 from ferrum.server.server_config import ServerConfig
 
@@ -44,13 +41,3 @@ class ServedModel:
         self.name = self.names[0]
         self.accepted = (*self.names, *(() if config.served_model_name else (info.model,)))
         self.context = min(info.max_sequence_length, info.kv_capacity + 1)
-
-    def check_ready(self) -> None:
-        """Refuse requests that the engine cannot serve now. A full queue is not checked. Raises ApiError, 503."""
-        try:
-            self.client.router.check_open(0)
-        except QueueFull:
-            pass
-        except EngineDead as error:
-            warn_once(f"{error}; restart the server")
-            raise ApiError(503, "the engine has ended", code="engine_dead") from None

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request as HttpRequest
 
-from ferrum.core.errors import RequestError
+from ferrum.core.errors import EngineDead, QueueFull, RequestError
+from ferrum.core.logging import warn_once
 from ferrum.core.types import Request
 from ferrum.engine.async_engine import AsyncEngine, AsyncStream
 from ferrum.engine.router import QueueSlots
@@ -113,7 +114,7 @@ class Service:
         engine.deliver_here()
         metrics = Metrics(self.registry, model.name, engine.info, model.context, lambda: self.num_live)
         self._traces = None if self._provider is None else Traces(self._provider, model.name)
-        observers = (metrics, self.limits, self._traces)
+        observers = (metrics, self.limits if self.limits.tenants else None, self._traces)
         engine.client.router.observers = [each for each in observers if each is not None]
         options = engine.client.config
         config = {"server": self.config.to_dict(), "engine": None if options is None else options.to_dict()}
@@ -156,7 +157,13 @@ class Service:
         """Refuse requests that cannot be served now. A full queue is not checked. Raises ApiError, 503."""
         if self.state is not State.READY:
             raise self._unavailable()
-        self.model().check_ready()
+        try:
+            self.model().client.router.check_open(0)
+        except QueueFull:
+            pass
+        except EngineDead as error:
+            warn_once(f"{error}; restart the server")
+            raise ApiError(503, "the engine has ended", code="engine_dead") from None
 
     def _unavailable(self) -> ApiError:
         wait = {"retry-after": str(self.retry_after())}
@@ -175,14 +182,17 @@ class Service:
         """
         self.check_ready()
         tenant: str = request.state.tenant
-        self.limits.begin(tenant)
+        limited = tenant in self.limits.tenants
+        if limited:
+            self.limits.begin(tenant)
         model = self.model(name)
+        most = model.client.max_requests
         traceparent = request.headers.get("traceparent", "")
         return model, Caller(
             tenant=tenant,
             trace_id=traceparent if _TRACEPARENT.fullmatch(traceparent) else request.state.request_id,
             deadline=self.config.request_seconds,
-            max_requests=self.limits.max_live(tenant, model.client.max_requests),
+            max_requests=self.limits.max_live(tenant, most) if limited else most,
             max_logprobs=self.config.max_logprobs,
         )
 
@@ -200,7 +210,8 @@ class Service:
         """
         self.check_ready()
         router = model.client.router
-        self.limits.check_live(tenant, router.num_reserved(tenant), count)
+        if tenant in self.limits.tenants:
+            self.limits.check_live(tenant, router.num_reserved(tenant), count)
         with router.reserve(count, tenant) as slots:
             try:
                 yield slots
@@ -228,7 +239,8 @@ class Service:
             raise RequestError(f"a request {name!r} is live; choose another id", param="request_id")
         with self.reserve(model, len(requests), tenant) if slots is None else nullcontext(slots) as reserved:
             stream = self._live[tenant, name] = model.engine.open(requests, reserved)
-            self.limits.queue(tenant, requests)
+            if tenant in self.limits.tenants:
+                self.limits.queue(tenant, requests)
             try:
                 yield stream
             finally:

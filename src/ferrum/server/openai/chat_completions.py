@@ -1,4 +1,4 @@
-"""/v1/chat/completions: the checks of its body, and the chunks and replies.
+"""/v1/chat/completions: its route, the checks of its body, and the chunks and replies.
 
 What it shares with completions is in `openai.checks` and `openai_builder`.
 """
@@ -8,13 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
 from ferrum.engine.input_processor import FieldNames
 from ferrum.engine.request_output import Delta, Logprobs
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.generation import finish_of
+from ferrum.server.common.json_routes import generate
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.common.served_model import ServedModel
+from ferrum.server.common.service import Service
 from ferrum.server.openai.bodies import ChatRequest
 from ferrum.server.openai.checks import (
     CheckedRequest,
@@ -41,6 +46,15 @@ from ferrum.text.chat_template import for_template, joined
 from ferrum.text.tokenizer import Tokenizer
 
 
+def add_chat(router: APIRouter, service: Service, responses: Mapping[int | str, dict[str, Any]]) -> None:
+    """Add the route; `responses` describes its replies for the OpenAPI document."""
+
+    @router.post("/v1/chat/completions", responses=dict(responses))
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        """Generate the assistant's next message in a conversation."""
+        return await generate(service, request, body, "chatcmpl", chat_builder)
+
+
 def check_chat(model: ServedModel, body: ChatRequest, caller: Caller, name: str) -> CheckedRequest:
     """Return the engine's request for a chat.
 
@@ -52,7 +66,8 @@ def check_chat(model: ServedModel, body: ChatRequest, caller: Caller, name: str)
     """
     client = model.client
     check_generation(client, body, caller)
-    check_top_tokens("top_logprobs", body.top_logprobs, caller.max_logprobs)
+    if body.top_logprobs is not None:
+        check_top_tokens("top_logprobs", body.top_logprobs, caller.max_logprobs)
     limits = {limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None}
     if len(limits) > 1:
         reason = f"{body.max_completion_tokens} differs from max_tokens = {body.max_tokens}; send one of them"
@@ -101,11 +116,12 @@ class ChatReplyBuilder(OpenAIBuilder):
         """Yield a first chunk with the role, one with the text, and one with the end."""
         index = delta.index
         if index not in self._begun:
-            extra = self._prompt_fields(delta) if not self._begun else {}
+            asked = self._token_ids or delta.prompt_logprobs is not None
+            extra = self._prompt_fields(delta) if asked and not self._begun else {}
             self._begun.add(index)
             extra |= self.usage.fields(unsent=len(delta.token_ids))
             yield self._chunk(index, ChatDelta(role="assistant", content=self._prefixes[place]), **extra)
-        logprobs = self._logprobs(delta)
+        logprobs = None if delta.logprobs is None else self._logprobs(delta)
         if delta.text or logprobs is not None or (self._token_ids and delta.token_ids):
             ids: dict[str, Any] = {"token_ids": list(delta.token_ids)} if self._token_ids else {}
             yield self._chunk(index, ChatDelta(content=delta.text or ""), {"logprobs": logprobs, **ids})

@@ -45,9 +45,9 @@ class CheckedRequest:
     prefixes: tuple[str, ...]
 
 
-def check_top_tokens(field: str, count: int | None, limit: int) -> None:
+def check_top_tokens(field: str, count: int, limit: int) -> None:
     """Refuse more top tokens of a position than the server's limit. Raises RequestError."""
-    if count is not None and not 0 <= count <= limit:
+    if not 0 <= count <= limit:
         raise invalid(field, f"must be 0 to {limit}, not {count}")
 
 
@@ -62,13 +62,16 @@ def render(client: ModelClient, body: TemplateBody | TokenizeRequest) -> str:
     Raises:
         RequestError, Unsupported: the messages or the template cannot be used.
     """
+    effort = {}
+    if isinstance(body, TemplateBody) and body.reasoning_effort is not None:
+        effort = body.effort_variables(client)
     text = client.render(
         [message.model_dump(exclude_none=True) for message in body.messages or ()],
         chat_template=body.chat_template,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
         tools=(body.tools or None) if isinstance(body, RenderRequest | TokenizeRequest) else None,
-        chat_template_kwargs={**body.effort_variables(client), **(body.chat_template_kwargs or {})} or None,
+        chat_template_kwargs={**effort, **(body.chat_template_kwargs or {})} or None,
         untrusted=True,
     )
     limit = MAX_CHARACTERS_PER_TOKEN * client.info.max_sequence_length
@@ -82,9 +85,11 @@ def check_generation(client: ModelClient, body: GenerationBody, caller: Caller) 
     form = body.response_format
     if form is not None and form.type != "text":
         raise unsupported("response_format", f"{form.type} is not supported, only text")
-    if body.prompt_logprobs != ALL_TOKENS or client.info.vocab_size > caller.max_logprobs:
-        check_top_tokens("prompt_logprobs", body.prompt_logprobs, caller.max_logprobs)
-    client.input_processor.check_priority(body.priority or 0)
+    asked = body.prompt_logprobs
+    if asked is not None and (asked != ALL_TOKENS or client.info.vocab_size > caller.max_logprobs):
+        check_top_tokens("prompt_logprobs", asked, caller.max_logprobs)
+    if body.priority:
+        client.input_processor.check_priority(body.priority)
 
 
 def several(field: str, given: str | list[int] | list[str] | list[list[int]], limit: int) -> Sequence[str | list[int]]:

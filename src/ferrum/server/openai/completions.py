@@ -57,7 +57,8 @@ def check_completion(model: ServedModel, body: CompletionRequest, caller: Caller
     check_generation(client, body, caller)
     texts = several("prompt", body.prompt, min(MAX_PROMPTS, caller.max_requests))
     n, generated = _choices(body)
-    check_top_tokens("logprobs", body.logprobs, caller.max_logprobs)
+    if body.logprobs is not None:
+        check_top_tokens("logprobs", body.logprobs, caller.max_logprobs)
     special = body.add_special_tokens is not False
     if body.suffix is not None:
         texts = _infilled(client, body, texts, begin=special)

@@ -85,6 +85,8 @@ class Templated(Body):
             *(isnt("add_generation_prompt", True), isnt("continue_final_message", True)),
         ),
     )
+    FOR_TEMPLATE = frozenset({"tools", "reasoning_effort"})
+
     add_generation_prompt: bool | None = optional("Begin the assistant's message.")
     continue_final_message: bool | None = optional("Continue the last message.")
     chat_template: str | None = optional("Replaces the model's template.")
@@ -95,10 +97,6 @@ class Templated(Body):
         model_sources = () if client.chat_template is None else client.chat_template.sources.values()
         sources = model_sources if self.chat_template is None else (self.chat_template,)
         return any(re.search(rf"\b{name}\b", source) for source in sources)
-
-    def effort_variables(self, client: ModelClient) -> dict[str, Any]:  # noqa: ARG002 - for bodies with that field
-        """Return the variables for `reasoning_effort` that the template reads and the client does not set itself."""
-        return {}
 
     def unread_fields(self, client: ModelClient) -> list[str]:
         return ["tools"] if getattr(self, "tools", None) and not self.reads(client, "tools") else []
@@ -114,6 +112,7 @@ class TemplateBody(Templated):
     add_special_tokens: bool | None = optional("Add special tokens around the rendered text.")
 
     def effort_variables(self, client: ModelClient) -> dict[str, Any]:
+        """Return the variables for `reasoning_effort` that the template reads and the client does not set itself."""
         effort, own = self.reasoning_effort, self.chat_template_kwargs or {}
         if effort is None:
             return {}

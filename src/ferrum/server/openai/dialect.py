@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ferrum.server.common.dialect import Dialect, sse_data
+from ferrum.server.common.dialect import UNNAMED_EVENT, Dialect
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.openai.replies import ErrorBody, ErrorReply
 
@@ -27,5 +27,5 @@ def _error(error: ApiError) -> bytes:
 
 
 OPENAI: Final = Dialect(
-    paths=("",), ids=("chatcmpl", "cmpl", "embd"), error=_error, event=sse_data, end=b"data: [DONE]\n\n"
+    paths=("",), ids=("chatcmpl", "cmpl", "embd"), error=_error, event=UNNAMED_EVENT, end=b"data: [DONE]\n\n"
 )

@@ -16,8 +16,8 @@ from ferrum.server.common.json_routes import generate, has_template, ignored, re
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
 from ferrum.server.openai import replies
-from ferrum.server.openai.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest
-from ferrum.server.openai.chat_completions import chat_builder
+from ferrum.server.openai.bodies import CompletionRequest, DetokenizeRequest, EmbeddingRequest
+from ferrum.server.openai.chat_completions import add_chat
 from ferrum.server.openai.completions import completion_builder
 from ferrum.server.openai.conversation import RenderRequest, TokenizeRequest
 from ferrum.server.openai.embeddings import Embeddings, check_embedding
@@ -80,10 +80,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
 
 
 def _add_generation(router: APIRouter, service: Service) -> None:
-    @router.post("/v1/chat/completions", responses=generated(replies.ChatReply))
-    async def chat(body: ChatRequest, request: Request) -> Response:
-        """Generate the assistant's next message in a conversation."""
-        return await generate(service, request, body, "chatcmpl", chat_builder)
+    add_chat(router, service, generated(replies.ChatReply))
 
     @router.post("/v1/completions", responses=generated(replies.CompletionReply))
     async def completions(body: CompletionRequest, request: Request) -> Response:
