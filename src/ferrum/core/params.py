@@ -25,6 +25,8 @@ ALL_TOKENS: Final = -1
 """Value of `logprobs` or `prompt_logprobs` that reports the whole vocabulary."""
 
 _GREEDY_BELOW: Final = 1e-5
+_USUAL: Final = 2**63
+"""Integers without an upper limit are accepted up to this one without a look at their size in bits."""
 
 
 def _refuse(name: str, reason: str) -> NoReturn:
@@ -48,6 +50,8 @@ class _Integer:
     def __call__(self, name: str, value: Any) -> int | None:
         if value is None and self.optional:
             return None
+        if type(value) is int and self.low <= value <= (_USUAL if self.high is None else self.high):
+            return value
         number = whole(name, value)
         if number < self.low or (self.high is not None and number > self.high):
             most = "" if self.high is None else f" and at most {self.high}"
@@ -244,7 +248,8 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not _DEFAULTS[name]:  # defaults are normalised already
                 object.__setattr__(self, name, normalise(name, value))
-        self._check_lengths()
+        if self.min_tokens:
+            self._check_lengths()
 
     def but(self, **changes: Any) -> SamplingParams:
         """Return a copy with some fields changed; only those are checked, since others may be large.
@@ -354,7 +359,7 @@ def over_recommended(recommended: Mapping[str, Any], given: Mapping[str, Any]) -
         RequestError: a value is invalid.
     """
     params = SamplingParams(**{**recommended, "min_tokens": 0, **given})
-    if "min_tokens" in given:
-        return params
     least = recommended.get("min_tokens", 0)
+    if not least or "min_tokens" in given:
+        return params
     return params.but(min_tokens=least if params.max_tokens is None else min(least, params.max_tokens))

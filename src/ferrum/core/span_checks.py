@@ -175,20 +175,21 @@ def refuse_span(span: Span, stored: int | None, *, vocab_size: int, max_sequence
         return RequestError(f"must be the stored length {stored or 0}, not {shown(span.start)}", param="start")
     if not span.tokens:
         return RequestError("must hold at least one token", param="tokens")
-    if span.adapter is not None:
+    extras = span.extras or NO_EXTRAS
+    if extras.adapter is not None:
         return Unsupported("adapters", "no adapter can be loaded yet")
     if span.want is Want.TOKEN and span.sampling is None:
         return RequestError("is required to sample a token", param="sampling")
-    if (error := _misplaced(span)) is not None:
+    if extras.inputs and (error := _misplaced(span)) is not None:
         return error
-    if span.drafts and not (0 < span.drafts < len(span.tokens) and span.rows is Rows.ALL):
+    if extras.drafts and not (0 < extras.drafts < len(span.tokens) and span.rows is Rows.ALL):
         return RequestError("need rows=ALL and a token before the drafts", param="drafts")
-    if span.score is not None and len(span.score.targets) > len(span.tokens):
-        return RequestError(f"has {len(span.score.targets)} targets for {len(span.tokens)} tokens", param="score")
+    if extras.score is not None and len(extras.score.targets) > len(span.tokens):
+        return RequestError(f"has {len(extras.score.targets)} targets for {len(span.tokens)} tokens", param="score")
     try:
         check_tokens(span.tokens, span.start, vocab_size=vocab_size, max_sequence_length=max_sequence_length)
-        if span.score is not None:
-            check_ids(span.score.targets, vocab_size, param="score")
+        if extras.score is not None:
+            check_ids(extras.score.targets, vocab_size, param="score")
     except RequestError as error:
         return error
     return None

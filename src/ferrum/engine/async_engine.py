@@ -172,7 +172,8 @@ class AsyncStream:
             update = self._take()
             if update is not None:
                 return update
-            await self._wait(asyncio.get_running_loop())
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
         raise StopAsyncIteration
 
     async def with_keep_alives(self, seconds: float) -> AsyncGenerator[tuple[int, Delta] | None, None]:
@@ -187,7 +188,8 @@ class AsyncStream:
                     yield update
                     self._last, self._silent = loop.time(), False
                 else:
-                    await self._wait(loop)
+                    self._waiting = loop.create_future()
+                    await self._waiting
         finally:
             self._timer.cancel()
 
@@ -212,11 +214,6 @@ class AsyncStream:
                         self._streams.clear()  # they refer back to this reader
                 return place, delta
         return None
-
-    async def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait until a request has a delta or the keep-alive is due."""
-        self._waiting = loop.create_future()
-        await self._waiting
 
     def _wake(self, place: int | None = None) -> None:
         """Wake the reader, because the request at `place` has a delta or the keep-alive is due."""

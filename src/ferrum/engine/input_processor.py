@@ -171,7 +171,7 @@ class InputProcessor:
                 tokens = tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
         except RequestError as error:
             raise error.about(param) from None
-        self.check_tokens(tokens, param=param)
+        check_ids(tokens, self._vocab_size, param=param)
         return tokens
 
     def check_tokens(self, tokens: Sequence[int], *, param: str) -> None:
@@ -180,6 +180,8 @@ class InputProcessor:
 
     def check_priority(self, priority: int) -> int:
         """Return the priority as a plain int. Raises RequestError, or Unsupported without the policy `priority`."""
+        if type(priority) is int and not priority:
+            return 0
         number = whole("priority", priority)
         if number and not self._prioritised:
             raise Unsupported("priority", "the scheduling policy is not `priority` (--policy priority)")

@@ -52,6 +52,8 @@ class RequestStream:
 
     Attributes:
         begun: a delta was taken.
+        finished: every choice has had its last delta, taken or not.
+        settled: the engine, too, has finished every choice.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class RequestStream:
         self.request = request
         self.request_id = request_id
         self.wake = wake
-        self.begun = False
+        self.begun = self.finished = self.settled = False
         self._tokenizer = tokenizer
         self._observe = observe
         predicted = PredictedText(request.prediction) if request.prediction else None
@@ -75,21 +77,12 @@ class RequestStream:
         self._prompt_logprobs: tuple[Logprobs | None, ...] | None = None
         self._lock = Lock()
 
-    @property
-    def finished(self) -> bool:
-        """Every choice has had its last delta, taken or not."""
-        return all(choice.finished for choice in self._choices)
-
-    @property
-    def settled(self) -> bool:
-        """The engine, too, has finished every choice."""
-        return not self._running
-
     def push(self, event: TokenEvent) -> bool:
         """Fold an event; return whether its choice ended here while the engine still computes it."""
         with self._lock:
             if event.finish_reason is not None:
                 self._running.discard(event.choice)
+                self.settled = not self._running
             choice = self._choices[event.choice]
             if choice.finished:
                 return False
@@ -100,6 +93,7 @@ class RequestStream:
         """End every unfinished choice with this error; the engine sends no more events."""
         with self._lock:
             self._running.clear()
+            self.settled = True
             for index, choice in enumerate(self._choices):
                 if not choice.finished:
                     name = self.request.request_id
@@ -136,6 +130,7 @@ class RequestStream:
         choice.num_tokens += kept
         if finish is not None:
             choice.finished, choice.cached_tokens = True, event.cached_tokens
+            self.finished = all(each.finished for each in self._choices)
         self._keep(
             Delta(
                 request_id=self.request_id,

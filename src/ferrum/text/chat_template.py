@@ -126,8 +126,8 @@ class ChatTemplate:
         as_text = _has_calls(messages) and self.reads_argument_text
         chat = for_template(messages, as_parts=self.reads_parts, argument_text=as_text)
         for sent, message in zip(messages, chat, strict=True):
-            calls = message.get("tool_calls")
-            if _lacks_content(sent):
+            calls, assistant = message.get("tool_calls"), sent.get("role") == "assistant"
+            if assistant and sent.get("content") is None and sent.get("refusal") is None:
                 del message["content"]
                 message |= self._calling_form[0] if calls else self._silent_form
             if calls and self._reads_null and self._calling_form[1]:
@@ -301,10 +301,6 @@ def for_template(
 def _has_calls(messages: Sequence[Message]) -> bool:
     objects = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list | tuple) else []
     return any(each.get("tool_calls") or each.get("function_call") for each in objects)
-
-
-def _lacks_content(message: Message) -> bool:
-    return message.get("role") == "assistant" and message.get("content") is None and message.get("refusal") is None
 
 
 def joined(content: str | Sequence[Mapping[str, Any]], where: str) -> str:

@@ -77,6 +77,7 @@ class ThreadHost:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self.send: Callable[[Message], None] = self._inbox.put
         self._thread: threading.Thread | None = None
         self._loop: AbstractEventLoop | None = None
 
@@ -86,9 +87,6 @@ class ThreadHost:
         self._thread = threading.Thread(target=serve, args=arguments, name="ferrum-engine", daemon=True)
         self._thread.start()
         return built.info
-
-    def send(self, message: Message) -> None:
-        self._inbox.put(message)
 
     def deliver_on(self, loop: AbstractEventLoop) -> None:
         self._loop = loop  # the engine's thread only schedules the delivery: it has steps to compute
