@@ -24,9 +24,9 @@ from typing import Any
 
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import SpanResult, StepBatch, StepOutput, Want
-from ferrum.core.types import Request, Sequence
+from ferrum.core.types import Request
 from ferrum.scheduler.drafts import DraftRequest, StepLoad
-from ferrum.scheduler.sequence import begin
+from ferrum.scheduler.sequence import Sequence, begin
 from ferrum.scheduler.step_plan import StepCosts
 from ferrum.speculative.draft_model import DraftModel
 from ferrum.speculative.proposer import Draft

@@ -18,9 +18,9 @@ from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, NonFin
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import CARRY, FinishedStep, Span
 from ferrum.core.types import FinishReason, Request, TokenEvent
-from ferrum.core.types import Sequence as Choice
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
+from ferrum.scheduler.sequence import Sequence as Choice
 from ferrum.scheduler.step_plan import Plan
 from random_load import RandomLoad
 

@@ -16,7 +16,6 @@ import pytest
 from fakes import Guesses
 from ferrum import LLM, AsyncEngine, SamplingParams
 from ferrum.core.step import PendingStep, StepBatch
-from ferrum.core.types import Sequence
 from ferrum.engine.hosts.host import Built, ThreadHost
 from ferrum.engine.messages import EngineInfo
 from ferrum.engine.model_client import Parts
@@ -25,6 +24,7 @@ from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
+from ferrum.scheduler.sequence import Sequence
 from ferrum.text.generation_config import load_generation_config
 from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.tokenizer import load_tokenizer

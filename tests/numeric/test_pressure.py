@@ -8,10 +8,10 @@ import pytest
 
 from fakes import admit_all
 from ferrum import LLM, SamplingParams
-from ferrum.core.types import Sequence
 from ferrum.engine.request_output import RequestOutput
 from ferrum.scheduler import admission
 from ferrum.scheduler.planner import Planner
+from ferrum.scheduler.sequence import Sequence
 from ferrum.scheduler.step_plan import OpenStep
 from tiny import directory_of, find, tokens_of
 

@@ -16,13 +16,13 @@ import recurrent_model
 from fakes import Guesses, admit_all, scope_of
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, Request
-from ferrum.core.types import Sequence as Choice
 from ferrum.engine.engine import Engine
 from ferrum.engine.messages import Abort, Events, Message
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
+from ferrum.scheduler.sequence import Sequence as Choice
 from late_backend import late_backend
 from native_twin import require_native
 from random_requests import recipe
@@ -152,6 +152,8 @@ class Schedule:
 class Drafts(Guesses):
     """A drafter for some requests of a schedule: right drafts, but for every fourth token."""
 
+    only_predicted = True
+
     def __init__(self, schedule: Schedule) -> None:
         super().__init__(self.propose)
         self.accepted = 0
@@ -163,12 +165,9 @@ class Drafts(Guesses):
         super().learn(sequence, drafted, accepted)
         self.accepted += accepted
 
-    def may_draft(self, sequence: Choice) -> bool:
-        return self._arrivals[sequence.request.request_id].kind % 3 == 0
-
     def propose(self, sequence: Choice) -> tuple[int, ...]:
         arrival = self._arrivals[sequence.request.request_id]
-        if not self.may_draft(sequence):
+        if not sequence.may_draft:
             return ()
         expected = alone_result(self._model, arrival.kind, sequence.choice, plain=arrival.plain)
         right = expected.tokens[sequence.generated :]
@@ -199,7 +198,12 @@ class Run:
         assert pages.used == 0 and pages.ids() == ()
 
     def _send(self, arrival: Arrival) -> None:
-        request = replace(request_of(arrival.kind, plain=arrival.plain), request_id=arrival.name, arrival=arrival.step)
+        request = replace(
+            request_of(arrival.kind, plain=arrival.plain),
+            request_id=arrival.name,
+            arrival=arrival.step,
+            prediction=() if arrival.kind % 3 else (0,),
+        )
         self.outcomes.update(((arrival.name, choice), Outcome()) for choice in range(request.params.n))
         self._inbox.put(request)
 

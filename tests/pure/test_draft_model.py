@@ -13,11 +13,11 @@ from contract_kit import POISON, FakeContractExecutor, make_fake
 from ferrum.core.errors import FerrumError, KvExhausted, NonFiniteLogits, StepError
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import StepBatch
-from ferrum.core.types import Request, Sequence
+from ferrum.core.types import Request
 from ferrum.sampling import rules
 from ferrum.sampling.token_counts import TokenCounts
 from ferrum.scheduler.drafts import DraftRequest, StepLoad
-from ferrum.scheduler.sequence import begin
+from ferrum.scheduler.sequence import Sequence, begin
 from ferrum.speculative.draft_model import DraftModel, _Cached
 from ferrum.speculative.speculator import Speculator
 from fixed_costs import SetCosts

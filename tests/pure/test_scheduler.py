@@ -10,9 +10,9 @@ import pytest
 from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.core.errors import RequestError
 from ferrum.core.step import FinishedStep, Want
-from ferrum.core.types import Sequence as Choice
 from ferrum.scheduler.queues import POLICIES, WaitingQueue
 from ferrum.scheduler.scheduler import Scheduler
+from ferrum.scheduler.sequence import Sequence as Choice
 from ferrum.scheduler.step_plan import Plan
 from scheduler_bench import Bench, lengths
 

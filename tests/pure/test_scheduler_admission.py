@@ -7,9 +7,9 @@ import pytest
 from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.core.params import SamplingParams
 from ferrum.core.policy_config import POLICY
-from ferrum.core.types import Request, Sequence
+from ferrum.core.types import Request
 from ferrum.scheduler.admission import Admission, growth_reserve
-from ferrum.scheduler.sequence import begin
+from ferrum.scheduler.sequence import Sequence, begin
 from scheduler_bench import Bench, lengths
 
 CONTEXT = 1000

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from fakes import Guesses
 from ferrum.core.step import Rows
 from ferrum.core.types import FinishReason
-from ferrum.core.types import Sequence as Choice
+from ferrum.scheduler.sequence import Sequence as Choice
 from scheduler_bench import CONTEXT, Bench, lengths, oracle, stop_at
 
 
@@ -88,17 +87,13 @@ def test_drafter_is_asked_only_if_it_could_draft_for_a_sequence() -> None:
         asked.append(sequence.cache_id)
         return ()
 
-    class ForSome(Guesses):
-        def may_draft(self, sequence: Choice) -> bool:
-            return sequence.request.request_id == "some"
-
     bench = Bench(propose=propose)
-    bench.scheduler.live.drafter = ForSome(propose)
+    bench.scheduler.drafter.only_predicted = True
     bench.add("other", 3, max_tokens=6)
     bench.step()
     bench.step()
     assert not asked
-    bench.add("some", 3, seed=1, max_tokens=3)
+    bench.add("some", 3, seed=1, max_tokens=3, prediction=(5,))
     bench.step()
     bench.step()
     assert set(asked) == {"other/0", "some/0"}, "the drafter sees all sequences that the step samples for"

@@ -12,8 +12,8 @@ from ferrum.cache.pool import HashedPage, PageHash
 from ferrum.cache.tiered_restore import WantedPage
 from ferrum.core.policy_config import POLICY
 from ferrum.core.types import Request
-from ferrum.core.types import Sequence as Choice
 from ferrum.scheduler.prefix_sharing import PrefixMatch, PrefixSharing
+from ferrum.scheduler.sequence import Sequence as Choice
 from scheduler_bench import Bench, lengths
 
 

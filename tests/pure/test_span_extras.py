@@ -9,9 +9,8 @@ import pytest
 
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Hidden, Sampling, Span, SpanExtras, Want, is_plain
-from ferrum.core.types import Sequence
 from ferrum.scheduler import planner, step_plan
-from ferrum.scheduler.sequence import make_span
+from ferrum.scheduler.sequence import Sequence, make_span
 from scheduler_bench import Bench
 from span_kit import EXTRAS, special
 

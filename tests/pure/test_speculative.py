@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrum.core.params import SamplingParams
-from ferrum.core.types import Request, Sequence, TokenEvent
+from ferrum.core.types import Request, TokenEvent
 from ferrum.engine.output_stream import RequestStream
-from ferrum.scheduler.sequence import begin
+from ferrum.scheduler.sequence import Sequence, begin
 from ferrum.scheduler.step_plan import StepCosts
 from ferrum.speculative.ngram import INDEX_CHUNK, SIZES, NGramProposer
 from ferrum.speculative.predicted_output import PredictedText, PredictionFollower, PredictionProposer
@@ -154,12 +154,10 @@ def test_a_prediction_is_proposed_from_the_first_token() -> None:
     assert PredictionProposer().propose(sequence_of([1, 2]), 3) is None
 
 
-def test_only_sequences_with_a_source_may_get_drafts() -> None:
-    plain, predicted = sequence_of([1, 2]), sequence_of([1, 2], prediction=[3])
-    by_prediction = Speculator(StepCosts(), max_draft=4, proposers=[PredictionProposer()])
-    assert [by_prediction.may_draft(each) for each in (plain, predicted)] == [False, True]
+def test_drafts_need_a_prediction_unless_there_is_another_source() -> None:
+    assert Speculator(StepCosts(), max_draft=4, proposers=[PredictionProposer()]).only_predicted
     by_text = Speculator(StepCosts(), max_draft=4, proposers=[PredictionProposer(), NGramProposer()])
-    assert by_text.may_draft(plain)
+    assert not by_text.only_predicted
 
 
 def test_the_choices_of_a_request_share_one_index_of_its_prompt() -> None:

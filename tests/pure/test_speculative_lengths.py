@@ -8,9 +8,9 @@ import pytest
 
 from ferrum.core.params import SamplingParams
 from ferrum.core.policy_config import POLICY
-from ferrum.core.types import Request, Sequence
+from ferrum.core.types import Request
 from ferrum.scheduler.drafts import DraftRequest, StepLoad
-from ferrum.scheduler.sequence import begin
+from ferrum.scheduler.sequence import Sequence, begin
 from ferrum.scheduler.step_plan import StepCosts
 from ferrum.speculative.draft_length import AcceptanceRate, Candidate, best_lengths
 from ferrum.speculative.speculator import Speculator

@@ -16,7 +16,7 @@ from ferrum.core.errors import FerrumError, NonFiniteLogits, Unsupported
 from ferrum.core.memory_plan import MemoryPlan, PoolPart
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Span, StepBatch
-from ferrum.core.types import Request, Sequence
+from ferrum.core.types import Request
 from ferrum.engine.hosts.host import Built, Host, ThreadHost
 from ferrum.engine.hosts.process import ProcessHost
 from ferrum.engine.input_processor import InputProcessor
@@ -24,6 +24,7 @@ from ferrum.engine.messages import EngineInfo
 from ferrum.engine.model_client import Parts
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
+from ferrum.scheduler.sequence import Sequence
 from ferrum.text.generation_config import GenerationConfig
 
 VOCABULARY = 97

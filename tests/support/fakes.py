@@ -31,8 +31,8 @@ from ferrum.core.step import (
     Want,
 )
 from ferrum.core.types import FinishReason, Request
-from ferrum.core.types import Sequence as Choice
 from ferrum.scheduler.drafts import DraftRequest, StepLoad
+from ferrum.scheduler.sequence import Sequence as Choice
 
 Visible = tuple[tuple[int, ...], ...]
 """The tokens that a query sees in each layer group, with its own token last."""
@@ -49,13 +49,10 @@ class Guesses:
     """A `Drafter` by a function of one sequence."""
 
     counts = SpeculationCounts()
+    only_predicted = False
 
     def __init__(self, propose: Callable[[Choice], tuple[int, ...]]) -> None:
         self._propose = propose
-
-    def may_draft(self, sequence: Choice) -> bool:
-        assert sequence.finish is None
-        return True
 
     def draft(self, wishes: Sequence[DraftRequest], room: StepLoad) -> list[tuple[int, ...]]:
         assert room.budget > 0 and all(wish.limit > 0 for wish in wishes)

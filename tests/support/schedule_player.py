@@ -14,11 +14,11 @@ from background_sequences import MOST, Strangers
 from fakes import Guesses, admit_all, scope_of
 from ferrum.core.step import SpanResult
 from ferrum.core.types import FinishReason, TokenEvent
-from ferrum.core.types import Sequence as Choice
 from ferrum.runtime.kv_tiers.page_files import PageFiles
 from ferrum.scheduler.drafts import Drafter, NoDrafts
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
+from ferrum.scheduler.sequence import Sequence as Choice
 from ferrum.speculative.draft_model import DraftModel
 from ferrum.speculative.ngram import NGramProposer
 from ferrum.speculative.predicted_output import PredictionProposer

@@ -13,9 +13,9 @@ from ferrum.core.errors import FerrumError
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Span
 from ferrum.core.types import Request, TokenEvent
-from ferrum.core.types import Sequence as Choice
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
+from ferrum.scheduler.sequence import Sequence as Choice
 from ferrum.scheduler.step_plan import Plan, StepCosts
 
 CONTEXT = 64

@@ -1,21 +1,17 @@
-"""Requests, sequences and events: the messages between clients and the engine, and the scheduler's state of a choice.
+"""Requests and events: the messages between clients and the engine.
 
-Messages are frozen, picklable and consist of ints and strings, so that the engine may run in a thread or a process.
+They are frozen, picklable and consist of ints and strings, so that the engine may run in a thread or a process.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
 
 from ferrum.core.errors import FerrumError
 from ferrum.core.params import SamplingParams
 from ferrum.core.pickling import pickled_by_fields
-from ferrum.core.step import Array, Inputs, Sampling, TokenLogprobs
-
-UNLIMITED: Final = 1 << 62
-"""The limit of a sequence that has none yet."""
+from ferrum.core.step import Inputs, TokenLogprobs
 
 
 class FinishReason(StrEnum):
@@ -89,57 +85,6 @@ class Request:
     inputs: tuple[Inputs, ...] = ()
     pooling: Pooling | None = None
     prediction: tuple[int, ...] = ()
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """One choice of a request in the scheduler, and the scheduler's only mutable state of it.
-
-    Attributes:
-        tokens: prompt and generated ids; `sampling.history` is the same list. Choices that have generated nothing share
-            one list, since prompts are long and many choices may wait.
-        computed: tokens in the KV cache. Spans process the rest.
-        ahead: tokens that steps in flight process, drafts not counted.
-        pending: tokens that steps in flight sample: each will be one more known token.
-        limit: number of tokens, prompt and output together, at which it ends.
-        rank: smaller is served first within a tenant queue: unique, and always the same.
-        tenant: name of the tenant queue.
-        page_hashes: hashes of the full pages of `tokens`; empty without a prefix cache.
-        cached: prompt tokens that came from the prefix cache.
-        preemptions: how often the sequence lost its pages and started over.
-        scheduled: monotonic seconds when it last left the queue before its first token; None while it waits.
-        pooled: the sum of the hidden states so far; an array of the executor's kind.
-    """
-
-    request: Request
-    choice: int
-    cache_id: str
-    tokens: list[int]
-    sampling: Sampling
-    rank: tuple[float, ...] = ()
-    tenant: str = ""
-    computed: int = 0
-    ahead: int = 0
-    pending: int = 0
-    limit: int = UNLIMITED
-    page_hashes: list[bytes] = field(default_factory=list)
-    cached: int = 0
-    preemptions: int = 0
-    scheduled: float | None = None
-    pooled: Array | None = None
-    finish: FinishReason | None = field(default=None)
-
-    @property
-    def generated(self) -> int:
-        """Number of sampled tokens."""
-        return len(self.tokens) - len(self.request.prompt)
-
-    def extend(self, tokens: tuple[int, ...]) -> None:
-        """Append sampled tokens; the first ones move the sequence to a token list that it does not share."""
-        if not self.generated:
-            self.tokens = list(self.tokens)
-            self.sampling = replace(self.sampling, history=self.tokens)
-        self.tokens += tokens
 
 
 @pickled_by_fields

@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from ferrum.cache.page_table import PageTable
 from ferrum.core.policy_config import POLICY
-from ferrum.core.types import Sequence
 from ferrum.scheduler.queues import Ranked
+from ferrum.scheduler.sequence import Sequence
 
 GrowthReserve: TypeAlias = Callable[[Sequence, int], int]
 """Maps a sequence and the context length to the tokens of growth to reserve for it."""

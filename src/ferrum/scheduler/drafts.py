@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ferrum.core.snapshots import SpeculationCounts
-from ferrum.core.types import Sequence
+from ferrum.scheduler.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,17 @@ class StepLoad:
 
 
 class Drafter(Protocol):
-    """Source of draft tokens, asked at most once per step."""
+    """Source of draft tokens, asked at most once per step.
+
+    Attributes:
+        only_predicted: it drafts only for requests with a `prediction`.
+    """
+
+    only_predicted: bool
 
     @property
     def counts(self) -> SpeculationCounts:
         """Counts of verified draft tokens."""
-
-    def may_draft(self, sequence: Sequence) -> bool:
-        """Return whether it could ever draft for the sequence."""
 
     def draft(self, requests: Series[DraftRequest], room: StepLoad) -> list[tuple[int, ...]]:
         """Return draft tokens for each request, possibly none; those beyond a limit or the budget are cut."""
@@ -50,16 +53,14 @@ class Drafter(Protocol):
         """Take in how many draft tokens of the sequence were verified, and how many of them were accepted."""
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop the state of a sequence that has ended."""
+        """Drop the state of a sequence that has ended, if it was asked to draft for it."""
 
 
 class NoDrafts:
     """Drafter without draft tokens."""
 
     counts: Final = SpeculationCounts()
-
-    def may_draft(self, sequence: Sequence) -> bool:  # noqa: ARG002 - a drafter's signature
-        return False
+    only_predicted = True
 
     def draft(self, requests: Series[DraftRequest], room: StepLoad) -> list[tuple[int, ...]]:  # noqa: ARG002 - a drafter's signature
         return [()] * len(requests)

@@ -11,12 +11,12 @@ from ferrum.cache.page_hashes import PrefixScope
 from ferrum.cache.page_table import PageTable
 from ferrum.core.errors import FerrumError, RequestError
 from ferrum.core.policy_config import POLICY, PolicyConfig
-from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
+from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.scheduler.admission import Admission, GrowthReserve
 from ferrum.scheduler.drafts import Drafter
 from ferrum.scheduler.prefix_sharing import ChoiceForks, PrefixSharing
 from ferrum.scheduler.queues import LiveRequests, Policy, Ranked, WaitingQueue
-from ferrum.scheduler.sequence import check_length, event
+from ferrum.scheduler.sequence import Sequence, check_length, event
 from ferrum.scheduler.step_plan import DecodeSteps
 
 
@@ -116,6 +116,7 @@ class Live:
         limit = len(request.prompt) + (context if max_tokens is None else max_tokens)
         for sequence in self.requests.add(request):
             sequence.limit = min(limit, context)
+            sequence.may_draft = bool(request.prediction) or not self.drafter.only_predicted
             self.waiting.add(sequence)
         self.decodes.end()
 
@@ -162,5 +163,6 @@ class Live:
             self.waiting.remove(sequence)
         self.prefixes.release(sequence)
         self.admission.refusal = None
-        self.drafter.forget(sequence)
+        if sequence.drafted:
+            self.drafter.forget(sequence)
         self.requests.remove(sequence)

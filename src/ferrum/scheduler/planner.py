@@ -37,12 +37,12 @@ from collections.abc import Sequence as Series
 from ferrum.core.errors import KvExhausted
 from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.step import Want, is_plain
-from ferrum.core.types import FinishReason, Sequence
+from ferrum.core.types import FinishReason
 from ferrum.scheduler.drafts import DraftRequest
 from ferrum.scheduler.live import Live
 from ferrum.scheduler.prefix_sharing import PrefixMatch, PromptSources
 from ferrum.scheduler.queues import next_victim, victims_for
-from ferrum.scheduler.sequence import draft_limit, make_span, reusable, runs_ahead, unplanned
+from ferrum.scheduler.sequence import Sequence, draft_limit, make_span, reusable, runs_ahead, unplanned
 from ferrum.scheduler.step_plan import FirstTokenSteps, OpenStep, Plan, StepBudget, StepCosts
 
 
@@ -98,9 +98,8 @@ class Planner:
         live = self._live
         if live.starved:
             return True
-        may_draft = live.drafter.may_draft
         for each in live.running:
-            if each.pending and each.finish is None and (may_draft(each) or not runs_ahead(each)):
+            if each.pending and each.finish is None and (each.may_draft or not runs_ahead(each)):
                 return True
         return False
 
@@ -126,7 +125,7 @@ class Planner:
         plan = step.close()
         if plan is None or live.waiting or len(plan.sequences) < len(live.running):
             return plan
-        may_draft = any(map(live.drafter.may_draft, plan.sequences))  # then a draft may join the next step
+        may_draft = any(each.may_draft for each in plan.sequences)  # then a draft may join the next step
         if not may_draft and is_plain(plan.batch.spans) and all(each.generated for each in plan.sequences):
             live.decodes.begin(plan.sequences, {each.tenant for each in plan.sequences})
         return plan
@@ -170,7 +169,7 @@ class Planner:
         """Spend the rest of the budget on draft tokens, so they take nothing from known tokens."""
         live = self._live
         ready = [each for each, span in step.spans.values() if len(span.tokens) == 1 and span.end == len(each.tokens)]
-        if not any(map(live.drafter.may_draft, ready)):
+        if not any(each.may_draft for each in ready):
             return
         step.hold(None)
         requests = [
@@ -180,6 +179,7 @@ class Planner:
         ]
         for request, tokens in zip(requests, live.drafter.draft(requests, step.room) if requests else (), strict=True):
             sequence, drafts = request.sequence, tokens[: min(request.limit, step.budget)]
+            sequence.drafted = True
             if drafts and self._pages.reserve(sequence.cache_id, sequence.computed + sequence.ahead + 1 + len(drafts)):
                 step.add(sequence, make_span(sequence, 1, drafts=drafts, scored=live.requests.scored(sequence)))
 

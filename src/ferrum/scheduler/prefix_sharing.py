@@ -14,10 +14,10 @@ from ferrum.cache.page_hashes import PartialPage, PartialPages, PrefixScope
 from ferrum.cache.page_table import PageTable
 from ferrum.cache.pool import PageHash
 from ferrum.core.policy_config import POLICY, PolicyConfig
-from ferrum.core.types import FinishReason, Sequence
+from ferrum.core.types import FinishReason
 from ferrum.scheduler.admission import Admission
 from ferrum.scheduler.queues import LiveRequests, Ranked, WaitingQueue
-from ferrum.scheduler.sequence import reusable, shared_length
+from ferrum.scheduler.sequence import Sequence, reusable, shared_length
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from typing import Final, Protocol, TypeAlias
 
 from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.step import TokenLogprobs
-from ferrum.core.types import Request, Sequence
-from ferrum.scheduler.sequence import begin
+from ferrum.core.types import Request
+from ferrum.scheduler.sequence import Sequence, begin
 
 Rank: TypeAlias = tuple[float, ...]
 """Compared as tuples; smaller is served first."""

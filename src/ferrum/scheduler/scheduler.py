@@ -21,13 +21,13 @@ from ferrum.core.errors import FerrumError
 from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Hidden, Span, SpanResult, StepOutput, TokenLogprobs, Want
-from ferrum.core.types import FinishReason, Sequence, TokenEvent
+from ferrum.core.types import FinishReason, TokenEvent
 from ferrum.scheduler.admission import GrowthReserve
 from ferrum.scheduler.drafts import Drafter, NoDrafts
 from ferrum.scheduler.live import Limits, Live
 from ferrum.scheduler.planner import Planner
 from ferrum.scheduler.queues import Policy
-from ferrum.scheduler.sequence import event, judge, pool
+from ferrum.scheduler.sequence import Sequence, event, judge, pool
 from ferrum.scheduler.step_plan import Plan, StepCosts
 
 

@@ -1,12 +1,14 @@
-"""Pure functions of one sequence: its start, its next span, the outcome of its samples, and its events."""
+"""`Sequence`, the state of a choice, and functions of one: its start, next span, sampled tokens, and events."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, RequestError
 from ferrum.core.step import (
     CARRY,
+    Array,
     Hidden,
     Rows,
     Sampling,
@@ -17,7 +19,65 @@ from ferrum.core.step import (
     TokenLogprobs,
     Want,
 )
-from ferrum.core.types import FinishReason, Pooling, Request, Sequence, TokenEvent
+from ferrum.core.types import FinishReason, Pooling, Request, TokenEvent
+
+UNLIMITED: Final = 1 << 62
+"""The limit of a sequence that has none yet."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of a request in the scheduler, and the scheduler's only mutable state of it.
+
+    Attributes:
+        tokens: prompt and generated ids; `sampling.history` is the same list. Choices that have generated nothing share
+            one list, since prompts are long and many choices may wait.
+        computed: tokens in the KV cache. Spans process the rest.
+        ahead: tokens that steps in flight process, drafts not counted.
+        pending: tokens that steps in flight sample: each will be one more known token.
+        limit: number of tokens, prompt and output together, at which it ends.
+        rank: smaller is served first within a tenant queue: unique, and always the same.
+        tenant: name of the tenant queue.
+        page_hashes: hashes of the full pages of `tokens`; empty without a prefix cache.
+        cached: prompt tokens that came from the prefix cache.
+        preemptions: how often the sequence lost its pages and started over.
+        scheduled: monotonic seconds when it last left the queue before its first token; None while it waits.
+        may_draft: the drafter may have draft tokens for it, now or later.
+        drafted: the drafter was asked for some, and may keep a state of it.
+        pooled: the sum of the hidden states so far; an array of the executor's kind.
+    """
+
+    request: Request
+    choice: int
+    cache_id: str
+    tokens: list[int]
+    sampling: Sampling
+    rank: tuple[float, ...] = ()
+    tenant: str = ""
+    computed: int = 0
+    ahead: int = 0
+    pending: int = 0
+    limit: int = UNLIMITED
+    page_hashes: list[bytes] = field(default_factory=list)
+    cached: int = 0
+    preemptions: int = 0
+    scheduled: float | None = None
+    pooled: Array | None = None
+    finish: FinishReason | None = field(default=None)
+    may_draft: bool = False
+    drafted: bool = False
+
+    @property
+    def generated(self) -> int:
+        """Number of sampled tokens."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    def extend(self, tokens: tuple[int, ...]) -> None:
+        """Append sampled tokens; the first ones move the sequence to a token list that it does not share."""
+        if not self.generated:
+            self.tokens = list(self.tokens)
+            self.sampling = replace(self.sampling, history=self.tokens)
+        self.tokens += tokens
 
 
 def check_length(request: Request, context: int, storable: int) -> None:

@@ -15,9 +15,8 @@ from typing import TypeAlias
 from ferrum.cache.page_table import PageTable
 from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput, fastest_batch_size, is_plain
-from ferrum.core.types import Sequence
 from ferrum.scheduler.drafts import StepLoad
-from ferrum.scheduler.sequence import make_span
+from ferrum.scheduler.sequence import Sequence, make_span
 
 
 def context_cost(rows: int, stored: int) -> int:

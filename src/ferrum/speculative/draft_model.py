@@ -15,9 +15,9 @@ from ferrum.contract.executor import ModelExecutor
 from ferrum.core.errors import CapacityError, FerrumError, StepError
 from ferrum.core.memory_plan import MemoryPlan
 from ferrum.core.step import Sampling, Span, StepBatch, StepOutput, Want
-from ferrum.core.types import Sequence
 from ferrum.sampling.rules import truncate_counts
 from ferrum.scheduler.drafts import DraftRequest
+from ferrum.scheduler.sequence import Sequence
 from ferrum.scheduler.step_plan import StepCosts
 
 READ_CHUNK: Final = 256

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Series
 from typing import Final
 from weakref import WeakValueDictionary
 
-from ferrum.core.types import Sequence
+from ferrum.scheduler.sequence import Sequence
 from ferrum.speculative.proposer import Draft
 
 SIZES: Final = (5, 3, 2)
@@ -63,13 +63,12 @@ class NGramIndex:
 class NGramProposer:
     """Proposes what followed the last tokens of a sequence before."""
 
+    only_predicted = False
+
     def __init__(self) -> None:
         self._indexes: dict[str, tuple[NGramIndex, NGramIndex]] = {}  # of the prompt, and of the output
         # By request: its choices share the index of the prompt, which is freed with the last of them.
         self._prompts: WeakValueDictionary[str, NGramIndex] = WeakValueDictionary()
-
-    def may_propose(self, sequence: Sequence) -> bool:  # noqa: ARG002 - a proposer's signature
-        return True
 
     def propose(self, sequence: Sequence, max_tokens: int) -> Draft | None:
         text = sequence.tokens

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
-from ferrum.core.types import Sequence
+from ferrum.scheduler.sequence import Sequence
 from ferrum.speculative.ngram import SIZES
 from ferrum.speculative.proposer import Draft
 
@@ -108,14 +108,13 @@ class PredictionFollower:
 class PredictionProposer:
     """Proposes the next tokens of the request's prediction."""
 
+    only_predicted = True
+
     def __init__(self) -> None:
         self._followers: dict[str, PredictionFollower] = {}
         self._predictions: WeakValueDictionary[str, PredictedText] = (
             WeakValueDictionary()
         )  # freed with the last follower
-
-    def may_propose(self, sequence: Sequence) -> bool:
-        return bool(sequence.request.prediction)
 
     def propose(self, sequence: Sequence, max_tokens: int) -> Draft | None:
         request = sequence.request

@@ -9,8 +9,8 @@ from collections.abc import Sequence as Series
 from dataclasses import dataclass
 from typing import Protocol
 
-from ferrum.core.types import Sequence
 from ferrum.scheduler.drafts import DraftRequest
+from ferrum.scheduler.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,13 @@ class Draft:
 
 
 class Proposer(Protocol):
-    """Looks drafts up. The tokens of a sequence only grow, and it is asked at every step."""
+    """Looks drafts up. The tokens of a sequence only grow, and it is asked at every step.
 
-    def may_propose(self, sequence: Sequence) -> bool:
-        """Return whether the sequence may get a draft, now or later."""
+    Attributes:
+        only_predicted: it has drafts only for requests with a `prediction`.
+    """
+
+    only_predicted: bool
 
     def propose(self, sequence: Sequence, max_tokens: int) -> Draft | None:
         """Return a draft of 1 to `max_tokens` tokens, or None; in O(1) amortised per token of the sequence."""

@@ -12,8 +12,8 @@ from typing import Final
 
 from ferrum.core.policy_config import POLICY
 from ferrum.core.snapshots import SpeculationCounts
-from ferrum.core.types import Sequence
 from ferrum.scheduler.drafts import DraftRequest, StepLoad
+from ferrum.scheduler.sequence import Sequence
 from ferrum.scheduler.step_plan import StepCosts
 from ferrum.speculative.draft_length import AcceptanceRate, Candidate, best_lengths
 from ferrum.speculative.proposer import Draft, DraftComputer, Proposer
@@ -56,14 +56,12 @@ class Speculator:
         self._costs = costs
         self._max_draft = max_draft
         self._proposers = tuple(proposers)
+        self.only_predicted = model is None and all(each.only_predicted for each in self._proposers)
         self._model = model
         self._states: defaultdict[str, _State] = defaultdict(_State)
         self._rates: defaultdict[str, AcceptanceRate] = defaultdict(lambda: AcceptanceRate(POLICY.draft_kind_window))
         self._since_retry = 0
         self.counts = SpeculationCounts(accepted_per_position=(0,) * max_draft)
-
-    def may_draft(self, sequence: Sequence) -> bool:
-        return self._model is not None or any(proposer.may_propose(sequence) for proposer in self._proposers)
 
     def draft(self, requests: Series[DraftRequest], room: StepLoad) -> list[tuple[int, ...]]:
         self._since_retry += 1
