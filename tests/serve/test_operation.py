@@ -157,7 +157,7 @@ def test_retry_after_is_the_mean_time_between_ends() -> None:
     rate = DrainRate(lambda: now[0])
     assert rate.retry_after() == 1
     for now[0] in (0.0, 4.0, 8.0):
-        rate.finished()
+        rate.ends.append(now[0])
     assert rate.retry_after() == 3  # three ends in eight seconds
     now[0] = 1e6
     assert rate.retry_after() == 60

@@ -6,18 +6,16 @@ runs templates from requests.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from ferrum.core.errors import CheckpointError, FerrumError, RequestError, Unsupported
-from ferrum.core.values import shown
 from ferrum.text import template_probes as probes
 from ferrum.text.model_files import ModelFiles
-from ferrum.text.plain_json import json_objects, plain_json
 from ferrum.text.tokenizer_config import read_tokenizer_config
+from ferrum.text.tool_calls import function_of, tool_calls, with_argument_text
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -131,7 +129,7 @@ class ChatTemplate:
                 del message["content"]
                 message |= self._calling_form[0] if calls else self._silent_form
             if calls and self._reads_null and self._calling_form[1]:
-                message["tool_calls"] = [_with_argument_text(call) for call in calls]
+                message["tool_calls"] = [with_argument_text(call) for call in calls]
         return chat
 
     @cached_property
@@ -228,6 +226,35 @@ def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
     return ChatTemplate(config.chat_templates, config.special_tokens, origin=config.chat_template_origin)
 
 
+def json_objects(values: Sequence[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
+    """Return copies of objects in exact JSON types. Raises RequestError about `param` for anything else."""
+    if not isinstance(values, list | tuple) or not all(isinstance(value, Mapping) for value in values):
+        raise RequestError("must be a list of objects", param=param)
+    return [plain_json(value, param) for value in values]
+
+
+def plain_json(value: Any, param: str) -> Any:
+    """Return a copy of a JSON value in exact JSON types.
+
+    Templates see no methods of the caller's classes.
+
+    Raises:
+        RequestError: the value is not JSON, or nested too deeply.
+    """
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    try:
+        if isinstance(value, Mapping):
+            return {str(name): plain_json(entry, param) for name, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain_json(entry, param) for entry in value]
+    except RecursionError:
+        raise RequestError("nested too deeply", param=param) from None
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise RequestError(f"contains a {type(value).__name__}, which is not a JSON value", param=param)
+
+
 def _conversation(messages: Sequence[Message], *, keep_null: bool) -> list[dict[str, Any]]:
     """Return a copy of the messages without null fields: most templates test fields for presence, not for null.
 
@@ -245,14 +272,6 @@ def _conversation(messages: Sequence[Message], *, keep_null: bool) -> list[dict[
             message["reasoning_content"] = reasoning
             message.setdefault("thinking", reasoning)
     return chat
-
-
-def _with_argument_text(call: Any) -> Any:
-    """Return a call with its arguments as JSON text; values that are not calls are left to the template."""
-    match call:
-        case {"function": {"arguments": dict(arguments)} as function}:
-            return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
-    return call
 
 
 def _mark_end(chat: list[dict[str, Any]]) -> str:
@@ -327,10 +346,10 @@ def _message(message: dict[str, Any], where: str, as_parts: bool, argument_text:
     # Templates test for the field: given an empty list, many would write neither calls nor text.
     calls, called = message.pop("tool_calls", None), message.pop("function_call", None)
     if called is not None:  # OpenAI's older form of a single call
-        function = _function(called, f"{where}.function_call", argument_text)
+        function = function_of(called, f"{where}.function_call", argument_text)
         message["tool_calls"] = [{"type": "function", "function": function}]
     if calls:
-        message["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls", argument_text)
+        message["tool_calls"] = tool_calls(calls, f"{where}.tool_calls", argument_text)
     return message
 
 
@@ -350,34 +369,3 @@ def _part(part: Mapping[str, Any], where: str) -> str:
     if not isinstance(text, str):
         raise RequestError("must be a string", param=f"{where}.{kind}")
     return text
-
-
-def _tool_calls(calls: Any, where: str, argument_text: bool) -> list[dict[str, Any]]:
-    if not isinstance(calls, list):
-        raise RequestError("must be a list", param=where)
-    return [_tool_call(call, f"{where}[{place}]", argument_text) for place, call in enumerate(calls)]
-
-
-def _tool_call(call: Any, where: str, argument_text: bool) -> dict[str, Any]:
-    if not isinstance(call, dict):
-        raise RequestError("must be an object", param=where)
-    if not isinstance(call.get("id"), str | None):
-        raise RequestError("must be a string", param=f"{where}.id")
-    if call.get("type") not in ("function", None):
-        raise RequestError(f"must be 'function', not {shown(call['type'])}", param=f"{where}.type")
-    return {**call, "function": _function(call.get("function"), f"{where}.function", argument_text)}
-
-
-def _function(function: Any, where: str, argument_text: bool) -> dict[str, Any]:
-    """Return a called function with its arguments parsed, unless its text is wanted: clients send JSON text."""
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestError("must be an object with a string `name`", param=where)
-    sent = arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            raise RequestError("must be valid JSON", param=f"{where}.arguments") from None
-    if not isinstance(arguments, dict | None):
-        raise RequestError("must be a JSON object", param=f"{where}.arguments")
-    return {**function, "arguments": sent if argument_text and isinstance(sent, str) and sent else arguments or {}}

@@ -59,24 +59,21 @@ class KeyLimits:
 
 
 class DrainRate:
-    """The rate at which requests finish, from the times of the last ones; safe to use from any thread."""
+    """The rate at which requests finish.
+
+    Attributes:
+        ends: when the last requests ended; each end is appended.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._ends: deque[float] = deque(maxlen=RATE_WINDOW)
-        self._lock = Lock()
-
-    def finished(self) -> None:
-        """Note the end of a request."""
-        with self._lock:
-            self._ends.append(self._clock())
+        self.ends: deque[float] = deque(maxlen=RATE_WINDOW)
 
     def retry_after(self) -> int:
         """Return the mean time between two ends in whole seconds, at least 1, at most 60."""
-        with self._lock:
-            if len(self._ends) < 2:
-                return 1
-            mean = (self._clock() - self._ends[0]) / len(self._ends)
+        if len(self.ends) < 2:
+            return 1
+        mean = (self._clock() - self.ends[0]) / len(self.ends)
         return max(1, min(MAX_RETRY_SECONDS, math.ceil(mean)))
 
 

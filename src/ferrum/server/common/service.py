@@ -216,7 +216,7 @@ class Service:
             try:
                 yield slots
             finally:
-                self._rate.finished()
+                self._rate.ends.append(time.monotonic())
 
     @contextmanager
     def run(

@@ -1,0 +1,49 @@
+"""Tool calls in messages, as chat templates read them: checked, with arguments as objects or as text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ferrum.core.errors import RequestError
+from ferrum.core.values import shown
+
+
+def tool_calls(calls: Any, where: str, argument_text: bool) -> list[dict[str, Any]]:
+    """Return the calls of a message for a template. Raises RequestError; `where` names the place of the calls."""
+    if not isinstance(calls, list):
+        raise RequestError("must be a list", param=where)
+    return [_tool_call(call, f"{where}[{place}]", argument_text) for place, call in enumerate(calls)]
+
+
+def _tool_call(call: Any, where: str, argument_text: bool) -> dict[str, Any]:
+    if not isinstance(call, dict):
+        raise RequestError("must be an object", param=where)
+    if not isinstance(call.get("id"), str | None):
+        raise RequestError("must be a string", param=f"{where}.id")
+    if call.get("type") not in ("function", None):
+        raise RequestError(f"must be 'function', not {shown(call['type'])}", param=f"{where}.type")
+    return {**call, "function": function_of(call.get("function"), f"{where}.function", argument_text)}
+
+
+def function_of(function: Any, where: str, argument_text: bool) -> dict[str, Any]:
+    """Return a called function with its arguments parsed, unless its text is wanted: clients send JSON text."""
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError("must be an object with a string `name`", param=where)
+    sent = arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            raise RequestError("must be valid JSON", param=f"{where}.arguments") from None
+    if not isinstance(arguments, dict | None):
+        raise RequestError("must be a JSON object", param=f"{where}.arguments")
+    return {**function, "arguments": sent if argument_text and isinstance(sent, str) and sent else arguments or {}}
+
+
+def with_argument_text(call: Any) -> Any:
+    """Return a call with its arguments as JSON text; values that are not calls are left to the template."""
+    match call:
+        case {"function": {"arguments": dict(arguments)} as function}:
+            return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
+    return call
