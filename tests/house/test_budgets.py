@@ -188,8 +188,6 @@ def family_names() -> set[str]:
         "decoder",
         "families",
         "gguf_architecture",
-        "gguf_dense",
-        "gguf_experts",
         "gguf_keys",
         "gguf_names",
         "tensor_names",

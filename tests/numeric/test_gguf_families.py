@@ -18,14 +18,17 @@ from safetensors.numpy import load_file
 from family_cases import FAMILY_CASES
 from ferrum.core.errors import CheckpointError, FerrumError, Unsupported
 from ferrum.models.decoder import inventory
-from ferrum.models.families import decoder_spec
-from ferrum.models.gguf_keys import ARCHITECTURES, architecture_of, hf_config
+from ferrum.models.families import decoder_spec, load_families
+from ferrum.models.gguf_architecture import ARCHITECTURES
+from ferrum.models.gguf_keys import architecture_of, hf_config
 from ferrum.models.gguf_names import hf_name, hf_shape
 from ferrum.sources.checkpoint import Checkpoint
 from ferrum.sources.gguf_model import GgufModel
 from ferrum.sources.viewed_tensors import with_views
 from gguf_converter import converted
 from tiny import Case, directory_of
+
+load_families()
 
 LAYERS = 8
 BASE = {

@@ -12,7 +12,8 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from ferrum.models.gguf_keys import ARCHITECTURES
+from ferrum.models.families import load_families
+from ferrum.models.gguf_architecture import ARCHITECTURES
 from ferrum.models.gguf_names import hf_name
 
 TOKENIZER: dict[str, Any] = {
@@ -26,6 +27,7 @@ TOKENIZER: dict[str, Any] = {
 }
 """Metadata of a small tokenizer."""
 
+load_families()
 KINDS = {entry.name: kind for kind, entry in ARCHITECTURES.items()}
 
 

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import ARCHITECTURES, WINDOW, GgufArchitecture
 from ferrum.models.llama import SLIDING, attention_of, by_pattern, decoder_of, heads_of, mlp_of, norms_of
 from ferrum.models.rope import rope_spec
 from ferrum.models.spec import BlockSpec, BranchSpec, DecoderSpec
+
+ARCHITECTURES["cohere2"] = GgufArchitecture(
+    "Cohere2ForCausalLM",
+    "cohere2",
+    keys={**WINDOW, "attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"},
+    required=("attention.sliding_window", "logit_scale"),
+    period=4,
+)
 
 
 @FAMILIES.register("Cohere2ForCausalLM")

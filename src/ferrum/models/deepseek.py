@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any, Final
 
-from ferrum.core.errors import CheckpointError
+from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.kernels.op_attributes import Routing
 from ferrum.models.builder import PartSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.experts_spec import ExpertsSpec
 from ferrum.models.families import FAMILIES, MODEL_TYPES
-from ferrum.models.glm import grouped_experts
+from ferrum.models.gguf_architecture import (
+    ARCHITECTURES,
+    BOTH,
+    SIGMOID,
+    SOFTMAX,
+    VARIANTS,
+    GgufArchitecture,
+    Values,
+    shared_names,
+)
+from ferrum.models.glm import ROUTED, grouped_experts
 from ferrum.models.latent_spec import LatentAttentionSpec
 from ferrum.models.llama import activation_of, decoder_of, mlp_of, norms_of
 from ferrum.models.rope import rope_section, rope_spec
 from ferrum.models.spec import DecoderSpec, MlpSpec, pre_norm
 
 MODEL_TYPES["kimi_k2"] = "DeepseekV3ForCausalLM"
+
+_GROUPED: Final = (160, 256)
+"""Numbers of experts of the models that have them in groups: DeepSeek-V2 and V3."""
 
 
 @FAMILIES.register("DeepseekV2ForCausalLM")
@@ -106,3 +122,81 @@ def _temperature(config: FamilyConfig) -> float:
     factor = section.number("factor")
     mscale = 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
     return mscale * mscale
+
+
+def _latent(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:
+    """Return the fields of latent attention (DeepSeek-V2), whose newer files count the latent as one KV head."""
+    mla = values.get("attention.key_length_mla")
+    key = values.get("attention.key_length") if mla is None else mla
+    value = values.get("attention.value_length" if mla is None else "attention.value_length_mla")
+    rope = values.get("rope.dimension_count")
+    if not all(isinstance(each, int) for each in (key, value, rope)):
+        form = "" if mla is None else "_mla"
+        lengths = f"deepseek2.attention.key_length{form}, attention.value_length{form}"
+        raise CheckpointError(f"GGUF metadata must have {lengths} and rope.dimension_count")
+    assert isinstance(key, int) and isinstance(rope, int)
+    groups, experts = config.get("n_group"), config.get("n_routed_experts", 0)
+    if groups is None and experts in _GROUPED:
+        reason = "older files of this model do not say how its experts are grouped: convert it again"
+        raise Unsupported("GGUF metadata without deepseek2.expert_group_count", reason)
+    return {
+        "qk_nope_head_dim": key - rope,
+        "qk_rope_head_dim": rope,
+        "head_dim": rope,
+        "v_head_dim": value,
+        "num_key_value_heads": config["num_attention_heads"],
+        "q_lora_rank": values.get("attention.q_lora_rank"),
+        "kv_lora_rank": values.get("attention.kv_lora_rank"),
+        "n_group": groups or 1,
+        "topk_group": config.get("topk_group") or 1,
+        "norm_topk_prob": bool(config.get("norm_topk_prob", False)),
+        "topk_method": _method(values, tensors, groups or 1),
+        "routed_scaling_factor": config.get("routed_scaling_factor", 1.0),
+    }
+
+
+def _by_sigmoid(values: Values, tensors: Collection[str]) -> bool:
+    """Whether experts are scored by a sigmoid, as in DeepSeek-V3; older files only have its bias."""
+    return values.get("expert_gating_func") == SIGMOID or any(".exp_probs_b." in name for name in tensors)
+
+
+def _method(values: Values, tensors: Collection[str], groups: int) -> str:
+    """Return how experts are chosen."""
+    if _by_sigmoid(values, tensors):
+        return "noaux_tc"
+    return "group_limited_greedy" if groups > 1 else "greedy"
+
+
+_ENTRY: Final = GgufArchitecture(
+    "DeepseekV2ForCausalLM",
+    "deepseek_v2",
+    parts={
+        "attn_q_a": "self_attn.q_a_proj",
+        "attn_q_b": "self_attn.q_b_proj",
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_b": "self_attn.kv_b_proj",
+        "attn_k_b": "self_attn.k_b_proj",
+        "attn_v_b": "self_attn.v_b_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+        **shared_names("shared_experts"),
+    },
+    keys=ROUTED,
+    ignored=(
+        *("attention.key_length_mla", "attention.value_length_mla", "attention.value_length", "rope.dimension_count"),
+        *("attention.q_lora_rank", "attention.kv_lora_rank"),
+    ),
+    required=(
+        *(*BOTH, "attention.kv_lora_rank", "leading_dense_block_count"),
+        *("expert_shared_count", "expert_weights_scale"),
+    ),
+    gating=SOFTMAX,
+    log_multiplier=0.1,
+    heads=False,
+    derive=_latent,
+)
+ARCHITECTURES["deepseek2"] = _ENTRY
+VARIANTS["deepseek2"] = (
+    _by_sigmoid,
+    replace(_ENTRY, name="DeepseekV3ForCausalLM", model_type="deepseek_v3", gating=SIGMOID),
+)

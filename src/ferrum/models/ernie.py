@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 from ferrum.kernels.op_attributes import Routing
 from ferrum.models.builder import PartSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.experts_spec import ExpertsSpec
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import ARCHITECTURES, BOTH, INNER, SOFTMAX, GgufArchitecture, Values, shared_names
 from ferrum.models.llama import activation_of, attention_of, decoder_of, heads_of, mlp_of, norms_of
 from ferrum.models.rope import rope_spec
 from ferrum.models.spec import DecoderSpec, MlpSpec, pre_norm
@@ -50,3 +54,29 @@ def _ernie(family: str, config: FamilyConfig, mlps: list[PartSpec]) -> DecoderSp
     rope = rope_spec(config, heads.head_dim, interleaved=True)
     attention = attention_of(heads, rope=rope, bias=bias, output_bias=bias)
     return decoder_of(family, config, (pre_norm(attention, mlp) for mlp in mlps), norms=norms_of(config))
+
+
+def _shared(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:  # noqa: ARG001
+    """Return the number of Ernie's shared experts, which files also say by their width together."""
+    width = values.get("expert_shared_feed_forward_length", 0)
+    return {"moe_num_shared_experts": config.get("moe_num_shared_experts", width // config["moe_intermediate_size"])}
+
+
+ARCHITECTURES["ernie4_5"] = GgufArchitecture("Ernie4_5ForCausalLM", "ernie4_5", flags={"use_bias": "blk.0.attn_q.bias"})
+ARCHITECTURES["ernie4_5-moe"] = GgufArchitecture(
+    "Ernie4_5_MoeForCausalLM",
+    "ernie4_5_moe",
+    parts=shared_names("shared_experts"),
+    keys={
+        "expert_count": "moe_num_experts",
+        "expert_used_count": "moe_k",
+        "expert_shared_count": "moe_num_shared_experts",
+        INNER: "moe_intermediate_size",
+        "interleave_moe_layer_step": "moe_layer_interval",
+        "leading_dense_block_count": "moe_layer_start_index",
+    },
+    ignored=("expert_shared_feed_forward_length",),
+    required=(*BOTH, "interleave_moe_layer_step", "leading_dense_block_count"),
+    gating=SOFTMAX,
+    derive=_shared,
+)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Final
+
 from ferrum.models.attention_spec import QkNorm
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import ARCHITECTURES, VARIANTS, WINDOW, GgufArchitecture
 from ferrum.models.llama import FULL, SLIDING, attention_of, by_pattern, decoder_of, heads_of, mlp_of, norms_of
 from ferrum.models.rope import rope_spec
 from ferrum.models.spec import BlockSpec, DecoderSpec, post_norm
+
+_ENTRY: Final = GgufArchitecture("Exaone4ForCausalLM", "exaone4", keys=WINDOW, fixed={"sliding_window": None}, period=4)
+ARCHITECTURES["exaone4"] = _ENTRY
+VARIANTS["exaone4"] = (
+    lambda values, _: values.get("block_count") == 64,
+    replace(_ENTRY, absent={"attention.sliding_window": 4096}),
+)
 
 
 @FAMILIES.register("Exaone4ForCausalLM")

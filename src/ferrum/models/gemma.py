@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 from ferrum.models.attention_spec import AttentionSpec, QkNorm, RopeSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import ARCHITECTURES, RMS_EPSILON, WINDOW, Derive, GgufArchitecture, Values
 from ferrum.models.llama import (
     FULL,
     SLIDING,
@@ -24,6 +25,15 @@ from ferrum.models.llama import (
 )
 from ferrum.models.rope import of_layers, rope_spec
 from ferrum.models.spec import DecoderSpec, sandwich
+
+POST_NORMS: Final = {"ffn_norm": "pre_feedforward_layernorm"}
+"""The norm before the feed-forward in GGUF files; those after the parts have their common names."""
+
+_KEYS: Final = {
+    **WINDOW,
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
 
 
 @FAMILIES.register("Gemma2ForCausalLM")
@@ -92,3 +102,43 @@ def _gemma(
         embedding_scale=embedding_scale(config),
         softcap=config.optional_number("final_logit_softcapping"),
     )
+
+
+def _query_scale(wide_layers: int) -> Derive:
+    """Return what derives Gemma's scale of queries: hidden size / heads in the model of that depth."""
+
+    def derive(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:  # noqa: ARG001
+        wide = config["num_hidden_layers"] == wide_layers
+        per_head = config["hidden_size"] // config["num_attention_heads"]
+        return {"query_pre_attn_scalar": per_head if wide else config["head_dim"]}
+
+    return derive
+
+
+def _derived(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:
+    """Return the scales of the released models: of queries, and of the rope in files without a key of it (ollama's)."""
+    stretched = config["num_hidden_layers"] in (34, 48, 62) and "rope.scaling.factor" not in values
+    rope = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}} if stretched else {}
+    return {**_query_scale(62)(values, tensors, config), **rope}
+
+
+ARCHITECTURES["gemma2"] = GgufArchitecture(
+    "Gemma2ForCausalLM",
+    "gemma2",
+    parts=POST_NORMS,
+    keys=_KEYS,
+    fixed={"norm_offset": 0.0},  # the converter has added 1 to the weights of norms
+    absent={"attention.sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    period=2,
+    derive=_query_scale(46),
+)
+ARCHITECTURES["gemma3"] = GgufArchitecture(
+    "Gemma3ForCausalLM",
+    "gemma3_text",
+    parts=POST_NORMS,
+    keys={**_KEYS, "rope.freq_base_swa": "rope_local_base_freq"},
+    fixed={"norm_offset": 0.0},
+    period=6,
+    absent={RMS_EPSILON: 1e-6, "rope.freq_base": 1e6},  # ollama's files lack them
+    derive=_derived,
+)

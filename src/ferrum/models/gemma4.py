@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from ferrum.core.errors import CheckpointError, Unsupported
@@ -11,7 +11,8 @@ from ferrum.models.attention_spec import AttentionSpec, QkNorm
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.experts_spec import ExpertsSpec, Fused
 from ferrum.models.families import FAMILIES, LAYER_CONFIGS, MODEL_TYPES
-from ferrum.models.gemma import embedding_scale
+from ferrum.models.gemma import POST_NORMS, embedding_scale
+from ferrum.models.gguf_architecture import ARCHITECTURES, INNER, WINDOW, GgufArchitecture, Values
 from ferrum.models.layer_input_spec import LayerInputSpec
 from ferrum.models.llama import (
     FULL,
@@ -32,6 +33,9 @@ _OWN: Final = ("k_proj", "v_proj", "k_norm", "v_norm")
 
 LAYER_CONFIGS.add("Gemma4ForCausalLM")
 MODEL_TYPES["gemma4_unified"] = "Gemma4ForCausalLM"
+
+_STILL: Final = 1e29
+"""Least divisor of the frequency of a pair that is not rotated."""
 
 
 @FAMILIES.register("Gemma4ForCausalLM")
@@ -126,3 +130,110 @@ def _experts(config: FamilyConfig) -> ExpertsSpec:
         norm="pre_feedforward_layernorm_2",
         router_norm="router.scale",
     )
+
+
+def _derived(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:
+    """Return the fields of Gemma 4: other heads in full layers, which have a proportional rope, and wider layers."""
+    kinds, count = config["layer_types"], config["num_hidden_layers"]
+    full = [kind == "full_attention" for kind in kinds]
+    heads = _per_layer(values, "attention.head_count_kv", count)
+    widths = _per_layer(values, "feed_forward_length", count)
+    shared = count - config.get("num_kv_shared_layers", 0)
+    for key in ("expert_used_count", INNER) if values.get("expert_count") else ():
+        if not values.get(key):
+            raise CheckpointError(f"GGUF metadata has no gemma4.{key}")
+    for suffix in ("", "_swa"):
+        width, value = (values.get(f"attention.{part}_length{suffix}") for part in ("key", "value"))
+        if value not in (None, width):
+            reason = f"keys have {width!r} numbers, and values must have the same"
+            raise Unsupported(f"GGUF metadata gemma4.attention.value_length{suffix}={value!r}", reason)
+    own = {each for each, whole in zip(heads, full, strict=True) if not whole}
+    whole_heads = {each for each, whole in zip(heads, full, strict=True) if whole}
+    wide = [width != widths[0] for width in widths]
+    doubled = wide == [i >= shared for i in range(count)] and set(widths) == {widths[0], 2 * widths[0]}
+    if len(own) != 1 or len(whole_heads) != 1 or (any(wide) and not doubled):
+        raise Unsupported("GGUF metadata gemma4.feed_forward_length or head_count_kv", "layers differ in another way")
+    factors = (config.get("rope_scaling") or {}).get("factors") or [1.0]
+    turned = sum(factor == 1 for factor in factors)
+    rest = factors[turned:]
+    if any(factor != 1 for factor in factors[:turned]) or any(factor < _STILL for factor in rest):
+        raise Unsupported("GGUF tensor rope_freqs.weight", "only a rope of the first pairs is read for this model")
+    theta = config["rope_theta"]
+    values_of_full = [f"blk.{i}.attn_v.weight" in tensors for i in range(min(shared, count)) if full[i]]
+    return {
+        "head_dim": values["attention.key_length_swa"],
+        "global_head_dim": values["attention.key_length"],
+        "num_key_value_heads": own.pop(),
+        "num_global_key_value_heads": whole_heads.pop(),
+        "attention_k_eq_v": not any(values_of_full),
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": doubled,
+        "enable_moe_block": bool(values.get("expert_count")),
+        "rope_scaling": None,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": values.get("rope.freq_base_swa", 10000.0)},
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": theta,
+                "partial_rotary_factor": turned / len(factors),
+            },
+        },
+    }
+
+
+def _per_layer(values: Values, key: str, count: int) -> list[int]:
+    """Return a key's number of each layer; files have one for all or a list."""
+    found = values.get(key)
+    numbers = found[:count] if isinstance(found, list) else [found] * count
+    integers = [each for each in numbers if isinstance(each, int)]
+    if len(integers) != count or len(numbers) != count:
+        raise Unsupported(f"GGUF metadata {key}={found!r}", f"block_count needs {count} numbers")
+    return integers
+
+
+ARCHITECTURES["gemma4"] = GgufArchitecture(
+    "Gemma4ForCausalLM",
+    "gemma4_text",
+    parts={
+        **POST_NORMS,
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "ffn_gate_inp": "router.proj",
+        **{f"ffn_{part}_exps": f"experts.{part}_proj" for part in ("gate", "up", "down", "gate_up")},
+    },
+    bare={
+        "layer_output_scale.weight": "layer_scalar",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+    },
+    whole={
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+    },
+    keys={
+        **WINDOW,
+        "final_logit_softcapping": "final_logit_softcapping",
+        "attention.shared_kv_layers": "num_kv_shared_layers",
+        "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+        "expert_count": "num_experts",
+        "expert_used_count": "top_k_experts",
+        INNER: "moe_intermediate_size",
+    },
+    ignored=(
+        *("attention.key_length_swa", "attention.value_length_swa", "rope.freq_base_swa"),
+        *("rope.dimension_count", "rope.dimension_count_swa"),
+    ),
+    required=(
+        *("attention.sliding_window", "attention.sliding_window_pattern", "embedding_length_per_layer_input"),
+        *("attention.key_length_swa", "attention.value_length_swa"),
+    ),
+    absent={"final_logit_softcapping": 30.0},
+    period=6,
+    heads=False,
+    derive=_derived,
+)

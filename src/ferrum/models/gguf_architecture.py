@@ -1,7 +1,7 @@
 """`GgufArchitecture`: what the GGUF files of an architecture hold, as data, and what files have in common.
 
-The entries are in `gguf_dense.py` and `gguf_experts.py`. Sources: the key and tensor lists of the format's library, and
-the converters of llama.cpp for what they change.
+Each entry is in the file of its family, which adds it to `ARCHITECTURES` on import. Sources: the key and tensor lists
+of the format's library, and the converters of llama.cpp for what they change.
 """
 
 from __future__ import annotations
@@ -66,6 +66,17 @@ TOWER_TENSORS: Final = ("v.", "a.", "mm.")
 WINDOW: Final = {"attention.sliding_window": "sliding_window"}
 """The key of an architecture whose windows are read."""
 
+SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3
+"""Expert gating functions by their numbers in files."""
+
+WIDTH, INNER = "feed_forward_length", "expert_feed_forward_length"
+COUNTED: Final = ("expert_count", "expert_used_count")
+BOTH: Final = (*COUNTED, INNER, WIDTH)
+"""Keys that files with experts have; the last one is of layers without experts."""
+
+LOCAL: Final = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+"""The keys of experts of several families."""
+
 LAYER: Final = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -75,6 +86,8 @@ LAYER: Final = {
     "attn_k_norm": "self_attn.k_norm",
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
@@ -107,6 +120,7 @@ class GgufArchitecture:
         keys: further metadata keys, and their fields of `config.json`.
         ignored: metadata keys without effect.
         fixed: fields of `config.json` that files lack.
+        flags: fields that say whether the file has a tensor, and its name.
         period: distance of layers without a window, in files without a list; None: files say nothing of layers.
         partial: field of the rotated numbers of a head as a share of it, or as a count; None: all are rotated.
         gating: the expert gating function, by number, if a file names one.
@@ -118,7 +132,6 @@ class GgufArchitecture:
         rope_fixed: fields of YaRN's scaling that files lack.
         heads: whether heads have one width, which keys and values share.
         derive: other fields.
-        variants: other entries that a file may mean, each after the test that says so.
     """
 
     name: str
@@ -130,6 +143,7 @@ class GgufArchitecture:
     keys: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
     period: int | None = None
     partial: str | None = None
     gating: int | None = None
@@ -141,4 +155,15 @@ class GgufArchitecture:
     rope_fixed: Mapping[str, Any] = field(default_factory=dict)
     heads: bool = True
     derive: Derive | None = None
-    variants: tuple[tuple[Callable[[Values, Collection[str]], bool], GgufArchitecture], ...] = ()
+
+
+ARCHITECTURES: Final[dict[str, GgufArchitecture]] = {}
+"""Entries by GGUF's name of the architecture."""
+
+VARIANTS: Final[dict[str, tuple[Callable[[Values, Collection[str]], bool], GgufArchitecture]]] = {}
+"""By the same name another entry that a file may mean, after the test of its metadata and tensors that says so."""
+
+
+def shared_names(name: str) -> dict[str, str]:
+    """Return the names of a shared feed-forward's tensors."""
+    return {f"ffn_{part}_shexp": f"mlp.{name}.{part}_proj" for part in ("gate", "up", "down")}

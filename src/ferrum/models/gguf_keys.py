@@ -1,7 +1,6 @@
 """GGUF metadata as the `config.json` of the same model in the Hugging Face layout.
 
-A key that changes arithmetic and that no entry understands is refused. The entries are in `gguf_dense.py` and
-`gguf_experts.py`.
+A key that changes arithmetic and that no entry understands is refused. The entries are in the files of the families.
 """
 
 from __future__ import annotations
@@ -11,24 +10,25 @@ from typing import Any, Final
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.models.config_reader import MAX_INTEGER
+from ferrum.models.families import load_families
 from ferrum.models.gguf_architecture import (
     ABSENT,
+    ARCHITECTURES,
+    COUNTED,
     EPSILON,
+    INNER,
     KEYS,
     NEUTRAL,
     REQUIRED,
     RMS_EPSILON,
     TOWER_KEYS,
+    VARIANTS,
+    WIDTH,
     WITHOUT_EFFECT,
     GgufArchitecture,
 )
-from ferrum.models.gguf_dense import DENSE
-from ferrum.models.gguf_experts import EXPERTS
 from ferrum.models.gguf_rope import LOG_MULTIPLIER, ROPE_KEYS, TEMPERATURE, add_rope, refusal
 from ferrum.models.layer_biases import LAYER_BIASES, layer_biases
-
-ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {**DENSE, **EXPERTS}
-"""Architectures by GGUF's name."""
 
 NEXTN: Final = "nextn_predict_layers"
 """The key of the number of last layers that predict further tokens, which are left out."""
@@ -41,12 +41,8 @@ _PATTERN: Final = "attention.sliding_window_pattern"
 _ROTATED: Final = "rope.dimension_count"
 _GATING: Final = "expert_gating_func"
 _NORMED: Final = "expert_weights_norm"
-_WIDTH, _INNER = "feed_forward_length", "expert_feed_forward_length"
 _READ_HERE: Final = {*(_WINDOW, _PATTERN, _ROTATED, _GATING, NEXTN), "attention.value_length"}
-_POSITIVE: Final = ("expert_count", "expert_used_count")
-"""Required keys that may not be 0."""
-
-_COUNTS: Final = {"expert_count", "expert_used_count", "expert_shared_count", "expert_group_count"}
+_COUNTS: Final = {*COUNTED, "expert_shared_count", "expert_group_count"}
 """Keys without effect if they are 0."""
 
 
@@ -55,15 +51,19 @@ def architecture_of(metadata: Mapping[str, Any], tensors: Collection[str]) -> tu
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
         raise CheckpointError(f"general.architecture must be a name, not {name!r}")
+    load_families()
     if name not in ARCHITECTURES:
         raise Unsupported(f"GGUF architecture {name!r}", f"known: {', '.join(sorted(ARCHITECTURES))}")
-    entry, values = ARCHITECTURES[name], _values(name, metadata)
-    return name, next((other for means, other in entry.variants if means(values, tensors)), entry)
+    entry = ARCHITECTURES[name]
+    if name in VARIANTS:
+        means, other = VARIANTS[name]
+        entry = other if means(_values(name, metadata), tensors) else entry
+    return name, entry
 
 
 def key_of(field: str, metadata: Mapping[str, Any], entry: GgufArchitecture) -> str:
     """Return the metadata key that a field of `config.json` is read from, for messages."""
-    found = next((key for key, theirs in {**entry.keys, **KEYS}.items() if theirs == field), field)
+    found = next((key for key, theirs in {**entry.keys, **KEYS, **entry.keys}.items() if theirs == field), field)
     return f"GGUF metadata {metadata['general.architecture']}.{found}"
 
 
@@ -115,6 +115,7 @@ def _config(
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         **entry.fixed,
+        **{theirs: name in tensors for theirs, name in entry.flags.items()},
         **{theirs: values[ours] for ours, theirs in keys.items() if ours in values},
     }
     config["num_hidden_layers"] = count = values["block_count"] - values.get(NEXTN, 0)
@@ -171,11 +172,11 @@ def _refuse_missing(
 ) -> None:
     """Raise CheckpointError for keys without which no engine reads a file, and lists where one number is read."""
     epsilon = EPSILON if EPSILON in entry.keys else RMS_EPSILON
-    wide = () if _INNER in (*entry.keys, *entry.ignored) else (_WIDTH,)
+    wide = () if INNER in (*entry.keys, *entry.ignored) else (WIDTH,)
     for key in (*REQUIRED, epsilon, *wide, *entry.required):
         if key in entry.absent:
             continue
-        if key not in values and (key in _POSITIVE or f"{prefix}.{key}" not in metadata):
+        if key not in values and (key in COUNTED or f"{prefix}.{key}" not in metadata):
             raise CheckpointError(f"GGUF metadata has no {prefix}.{key}")
     for key in ("attention.head_count", "embedding_length", "block_count"):
         if not isinstance(values[key], int) or not 0 < values[key] <= MAX_INTEGER:

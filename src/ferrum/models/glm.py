@@ -2,15 +2,53 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ferrum.kernels.op_attributes import Routing
 from ferrum.models.attention_spec import QkNorm
 from ferrum.models.builder import PartSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.experts_spec import ExpertsSpec
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import ARCHITECTURES, BOTH, INNER, SIGMOID, GgufArchitecture, shared_names
 from ferrum.models.llama import activation_of, attention_of, decoder_of, heads_of, mlp_of, norms_of
 from ferrum.models.rope import rope_spec
 from ferrum.models.spec import BlockSpec, BranchSpec, DecoderSpec, MlpSpec, pre_norm
+
+ROUTED: Final = {
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_shared_count": "n_shared_experts",
+    INNER: "moe_intermediate_size",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
+"""The keys of grouped experts in GGUF files."""
+
+ARCHITECTURES["glm4"] = GgufArchitecture(
+    "Glm4ForCausalLM",
+    "glm4",
+    parts={
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+    },
+    partial="partial_rotary_factor",
+)
+ARCHITECTURES["glm4moe"] = GgufArchitecture(
+    "Glm4MoeForCausalLM",
+    "glm4_moe",
+    parts=shared_names("shared_experts"),
+    keys=ROUTED,
+    flags={"use_qk_norm": "blk.0.attn_q_norm.weight"},
+    required=(*BOTH, "expert_shared_count", "expert_weights_scale"),
+    absent={"leading_dense_block_count": 0, "expert_weights_norm": False},
+    partial="partial_rotary_factor",
+    gating=SIGMOID,
+)
 
 
 @FAMILIES.register("Glm4ForCausalLM")

@@ -6,9 +6,31 @@ from ferrum.kernels.op_attributes import Activation, Routing
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.experts_spec import ExpertsSpec, Fused
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import (
+    ARCHITECTURES,
+    COUNTED,
+    INNER,
+    LOCAL,
+    SOFTMAX_OF_CHOSEN,
+    WINDOW,
+    GgufArchitecture,
+)
 from ferrum.models.llama import FULL, SLIDING, attention_of, decoder_of, heads_of, layer_types, norms_of
 from ferrum.models.rope import rope_spec
 from ferrum.models.spec import DecoderSpec, pre_norm
+
+ARCHITECTURES["gpt-oss"] = GgufArchitecture(
+    "GptOssForCausalLM",
+    "gpt_oss",
+    parts={"ffn_gate_inp": "mlp.router"},
+    bare={"attn_sinks.weight": "self_attn.sinks"},
+    keys={**WINDOW, **LOCAL, INNER: "intermediate_size"},
+    required=(*COUNTED, INNER, "attention.sliding_window"),
+    period=2,
+    gating=SOFTMAX_OF_CHOSEN,
+    fixed={"rope_parameters": {"rope_type": "default"}},  # files name a scaling if there is one
+    rope_fixed={"truncate": False},
+)
 
 
 @FAMILIES.register("GptOssForCausalLM")

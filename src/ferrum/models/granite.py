@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Final
+
 from ferrum.kernels.op_attributes import Routing
 from ferrum.models.builder import PartSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.experts_spec import ExpertsSpec, Fused
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import ARCHITECTURES, COUNTED, LOCAL, GgufArchitecture
 from ferrum.models.llama import activation_of, attention_of, decoder_of, heads_of, mlp_of, norms_of
 from ferrum.models.rope import rope_spec
 from ferrum.models.spec import DecoderSpec, pre_norm
+
+_FACTORS: Final = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+_ENTRY: Final = GgufArchitecture(
+    "GraniteForCausalLM",
+    "granite",
+    permuted=True,
+    keys=_FACTORS,
+    required=tuple(_FACTORS),
+    only={"rope.scaling.finetuned": (True,)},  # files turn the rope off with it
+)
+ARCHITECTURES["granite"] = _ENTRY
+ARCHITECTURES["granitemoe"] = replace(
+    _ENTRY,
+    name="GraniteMoeForCausalLM",
+    model_type="granitemoe",
+    parts={"ffn_gate_inp": "mlp.router.layer"},
+    keys={**_FACTORS, **LOCAL},
+    required=(*_FACTORS, *COUNTED),
+)
 
 
 @FAMILIES.register("GraniteForCausalLM")

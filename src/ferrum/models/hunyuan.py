@@ -5,11 +5,14 @@ from __future__ import annotations
 from ferrum.models.attention_spec import QkNorm
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES, MODEL_TYPES
+from ferrum.models.gguf_architecture import ARCHITECTURES, GgufArchitecture
 from ferrum.models.llama import attention_of, decoder_of, heads_of, mlp_of, norms_of
 from ferrum.models.rope import rope_spec
 from ferrum.models.spec import DecoderSpec, pre_norm
 
 MODEL_TYPES["hunyuan_v1_dense"] = "HunYuanDenseV1ForCausalLM"
+
+ARCHITECTURES["hunyuan-dense"] = GgufArchitecture("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense")
 
 
 @FAMILIES.register("HunYuanDenseV1ForCausalLM")

@@ -12,6 +12,8 @@ from ferrum.models.attention_spec import AttentionSpec
 from ferrum.models.builder import LayerSpec, NormSpec, PartSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import ARCHITECTURES, GgufArchitecture
+from ferrum.models.gguf_rope import LOG_MULTIPLIER
 from ferrum.models.rope import context_length, rope_spec
 from ferrum.models.spec import DecoderSpec, MlpSpec, pre_norm
 
@@ -31,6 +33,13 @@ _ACTIVATIONS: Final = {
     "relu2": Activation("relu2"),
 }
 """Activations by their names in `config.json`."""
+
+ARCHITECTURES["llama"] = GgufArchitecture(
+    "LlamaForCausalLM",
+    "llama",
+    permuted=True,
+    ignored=(LOG_MULTIPLIER,),  # in files of Devstral 2; llama.cpp does not read it in this architecture either
+)
 
 
 @dataclass(frozen=True, slots=True)

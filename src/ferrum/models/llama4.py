@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Collection
+from typing import Any, Final
 
 from ferrum.kernels.op_attributes import Routing
 from ferrum.models.attention_spec import AttentionSpec, QkNorm, Temperature
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.experts_spec import ExpertsSpec, Fused
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import ARCHITECTURES, BOTH, INNER, LOCAL, GgufArchitecture, Values, shared_names
 from ferrum.models.llama import activation_of, attention_of, decoder_of, heads_of, layer_types, mlp_of, norms_of
 from ferrum.models.rope import rope_spec
 from ferrum.models.smollm3 import rope_layers
@@ -70,3 +72,24 @@ def _experts(config: FamilyConfig) -> ExpertsSpec:
         shared=MlpSpec(inner, activation),
         shared_name="shared_expert",
     )
+
+
+def _qk_norm(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:  # noqa: ARG001
+    """Return whether q and k have norms, which llama.cpp decides by the number of experts."""
+    return {"use_qk_norm": config.get("num_local_experts") != 128}
+
+
+ARCHITECTURES["llama4"] = GgufArchitecture(
+    "Llama4ForCausalLM",
+    "llama4_text",
+    parts={"ffn_gate_inp": "mlp.router", **shared_names("shared_expert")},
+    keys={
+        **LOCAL,
+        INNER: "intermediate_size",
+        "feed_forward_length": "intermediate_size_mlp",
+        "interleave_moe_layer_step": "interleave_moe_layer_step",
+    },
+    required=(*BOTH, "interleave_moe_layer_step"),
+    only={"attention.sliding_window": ()},
+    derive=_qk_norm,
+)

@@ -10,6 +10,7 @@ from ferrum.models.attention_spec import QkNorm
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.experts_spec import ExpertsSpec
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import ARCHITECTURES, COUNTED, INNER, LOCAL, SIGMOID, GgufArchitecture
 from ferrum.models.llama import activation_of, attention_of, decoder_of, heads_of
 from ferrum.models.mistral import MIXTRAL_NAMES
 from ferrum.models.rope import rope_spec
@@ -23,6 +24,15 @@ _ONLY: Final[dict[str, Any]] = {
     "shared_intermediate_size": 0,
 }
 """The values that fields of released files may have."""
+
+ARCHITECTURES["minimax-m2"] = GgufArchitecture(
+    "MiniMaxM2ForCausalLM",
+    "minimax_m2",
+    keys={**LOCAL, INNER: "intermediate_size"},
+    required=(*COUNTED, INNER),
+    partial="rotary_dim",
+    gating=SIGMOID,
+)
 
 
 @FAMILIES.register("MiniMaxM2ForCausalLM")

@@ -10,6 +10,7 @@ from ferrum.models.attention_spec import Temperature
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.experts_spec import ExpertsSpec
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import ARCHITECTURES, COUNTED, LOCAL, VARIANTS, GgufArchitecture
 from ferrum.models.llama import activation_of, layer_windows, llama_like
 from ferrum.models.rope import rope_section
 from ferrum.models.spec import DecoderSpec
@@ -21,6 +22,20 @@ MIXTRAL_NAMES: Final = (
     (r"(experts\.\d+)\.down_proj\.", r"\1.w2."),
 )
 """What Mixtral's checkpoints call the tensors of experts."""
+
+ARCHITECTURES["mistral3"] = GgufArchitecture(
+    "MistralForCausalLM", "mistral", permuted=True, fixed={"sliding_window": None}
+)
+VARIANTS["mistral3"] = (
+    lambda values, _: bool(values.get("attention.temperature_scale")),
+    GgufArchitecture("Ministral3ForCausalLM", "ministral3", permuted=True, log_multiplier=1.0, rope="rope_parameters"),
+)
+VARIANTS["llama"] = (  # what Mistral's files call themselves, too
+    lambda values, _: bool(values.get("expert_count")),
+    GgufArchitecture(
+        "MixtralForCausalLM", "mixtral", permuted=True, keys=LOCAL, fixed={"sliding_window": None}, required=COUNTED
+    ),
+)
 
 
 @FAMILIES.register("MistralForCausalLM")

@@ -7,9 +7,16 @@ from collections.abc import Mapping
 from ferrum.models.attention_spec import QkNorm, RopeSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import ARCHITECTURES, VARIANTS, WINDOW, GgufArchitecture
 from ferrum.models.llama import FULL, SLIDING, attention_of, decoder_of, heads_of, mlp_of, norms_of, sliding_but_every
 from ferrum.models.rope import of_layers, rope_spec
 from ferrum.models.spec import BlockSpec, DecoderSpec, post_norm
+
+ARCHITECTURES["olmo2"] = GgufArchitecture("Olmo2ForCausalLM", "olmo2")
+VARIANTS["olmo2"] = (
+    lambda values, _: bool(values.get("attention.sliding_window")),
+    GgufArchitecture("Olmo3ForCausalLM", "olmo3", keys=WINDOW, period=4),
+)
 
 
 @FAMILIES.register("Olmo2ForCausalLM")

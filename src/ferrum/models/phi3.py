@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import ARCHITECTURES, WINDOW, GgufArchitecture, Values
 from ferrum.models.llama import attention_of, decoder_of, heads_of, mlp_of, norms_of
 from ferrum.models.rope import rope_section, rope_spec
 from ferrum.models.spec import DecoderSpec, pre_norm
@@ -24,3 +28,19 @@ def phi3(config: FamilyConfig) -> DecoderSpec:
     )
     layer = pre_norm(attention, mlp_of(config, fused="gate_up_proj"))
     return decoder_of("phi3", config, [layer] * config.num_layers(), norms=norms_of(config))
+
+
+def _phi3_window(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:  # noqa: ARG001
+    """Return the window of the first Phi-3 files, which lack it: llama.cpp knows their models by layers and context."""
+    first = config["num_hidden_layers"] in (32, 40) and config["max_position_embeddings"] == 4096
+    return {"sliding_window": 2047} if first and config.get("sliding_window") is None else {}
+
+
+ARCHITECTURES["phi3"] = GgufArchitecture(
+    "Phi3ForCausalLM",
+    "phi3",
+    parts={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    keys={**WINDOW, "rope.scaling.original_context_length": "original_max_position_embeddings"},
+    partial="partial_rotary_factor",
+    derive=_phi3_window,
+)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, Final
 
 from ferrum.kernels.op_attributes import Routing
 from ferrum.models.builder import PartSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.experts_spec import ExpertsSpec
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import (
+    ARCHITECTURES,
+    COUNTED,
+    INNER,
+    SOFTMAX,
+    GgufArchitecture,
+    Values,
+    shared_names,
+)
 from ferrum.models.llama import (
     FULL,
     SLIDING,
@@ -55,3 +65,35 @@ def sparse_layers(config: FamilyConfig, **fields: Any) -> list[PartSpec]:
     experts = ExpertsSpec(routing, config.integer("moe_intermediate_size"), activation_of(config), **fields)
     step, only = config.integer("decoder_sparse_step"), config.integers("mlp_only_layers") or ()
     return [dense if i in only or (i + 1) % step else experts for i in range(config.num_layers())]
+
+
+def expert_widths(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:  # noqa: ARG001
+    """Return the width of Qwen's experts, which older files lack: a share of the model's."""
+    inner = config.get("intermediate_size")
+    width = values.get(INNER) or inner // config["num_experts_per_tok"]
+    return {"intermediate_size": inner or width, "moe_intermediate_size": width}
+
+
+def _widths(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:
+    """Return the widths of Qwen2-MoE, whose shared feed-forward has the model's width in older files."""
+    shared = values.get("expert_shared_feed_forward_length") or config["intermediate_size"]
+    return {**expert_widths(values, tensors, config), "shared_expert_intermediate_size": shared}
+
+
+ARCHITECTURES["qwen2"] = GgufArchitecture("Qwen2ForCausalLM", "qwen2")
+EXPERTS_ENTRY: Final = GgufArchitecture(
+    "Qwen2MoeForCausalLM",
+    "qwen2_moe",
+    parts={**shared_names("shared_expert"), "ffn_gate_inp_shexp": "mlp.shared_expert_gate"},
+    keys={
+        "expert_count": "num_experts",
+        "expert_used_count": "num_experts_per_tok",
+        INNER: "moe_intermediate_size",
+    },
+    ignored=("expert_shared_feed_forward_length",),
+    fixed={"norm_topk_prob": False},
+    required=COUNTED,
+    gating=SOFTMAX,
+    derive=_widths,
+)
+ARCHITECTURES["qwen2moe"] = EXPERTS_ENTRY

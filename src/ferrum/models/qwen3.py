@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ferrum.models.attention_spec import QkNorm
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import ARCHITECTURES, GgufArchitecture
 from ferrum.models.llama import llama_like, mixed_windows, used_window
-from ferrum.models.qwen2 import sparse_layers
+from ferrum.models.qwen2 import EXPERTS_ENTRY, expert_widths, sparse_layers
 from ferrum.models.spec import DecoderSpec
+
+ARCHITECTURES["qwen3"] = GgufArchitecture("Qwen3ForCausalLM", "qwen3")
+ARCHITECTURES["qwen3moe"] = replace(
+    EXPERTS_ENTRY,
+    name="Qwen3MoeForCausalLM",
+    model_type="qwen3_moe",
+    parts={},
+    ignored=(),
+    fixed={"norm_topk_prob": True},
+    derive=expert_widths,
+)
 
 
 @FAMILIES.register("Qwen3ForCausalLM")

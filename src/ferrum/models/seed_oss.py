@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import ARCHITECTURES, GgufArchitecture
 from ferrum.models.llama import llama_like, mlp_of
 from ferrum.models.spec import DecoderSpec
+
+ARCHITECTURES["seed_oss"] = GgufArchitecture(
+    "SeedOssForCausalLM", "seed_oss", flags={"attention_out_bias": "blk.0.attn_output.bias"}
+)
 
 
 @FAMILIES.register("SeedOssForCausalLM")

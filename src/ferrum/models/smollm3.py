@@ -5,9 +5,12 @@ from __future__ import annotations
 from ferrum.core.errors import CheckpointError
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import ARCHITECTURES, GgufArchitecture
 from ferrum.models.llama import FULL, SLIDING, attention_of, decoder_of, heads_of, layer_types, mlp_of, used_window
 from ferrum.models.rope import rope_spec
 from ferrum.models.spec import DecoderSpec, pre_norm
+
+ARCHITECTURES["smollm3"] = GgufArchitecture("SmolLM3ForCausalLM", "smollm3", permuted=True)
 
 
 @FAMILIES.register("SmolLM3ForCausalLM")

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import ARCHITECTURES, GgufArchitecture
 from ferrum.models.llama import attention_of, decoder_of, heads_of, mlp_of, norms_of
 from ferrum.models.rope import rope_spec
 from ferrum.models.spec import DecoderSpec, pre_norm
+
+ARCHITECTURES["starcoder2"] = GgufArchitecture(
+    "Starcoder2ForCausalLM",
+    "starcoder2",
+    keys={"attention.layer_norm_epsilon": "norm_epsilon"},
+    fixed={"sliding_window": 4096},  # of all sizes; files do not say
+    flags={"use_bias": "blk.0.attn_q.bias"},
+)
 
 
 @FAMILIES.register("Starcoder2ForCausalLM")
