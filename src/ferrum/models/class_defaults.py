@@ -26,6 +26,12 @@ _SIZES: Final = (
 )
 """The first values of a row."""
 
+_EXPERTS: Final = (
+    *("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "routed_scaling_factor"),
+    *("n_group", "topk_group", "first_k_dense_replace"),
+)
+"""The fields of experts in groups."""
+
 _NULL: Final = frozenset(
     (
         *("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers"),
@@ -41,6 +47,17 @@ def _row(*sizes: int | None, **others: Any) -> Values:
     return {**_COMMON, **dict(zip(_SIZES, sizes, strict=True)), **others}
 
 
+def _latent(*sizes: int) -> Values:
+    """Return the values of latent attention: widths of unrotated keys and of values, and the rank of queries."""
+    fields = zip(("qk_nope_head_dim", "v_head_dim", "q_lora_rank"), sizes, strict=True)
+    return {"qk_rope_head_dim": 64, "kv_lora_rank": 512, "rope_interleave": True, **dict(fields)}
+
+
+def _grouped(*values: float) -> Values:
+    """Return the values of experts in groups, in the order of `_EXPERTS`."""
+    return {"n_shared_experts": 1, "norm_topk_prob": True, **dict(zip(_EXPERTS, values, strict=True))}
+
+
 _QWEN: Final[Values] = {"sliding_window": 4096, "max_window_layers": 28}
 _GEMMA: Final[Values] = {
     "tie_word_embeddings": True,
@@ -49,8 +66,6 @@ _GEMMA: Final[Values] = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
-_LATENT: Final[Values] = {"qk_rope_head_dim": 64, "kv_lora_rank": 512, "rope_interleave": True}
-_GROUPED: Final[Values] = {"n_shared_experts": 1, "norm_topk_prob": True}
 _GRANITE: Final[Values] = {
     "embedding_multiplier": 1.0,
     "logits_scaling": 1.0,
@@ -206,39 +221,19 @@ CLASS_DEFAULTS: Final[Mapping[str, Values]] = {
     ),
     "Glm4MoeForCausalLM": _row(
         *(151552, 4096, 10944, 46, 96, 8, 131072),
-        **_GROUPED,
+        **_grouped(128, 8, 1408, 1.0, 1, 1, 1),
         rms_norm_eps=1e-5,
         partial_rotary_factor=0.5,
-        n_routed_experts=128,
-        num_experts_per_tok=8,
-        moe_intermediate_size=1408,
-        routed_scaling_factor=1.0,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=1,
     ),
     "Glm4MoeLiteForCausalLM": _row(
         *(154880, 2048, 10240, 47, 20, None, 202752),
-        **_LATENT,
-        **_GROUPED,
+        **_latent(192, 256, 768),
+        **_grouped(64, 4, 1536, 1.8, 1, 1, 1),
         rms_norm_eps=1e-5,
-        qk_nope_head_dim=192,
-        v_head_dim=256,
-        q_lora_rank=768,
-        n_routed_experts=64,
-        num_experts_per_tok=4,
-        moe_intermediate_size=1536,
-        routed_scaling_factor=1.8,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=1,
     ),
     "DeepseekV2ForCausalLM": _row(
         *(102400, 4096, 11008, 32, 32, None, 2048),
-        **_LATENT,
-        qk_nope_head_dim=128,
-        v_head_dim=128,
-        q_lora_rank=1536,
+        **_latent(128, 128, 1536),
         n_routed_experts=64,
         n_shared_experts=2,
         moe_intermediate_size=1407,
@@ -248,18 +243,8 @@ CLASS_DEFAULTS: Final[Mapping[str, Values]] = {
     ),
     "DeepseekV3ForCausalLM": _row(
         *(129280, 7168, 18432, 61, 128, None, 4096),
-        **_LATENT,
-        **_GROUPED,
-        qk_nope_head_dim=128,
-        v_head_dim=128,
-        q_lora_rank=1536,
-        n_routed_experts=256,
-        num_experts_per_tok=8,
-        moe_intermediate_size=2048,
-        routed_scaling_factor=2.5,
-        n_group=8,
-        topk_group=4,
-        first_k_dense_replace=3,
+        **_latent(128, 128, 1536),
+        **_grouped(256, 8, 2048, 2.5, 8, 4, 3),
     ),
     "GptOssForCausalLM": _row(
         *(201088, 2880, 2880, 36, 64, 8, 131072),

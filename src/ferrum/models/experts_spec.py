@@ -97,11 +97,7 @@ class ExpertsSpec:
             activation=self.activation,
             selection_bias=self._vector(make, "selection_bias", self.selection_bias),
             expert_scale=self._vector(make, "expert_scale", self.expert_scale),
-            biases=(
-                self._bias(make, "gate_proj"),
-                self._bias(make, "up_proj"),
-                self._bias(make, "down_proj"),
-            ),
+            biases=(self._bias(make, "gate_proj"), self._bias(make, "up_proj"), self._bias(make, "down_proj")),
             shared=None if self.shared is None else self.shared.build(make.under(self.shared_name)),
             shared_gate=gate,
             norm=None if self.norm is None else make.norm(self.norm),
@@ -122,26 +118,21 @@ class ExpertsSpec:
         return sizes if name == "down_proj" else (sizes[1], sizes[0])
 
     def _matrix(self, make: Builder, name: str) -> NamedWeight:
-        count, (outputs, inputs) = self.routing.num_experts, self._sizes(make, name)
-        if self.fused is None:
-            view = View(tuple(f"experts.{expert}.{name}.weight" for expert in range(count)))
-        else:
-            view = self._view(self.fused, name, transposed=self.fused.transposed)
-        return make.matrix(f"experts.{name}.weight", (count * outputs, inputs), view)
+        outputs, inputs = self._sizes(make, name)
+        view = self._view(name, "weight", "", transposed=self.fused is not None and self.fused.transposed)
+        return make.matrix(f"experts.{name}.weight", (self.routing.num_experts * outputs, inputs), view)
 
     def _bias(self, make: Builder, name: str) -> Array | None:
         if not self.bias:
             return None
-        count, (outputs, _) = self.routing.num_experts, self._sizes(make, name)
-        if self.fused is None:
-            view = View(tuple(f"experts.{expert}.{name}.bias" for expert in range(count)))
-        else:
-            view = self._view(self.fused, name, "_bias")
-        return make.vector(f"experts.{name}.bias", count * outputs, view)
+        count = self.routing.num_experts * self._sizes(make, name)[0]
+        return make.vector(f"experts.{name}.bias", count, self._view(name, "bias", "_bias"))
 
-    def _view(self, fused: Fused, name: str, suffix: str = "", *, transposed: bool = False) -> View:
-        """Return where all experts' numbers of a matrix or a bias are in a fused tensor."""
-        count, inner = self.routing.num_experts, self.intermediate_size
+    def _view(self, name: str, kind: str, suffix: str, *, transposed: bool = False) -> View:
+        """Return where all experts' numbers of a matrix or a bias are: in a tensor of each, or in a fused one."""
+        fused, count, inner = self.fused, self.routing.num_experts, self.intermediate_size
+        if fused is None:
+            return View(tuple(f"experts.{expert}.{name}.{kind}" for expert in range(count)))
         parts = count if transposed else 0
         if name == "down_proj":
             return View((fused.down + suffix,), transposed=parts)

@@ -19,9 +19,9 @@ from ferrum.models.llama import (
     by_pattern,
     decoder_of,
     heads_of,
-    layer_types,
     mlp_of,
     norms_of,
+    sliding_but_every,
 )
 from ferrum.models.rope import of_layers, rope_spec
 from ferrum.models.spec import DecoderSpec, sandwich
@@ -39,7 +39,7 @@ _KEYS: Final = {
 @FAMILIES.register("Gemma2ForCausalLM")
 def gemma2(config: FamilyConfig) -> DecoderSpec:
     """Return sandwich norms, softcaps, and a sliding window in every other layer."""
-    kinds = layer_types(config, ((SLIDING, FULL)[i % 2] for i in range(config.num_layers())))
+    kinds = sliding_but_every(config, 2)
     heads = heads_of(config)
     rope = rope_spec(config, heads.head_dim)
     return _gemma("gemma2", config, kinds, dict.fromkeys((SLIDING, FULL), rope))

@@ -15,7 +15,7 @@ from ferrum.models.gguf_architecture import (
     WINDOW,
     GgufArchitecture,
 )
-from ferrum.models.llama import FULL, SLIDING, attention_of, decoder_of, heads_of, layer_types, norms_of
+from ferrum.models.llama import SLIDING, attention_of, decoder_of, heads_of, norms_of, sliding_but_every
 from ferrum.models.rope import rope_spec
 from ferrum.models.spec import DecoderSpec, pre_norm
 
@@ -38,7 +38,7 @@ def gpt_oss(config: FamilyConfig) -> DecoderSpec:
     """Return attention with sinks, a window in every other layer, and experts with biases and limits."""
     config.require("hidden_act", "silu", "silu")
     heads, bias = heads_of(config), config.flag("attention_bias")
-    kinds = layer_types(config, ((SLIDING, FULL)[i % 2] for i in range(config.num_layers())))
+    kinds = sliding_but_every(config, 2)
     window, rope = config.optional_integer("sliding_window"), rope_spec(config, heads.head_dim)
     quantised = config.section("quantization_config") is not None
     experts = ExpertsSpec(
