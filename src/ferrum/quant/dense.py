@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +20,9 @@ FORMATS: Final = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 """Format names and their numpy dtypes."""
+
+_PIECE: Final = 1 << 22
+"""Numbers converted at a time by `by_rows`."""
 
 _PIECE_BYTES: Final = 1 << 20
 
@@ -71,6 +75,17 @@ class DenseWeight:
     def dequantize(self) -> F32:
         """Return the matrix [N, K] as f32."""
         return self.values.astype(np.float32)
+
+
+def by_rows(shape: tuple[int, int], convert: Callable[[slice], F32]) -> F32:
+    """Return a matrix that `convert` gives by rows, so that what it makes on the way stays small."""
+    out = np.empty(shape, np.float32)
+    step = max(1, _PIECE // shape[1])
+    for begin in range(0, len(out), step):
+        rows = slice(begin, min(begin + step, len(out)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            out[rows] = convert(rows)
+    return out
 
 
 def cast(values: NDArray[Any], format: str) -> NDArray[Any]:

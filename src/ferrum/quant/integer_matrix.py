@@ -17,12 +17,10 @@ from numpy.typing import NDArray
 from ferrum.kernels.operations import F32, Bytes
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import BlockRows, RowWeight
+from ferrum.quant.dense import by_rows
 
 _GROUP: Final = 32
 """Inputs of a group of the block formats used here."""
-
-_PIECE: Final = 1 << 22
-"""Numbers converted at a time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -87,14 +85,12 @@ class IntegerMatrix:
         """Return the matrix, f32 [N, K]; products are rounded once."""
         codes, zeros, scales = self.codes(), self._zeros(), self.scales().astype(np.float32)
         groups = self._consecutive() if self.order is None else self.order()
-        out = np.empty(self.shape, np.float32)
-        step = max(1, _PIECE // self.shape[1])
-        for begin in range(0, len(out), step):
-            rows = slice(begin, begin + step)
+
+        def convert(rows: slice) -> F32:
             integers = codes[rows].astype(np.int16) - (zeros[rows][:, groups] if self.zeros else zeros[rows])
-            with np.errstate(over="ignore", invalid="ignore"):
-                out[rows] = integers.astype(np.float32) * scales[rows][:, groups]
-        return out
+            return integers.astype(np.float32) * scales[rows][:, groups]
+
+        return by_rows(self.shape, convert)
 
     def _consecutive(self) -> NDArray[Any]:
         """Return the group of each input if groups are consecutive."""

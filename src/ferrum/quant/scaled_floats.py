@@ -17,13 +17,11 @@ from ferrum.kernels.operations import F32, Bytes
 from ferrum.quant.bit_words import pairs
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import BlockRows, RowWeight
+from ferrum.quant.dense import by_rows
 
 _MXFP4: Final = BLOCK_FORMATS["mxfp4"]
 _FP4: Final = np.array(_MXFP4.table, np.float32) / 2
 """The 16 numbers of FP4."""
-
-_PIECE: Final = 1 << 22
-"""Numbers converted at a time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -57,16 +55,14 @@ class ScaledFloats:
     def floats(self) -> F32:
         """Return the matrix, f32 [N, K]."""
         stored, scales = self.stored(), self.scales()
-        out = np.empty(self.shape, np.float32)
-        tiles = np.arange(self.shape[1]) // self.tile[1]
-        step = max(1, _PIECE // self.shape[1])
-        for begin in range(0, len(out), step):
-            part = stored[begin : begin + step]
-            numbers = _FP4[pairs(part)] if part.dtype == np.uint8 else part.astype(np.float32)
-            rows = np.arange(begin, begin + len(part)) // self.tile[0]
-            with np.errstate(over="ignore", invalid="ignore"):
-                out[begin : begin + step] = numbers * scales[rows][:, tiles]
-        return out
+        outer, inner = (np.arange(length) // tile for length, tile in zip(self.shape, self.tile, strict=True))
+
+        def convert(rows: slice) -> F32:
+            part = stored[rows]
+            numbers: NDArray[Any] = _FP4[pairs(part)] if part.dtype == np.uint8 else part.astype(np.float32)
+            return np.asarray(numbers * scales[outer[rows]][:, inner], np.float32)
+
+        return by_rows(self.shape, convert)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -22,7 +22,7 @@ from ferrum.models.gguf_keys import architecture_of, hf_config, key_of
 from ferrum.models.gguf_names import ROPE_FACTORS, hf_name, hf_shape, is_permuted, layer_of
 from ferrum.models.tensor_views import Runs, View
 from ferrum.quant.block_format import BLOCK_FORMATS
-from ferrum.quant.dense import FORMATS
+from ferrum.quant.dense import FORMATS, by_rows
 from ferrum.quant.gguf_blocks import GGUF_TYPES, GgufWeight, dequantize, weight_of
 from ferrum.quant.panels import LANES, panel_shape
 from ferrum.sources.checkpoint import TensorStore
@@ -39,9 +39,6 @@ _GATE_UP: Final = ".experts.gate_up_proj.weight"
 
 _GROWS: Final = 1.25
 """Least factor of memory over the file's that is worth a note."""
-
-_PIECE: Final = 1 << 22
-"""Numbers dequantised at a time."""
 
 
 class GgufTensors(TensorStore):
@@ -113,12 +110,8 @@ class GgufTensors(TensorStore):
         if tensor.kind in FORMAT_OF:
             floats: NDArray[Any] = np.ascontiguousarray(blocks).view(FORMATS[FORMAT_OF[tensor.kind]])
             return floats.reshape(self.tensors[name].shape)
-        out = np.empty((len(blocks), tensor.shape[-1]), np.float32)
-        step = max(1, _PIECE // tensor.shape[-1])
-        for begin in range(0, len(out), step):
-            piece = blocks[begin : begin + step]
-            out[begin : begin + step] = dequantize(tensor.kind, piece)
-        return out.reshape(self.tensors[name].shape)
+        matrix = by_rows((len(blocks), tensor.shape[-1]), lambda rows: dequantize(tensor.kind, blocks[rows]))
+        return matrix.reshape(self.tensors[name].shape)
 
     def block_format(self, name: str) -> str | None:
         shard, own = self._places[name]
