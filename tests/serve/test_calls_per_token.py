@@ -1,4 +1,4 @@
-"""How many of ferrum's functions run per token: counted, because times depend on the machine."""
+"""How many of ferrum's functions run per token and in a chat: counted, because times depend on the machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 import path
 
-MAX_CALLS = 100
+MAX_CALLS = 90
+MAX_FILES, MAX_FUNCTIONS = 55, 400
 SHORT, LONG = 10, 110
 
 
@@ -39,3 +40,10 @@ def test_a_streamed_token_of_a_lone_chat_takes_few_calls(monkeypatch: pytest.Mon
     finally:
         threading.setprofile(None)
     assert 10 < (calls[1] - calls[0]) / (LONG - SHORT) <= MAX_CALLS, calls
+
+
+def test_a_streamed_chat_goes_through_few_files_and_functions() -> None:
+    """What someone has to read who follows one request through the code."""
+    functions = path.measure().functions
+    assert 20 < len({file for file, _ in functions}) <= MAX_FILES
+    assert 100 < len(functions) <= MAX_FUNCTIONS
