@@ -25,7 +25,7 @@ from ferrum.server.common.service import Service
 from ferrum.server.openai.bodies import CompletionRequest
 from ferrum.server.openai.completions import check_completion
 from ferrum.server.openai.openai_builder import OpenAIBuilder
-from serve_kit import Served, error_of, serving
+from serve_kit import SLOW, Served, chat_parts, error_of, serving
 
 
 class Piece(Reply):
@@ -74,7 +74,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     keys: Path = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text("secret\n")
     dialects = (*DIALECTS, (TOY, _add_routes))
-    with serving(dialects=dialects, api_key_file=str(keys), max_body_bytes=2000) as served:
+    with serving(chat_parts(SLOW), dialects=dialects, api_key_file=str(keys), max_body_bytes=2000) as served:
         served.http.headers["x-api-key"] = "secret"
         yield served
 
