@@ -25,7 +25,7 @@ CEILINGS = {
     "models": 2_700,  # families are data: 10 to 190 lines each, with what their GGUF files hold
     "sampling": 480,  # rules in one file, in order
     "speculative": 460,  # a drafter each file
-    "sources": 2_540,  # files to tensors and tokenizers, whoever wrote them
+    "sources": 2_540,  # files to tensors and tokenizers: hubs, directories, GGUF
     "runtime": 2_480,  # steps: tables, passes, results, what is in flight
     "engine": 2_670,  # clients, hosts, the loop, and records of requests
     "bench": 1_340,  # what `ferrum bench` needs; other measurements are scripts in bench/
