@@ -234,13 +234,19 @@ def tokens_in(outcomes: list[tuple[Outcome, ...]]) -> list[list[int]]:
     return [[result.tokens[-1] for result in results] for results in outcomes]
 
 
-@pytest.mark.parametrize("kind", ["raising", "nan"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_failed_sequence_stays_as_it_was_and_goes_on_later(backend: str, kind: str) -> None:
+@contextmanager
+def faulty(backend: str, kind: str) -> Iterator[tuple[LocalExecutor, FaultAt, list[tuple[Outcome, ...]]]]:
+    """Load a model with a fault that is not set yet; also give what it decodes without one."""
     fault = FaultAt(kind)
     fault.site = SITE
     with loaded(backend, fault) as executor:
-        clean = decoded(executor, 0)
+        yield executor, fault, decoded(executor, 0)
+
+
+@pytest.mark.parametrize("kind", ["raising", "nan"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_failed_sequence_stays_as_it_was_and_goes_on_later(backend: str, kind: str) -> None:
+    with faulty(backend, kind) as (executor, fault, clean):
         for depth in DEPTHS:
             fault.position = 23
             outcomes = decoded(executor, depth)
@@ -258,10 +264,7 @@ def test_a_failed_sequence_stays_as_it_was_and_goes_on_later(backend: str, kind:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_fault_that_passes_changes_nothing(backend: str, kind: str) -> None:
     """The step is run again; what a backend that defers has computed on from it meanwhile is thrown away."""
-    fault = FaultAt(kind)
-    fault.site = SITE
-    with loaded(backend, fault) as executor:
-        clean = decoded(executor, 0)
+    with faulty(backend, kind) as (executor, fault, clean):
         for depth in DEPTHS:
             for fault.position in (22, 24):
                 fault.times = 1
