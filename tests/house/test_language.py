@@ -19,6 +19,8 @@ CEILINGS = {
     "cache": 890,  # host integers only: rows of pages, and slots of states
     "scheduler": 1_190,  # one plan and one commit; a policy is a class of ten lines
     "text": 1_600,  # tokenizers, templates and the same from a GGUF file
+    "structured": 1_000,  # schemas and grammars: their checks, and masks of tokens
+    "formats": 1_700,  # one object per model: found, parsed, and as a grammar
     "kernels": 1_910,  # each operation stands in declaration, reference and lowering
     "quant": 1_080,  # formats are data; a format is a line and its readers
     "nn": 190,  # parts that families share

@@ -17,7 +17,7 @@ from ferrum.core.errors import (
     UnknownSequence,
     Unsupported,
 )
-from ferrum.core.step import NO_EXTRAS, Inputs, Rows, Sampling, Score, Span, SpanExtras, Want
+from ferrum.core.step import NO_EXTRAS, Inputs, PendingMasks, Rows, Sampling, Score, Span, SpanExtras, Want
 from ferrum.core.values import integer, listed, shown
 
 Input = TypeVar("Input")
@@ -114,7 +114,7 @@ def _wrong_extras(extras: SpanExtras) -> RequestError | None:
         return RequestError(f"must be SpanExtras or None, not {type(extras).__name__}", param="extras")
     if type(extras.drafts) is not int and not _is_integer(extras.drafts):
         return RequestError(f"must be an integer, not {shown(extras.drafts)}", param="drafts")
-    if not _is_list(extras.masks) or not all(mask is None or isinstance(mask, bytes) for mask in extras.masks):
+    if not isinstance(extras.masks, PendingMasks) and not _is_masks(extras.masks):
         return RequestError(f"must be a list of bytes or None, not {shown(extras.masks)}", param="masks")
     if extras.score is not None and not isinstance(extras.score, Score):
         return RequestError(f"must be Score, not {type(extras.score).__name__}", param="score")
@@ -129,6 +129,10 @@ def _wrong_extras(extras: SpanExtras) -> RequestError | None:
     if extras == NO_EXTRAS:
         return RequestError("must be None for a span without any extra, not SpanExtras()", param="extras")
     return None
+
+
+def _is_masks(value: object) -> bool:
+    return _is_list(value) and all(mask is None or isinstance(mask, bytes) for mask in cast(Sequence[Any], value))
 
 
 def _is_inputs(value: object) -> bool:

@@ -118,6 +118,13 @@ class Inputs:
         return (Inputs(self.positions[part], self.rows[part], self.digest),) if found else ()
 
 
+class PendingMasks(Sequence[bytes | None]):
+    """Masks that are computed while the step runs: its length is known, reading an item or a slice waits.
+
+    Reading raises StepError if they could not be computed.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class SpanExtras:
     """Everything that makes a span special. A plain span has none, so the fast path knows it by one comparison.
@@ -125,6 +132,7 @@ class SpanExtras:
     Attributes:
         drafts: how many of the last tokens are drafts to verify.
         masks: a grammar's bit mask per sampled row: a bit per vocabulary id, least significant first, set = allowed.
+            `PendingMasks` are waited for when the rows are sampled.
         score: log-probabilities of given next tokens, independent of `want`.
         adapter: name of a loaded adapter, or None.
         inputs: given rows at positions of the span.
@@ -132,7 +140,7 @@ class SpanExtras:
     """
 
     drafts: int = 0
-    masks: tuple[bytes | None, ...] = ()
+    masks: Sequence[bytes | None] = ()
     score: Score | None = None
     adapter: str | None = None
     inputs: tuple[Inputs, ...] = ()
@@ -180,7 +188,7 @@ class Span:
         return (self.extras or NO_EXTRAS).drafts
 
     @property
-    def masks(self) -> tuple[bytes | None, ...]:
+    def masks(self) -> Sequence[bytes | None]:
         """Bit masks of a grammar."""
         return (self.extras or NO_EXTRAS).masks
 

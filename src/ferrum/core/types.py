@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ferrum.core.errors import FerrumError
+from ferrum.core.guidance import Guidance
+from ferrum.core.output_format import Reading
 from ferrum.core.params import SamplingParams
 from ferrum.core.pickling import pickled_by_fields
 from ferrum.core.step import Inputs, TokenLogprobs
@@ -66,6 +68,8 @@ class Request:
         inputs: given rows at positions of the prompt.
         pooling: how to pool the prompt into a vector (then `params.max_tokens` is 0 and `n` 1), or None.
         prediction: predicted output tokens, used as draft tokens; they do not change the output.
+        guidance: limits on the generated tokens, or None.
+        reading: how the client's side separates reasoning and tool calls from content; None: it does not.
     """
 
     request_id: str
@@ -85,6 +89,8 @@ class Request:
     inputs: tuple[Inputs, ...] = ()
     pooling: Pooling | None = None
     prediction: tuple[int, ...] = ()
+    guidance: Guidance | None = None
+    reading: Reading | None = None
 
 
 @pickled_by_fields

@@ -16,6 +16,8 @@ from numbers import Real
 from typing import Any, Final, TypeAlias
 
 from ferrum.core.errors import ContextOverflow, InvalidToken, RequestError, Unsupported
+from ferrum.core.guidance import Guidance
+from ferrum.core.output_format import Reading
 from ferrum.core.params import SamplingParams
 from ferrum.core.span_checks import check_ids
 from ferrum.core.types import Pooling, Request
@@ -53,6 +55,8 @@ class RequestOptions:
         prediction: expected output (OpenAI's `prediction`); it changes the speed, never the output.
         context: limit of prompt and output tokens together; default: the model's.
         required_output: output tokens that must fit after the prompt; default: 1, or 0 if `max_tokens` is 0.
+        guidance: limits on the generated tokens.
+        reading: how reasoning and tool calls are separated from content.
         names: of the fields in errors.
     """
 
@@ -68,6 +72,8 @@ class RequestOptions:
     prediction: Prompt | None = None
     context: int | None = None
     required_output: int | None = None
+    guidance: Guidance | None = None
+    reading: Reading | None = None
     names: FieldNames = API_NAMES
 
 
@@ -140,6 +146,8 @@ class InputProcessor:
             trace_id=name if options.trace_id is None else _string("trace_id", options.trace_id),
             pooling=options.pooling,
             prediction=() if options.prediction is None else self._predicted(options.prediction),
+            guidance=options.guidance,
+            reading=options.reading,
         )
 
     def _check_params(self, params: object, options: RequestOptions) -> None:

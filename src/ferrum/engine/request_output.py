@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from ferrum.core.errors import EngineDead, FerrumError
 from ferrum.core.types import FinishReason
+from ferrum.formats.parts import Part, joined_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,9 @@ class Delta:
         request_id: the request's public id.
         index: the choice, 0 to n - 1.
         token_ids: new tokens, including a stop token, without tokens after a stop string.
-        text: new text; None without a tokenizer. Text that may become a stop string is held back.
+        text: new text; None without a tokenizer. Text that may become a stop string is held back. If the request is
+            read (`Request.reading`), it is the content alone.
+        parts: reasoning, content and tool calls of the new text; None if the request is not read.
         logprobs: one mapping per new token, if requested.
         prompt_logprobs: one per prompt token, the first None; in a choice's first delta, if requested.
         finish_reason: why the choice ended, in its last delta.
@@ -91,6 +94,7 @@ class Delta:
     scheduled: float | None = field(default=None, compare=False)
     preemptions: int = field(default=0, compare=False)
     embedding: tuple[float, ...] | None = None
+    parts: tuple[Part, ...] | None = None
 
 
 def join(first: Delta, second: Delta) -> Delta:
@@ -111,6 +115,7 @@ def join(first: Delta, second: Delta) -> Delta:
         scheduled=second.scheduled,
         preemptions=second.preemptions,
         embedding=second.embedding,
+        parts=None if first.parts is None or second.parts is None else joined_parts((*first.parts, *second.parts)),
     )
 
 

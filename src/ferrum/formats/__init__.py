@@ -1,0 +1,1 @@
+"""Formats of outputs: how they are found, parsed to parts, and turned into grammars."""

@@ -1,0 +1,77 @@
+"""`Part`: a piece of a parsed output: reasoning, content, or a part of a tool call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class PartKind(StrEnum):
+    """What a part is.
+
+    CALL begins a call: its text is the name. ARGUMENTS is text of its arguments: of the JSON object, or of a custom
+    tool. END ends it, without text. Between CALL and END of a call stand only its ARGUMENTS.
+    """
+
+    REASONING = "reasoning"
+    CONTENT = "content"
+    CALL = "call"
+    ARGUMENTS = "arguments"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of an output; consecutive pieces of one kind are one text."""
+
+    kind: PartKind
+    text: str = ""
+
+
+_TEXTS = (PartKind.REASONING, PartKind.CONTENT, PartKind.ARGUMENTS)
+
+
+def joined_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Return the parts with consecutive texts of one kind joined, and without empty texts."""
+    found: list[tuple[PartKind, list[str]]] = []
+    for part in parts:
+        if part.kind in _TEXTS and not part.text:
+            continue
+        if part.kind in _TEXTS and found and found[-1][0] is part.kind:
+            found[-1][1].append(part.text)
+        else:
+            found.append((part.kind, [part.text]))
+    return tuple(Part(kind, "".join(texts)) for kind, texts in found)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A whole tool call: the name, and the arguments as JSON text or as the text of a custom tool."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A whole output; None for what is absent."""
+
+    reasoning: str | None
+    content: str | None
+    calls: tuple[Call, ...]
+
+
+def message_of(parts: Sequence[Part]) -> Message:
+    """Fold the parts of a whole output."""
+    texts: dict[PartKind, list[str]] = {PartKind.REASONING: [], PartKind.CONTENT: []}
+    calls: list[tuple[str, list[str]]] = []
+    for part in parts:
+        if part.kind is PartKind.CALL:
+            calls.append((part.text, []))
+        elif part.kind is PartKind.ARGUMENTS:
+            calls[-1][1].append(part.text)
+        elif part.kind in texts:
+            texts[part.kind].append(part.text)
+    reasoning, content = ("".join(each) if each else None for each in texts.values())
+    return Message(reasoning, content, tuple(Call(name, "".join(arguments)) for name, arguments in calls))
