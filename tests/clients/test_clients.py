@@ -17,10 +17,12 @@ from pathlib import Path
 
 import pytest
 
+import agent_script
 from engine_fakes import FakeRecipe, MarkedTokenizer
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.llm import LLM
 from ferrum.sources.hub import BUILT_IN, resolve_model
+from scripted_model import scripted_parts
 from serve_kit import chat_parts, serving
 
 pytestmark = pytest.mark.clients
@@ -31,6 +33,7 @@ TEMPLATE = (
     "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}def answer():\n    {% endif %}"
 )
+AGENT_TEMPLATE = (HERE.parent / "data" / "templates" / "Qwen-Qwen3-0.6B.jinja").read_text()
 SUITES = sorted((HERE / "suites").glob("use_*.py"))
 
 
@@ -58,11 +61,13 @@ def environment(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         keyed = stack.enter_context(serving(engine, served_model_name="tiny", api_key_file=str(place / "keys")))
         slow = replace(chat_parts(FakeRecipe(seconds_per_step=0.02), max_requests=1), tokenizer=MarkedTokenizer())
         busy = stack.enter_context(serving(slow))
+        agent = stack.enter_context(serving(scripted_parts(agent_script.reply, AGENT_TEMPLATE, agent_script.MARKERS)))
         yield {
             **os.environ,
             "REAL_URL": real.url,
             "KEYED_URL": keyed.url,
             "BUSY_URL": busy.url,
+            "AGENT_URL": agent.url,
             "MODEL": str(model),
             "PLACE": str(place),
             "SHOTS": os.environ.get("SHOTS", str(place)),

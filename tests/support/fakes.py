@@ -267,7 +267,8 @@ class FakeExecutor:
             drafts = span.tokens[len(span.tokens) - span.drafts :]
             for row in range(span.drafts + 1):
                 position = span.end - span.drafts + row
-                tokens.append(self.model.choose(self._visible(span, position - 1), position, span.sampling))
+                token = self.model.choose(self._visible(span, position - 1), position, span.sampling)
+                tokens.append(_allowed(token, span.masks[row] if span.masks else None, self.model.vocabulary))
                 if row < span.drafts and tokens[-1] != drafts[row]:
                     break
         accepted = max(0, len(tokens) - 1)
@@ -283,6 +284,15 @@ class FakeExecutor:
             logprobs = tuple(TokenLogprobs(token, -token / 7, 1) for token in tokens)
         length = span.end - span.drafts + accepted
         return SpanResult(length, tuple(tokens), logprobs, accepted, hidden=hidden, scores=scores)
+
+
+def _allowed(token: int, mask: bytes | None, vocabulary: int) -> int:
+    """Return the token, or the next one with a bit in the mask."""
+    if mask is None:
+        return token
+    bits = int.from_bytes(mask, "little")
+    assert bits, "a mask that allows nothing"
+    return next(each for each in (*range(token, vocabulary), *range(token)) if bits >> each & 1)
 
 
 def first(position: int, window: int | None) -> int:

@@ -21,11 +21,14 @@ from ferrum.cli.options import (
     with_options,
 )
 from ferrum.cli.run import echo_text, show_log
+from ferrum.cli.shown_parts import ShownParts
 from ferrum.core.errors import KvExhausted, RequestError
 
 if TYPE_CHECKING:
     from ferrum.core.params import SamplingParams
+    from ferrum.engine.chat_prompt import ChatOptions
     from ferrum.engine.llm import LLM
+    from ferrum.formats.tools import Tools
 
 FULL: Final = 0.75
 """Share of the context a conversation may fill before its oldest messages are dropped."""
@@ -51,15 +54,21 @@ def chat(
     chat_template: Annotated[
         str | None, typer.Option(metavar="FILE", help="File with a chat template that replaces the model's own.")
     ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON file with a list of tools in OpenAI's form; you answer their calls."),
+    ] = None,
     **options: Any,
 ) -> None:
     """Talk with a model that has a chat template. /help lists the commands, Ctrl-D ends the conversation."""
+    from ferrum.engine.chat_prompt import ChatOptions
     from ferrum.engine.llm import LLM
     from ferrum.text.sandbox import template_of
 
     show_log()
     sampling_params({"max_tokens": None}, options)  # fails before the model is loaded
     template = None if chat_template is None else template_of(chat_template)
+    described = ChatOptions(choice=tools_in(tools).choice(None))
     with LLM(model, **checked_engine(model, chosen(engine_fields(), options))) as llm:
         params = sampling_params({"max_tokens": None, **llm.client.recommended}, options)
         if template is not None:
@@ -70,7 +79,7 @@ def chat(
                 "template with --chat-template FILE"
             )
             raise RequestError(problem, param="model")
-        conversation = Conversation(llm, params)
+        conversation = Conversation(llm, params, described)
         if system is not None:
             conversation.set_system(system)
         llm.client.render([*conversation.messages, {"role": "user", "content": "?"}])  # fails before the first prompt
@@ -86,18 +95,23 @@ def chat(
 
 @dataclass(slots=True)
 class Conversation:
-    """The messages so far, and the model that answers them."""
+    """The messages so far, and the model that answers them with the help of tools."""
 
     llm: LLM
     params: SamplingParams
-    messages: list[dict[str, str]] = field(default_factory=list)
+    options: ChatOptions
+    messages: list[dict[str, Any]] = field(default_factory=list)
 
     def say(self, text: str) -> None:
-        """Print the answer to a message. A message that fails or is stopped is not kept."""
+        """Print the answer to a message. A message that fails or is stopped is not kept.
+
+        The results of tool calls are asked for.
+        """
         messages = [*self.messages, {"role": "user", "content": text}]
         try:
             shortened = self._shorten(messages)
-            answer = echo_text(self.llm.stream(self.llm.client.render(messages), self.params, add_special_tokens=False))
+            while calls := self._answer(messages):
+                messages += [self._result(call) for call in calls]
         except (RequestError, KvExhausted) as error:
             typer.echo(f"({error})", err=True)
         except KeyboardInterrupt:
@@ -105,7 +119,32 @@ class Conversation:
         else:
             if shortened:
                 typer.echo("(the context is nearly full: the oldest messages were dropped)", err=True)
-            self.messages = [*messages, {"role": "assistant", "content": answer}]
+            self.messages = messages
+
+    def _answer(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Print the answer to a conversation and append it; return its tool calls."""
+        shown = ShownParts()
+        echo_text(self.llm.stream_chat(messages, self.params, self.options), shown)
+        message = shown.message
+        answer: dict[str, Any] = {"role": "assistant", "content": message.content or ""}
+        if message.reasoning is not None:
+            answer["reasoning_content"] = message.reasoning
+        calls = [
+            {
+                "id": each.id or f"call{place:05}",
+                "type": "function",
+                "function": {"name": each.name, "arguments": each.arguments},
+            }
+            for place, each in enumerate(message.calls)
+        ]
+        messages.append({**answer, "tool_calls": calls} if calls else answer)
+        return calls
+
+    def _result(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Ask for the result of a call."""
+        name = call["function"]["name"]
+        typer.echo(f"(the result of {name}, as the tool would return it:)", err=True)
+        return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": ask() or ""}
 
     def command(self, name: str = "", argument: str = "") -> bool:
         """Run a command; return False for /quit."""
@@ -134,7 +173,7 @@ class Conversation:
         others = [each for each in self.messages if each["role"] != "system"]
         self.messages = [{"role": "system", "content": text}, *others] if text else others
 
-    def _shorten(self, messages: list[dict[str, str]]) -> bool:
+    def _shorten(self, messages: list[dict[str, Any]]) -> bool:
         """Drop the oldest exchanges if they leave little room for an answer; return whether any were dropped."""
         client = self.llm.client
         assert client.tokenizer is not None, "a model with a chat template has a tokenizer"
@@ -146,6 +185,18 @@ class Conversation:
             del messages[first : first + 2]
             share = KEPT
         return len(messages) < before
+
+
+def tools_in(path: Path | None) -> Tools:
+    """Return the tools of a file; none without one. Raises RequestError."""
+    from ferrum.formats.tools import tools_of
+
+    if path is None:
+        return tools_of(())
+    try:
+        return tools_of(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise RequestError(f"cannot read {path}: {error}", param="tools") from None
 
 
 def ask() -> str | None:

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -104,27 +104,33 @@ def show_log() -> None:
     logging.basicConfig(format="%(message)s", level=level)
 
 
-def echo_text(deltas: Iterable[Delta]) -> str:
-    """Print the text of one choice as it arrives, then its speed to standard error; return the text.
+def plain_text(delta: Delta) -> str:
+    """Return what shows a delta: its text, or its tokens without a tokenizer."""
+    return " ".join(map(str, (*delta.token_ids, ""))) if delta.text is None else delta.text
+
+
+def echo_text(deltas: Iterable[Delta], shown: Callable[[Delta], str] = plain_text) -> None:
+    """Print one choice as it arrives, then its speed to standard error.
+
+    Args:
+        deltas: of the choice.
+        shown: returns what shows a delta.
 
     Raises:
         FerrumError: the choice ended with an error.
     """
     begun = time.monotonic()
     first = last = None
-    pieces: list[str] = []
     for delta in deltas:
         if delta.token_ids:
             last = time.monotonic()
             first = last if first is None else first
-        pieces.append(" ".join(map(str, (*delta.token_ids, ""))) if delta.text is None else delta.text)
-        typer.echo(pieces[-1], nl=False)
+        typer.echo(shown(delta), nl=False)
         if delta.usage is not None:
             typer.echo()
             if delta.error is not None:
                 raise delta.error
             typer.echo(speed(delta, begun, first, last), err=True)
-    return "".join(pieces)
 
 
 def speed(end: Delta, begun: float, first: float | None, last: float | None) -> str:

@@ -198,6 +198,7 @@ def build(model: str, *, child: Child | None = None, source: ModelSource | None 
     return Parts(
         host=_host(config, recipe, child),
         tokenizer=tokenizer,
+        files=source,
         generation=_generation(
             source.generation_config(recommended=config.generation_config == "auto"),
             eos=() if tokenizer is None else tokenizer.eos_token_ids,

@@ -10,6 +10,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.span_checks import check_kind
 from ferrum.core.types import Request
 from ferrum.engine.beams import Beam, BeamRules, BeamSearch
+from ferrum.engine.chat_prompt import DEFAULT_CHAT, ChatOptions, chat_request
 from ferrum.engine.client_base import EngineClient
 from ferrum.engine.input_processor import Prompt, RequestOptions, check_params, context_overflow, entries_of
 from ferrum.engine.model_client import Message, ModelClient, Parts
@@ -17,6 +18,7 @@ from ferrum.engine.offline_batch import Batch, stream
 from ferrum.engine.progress import BarFactory, progress_bar
 from ferrum.engine.request_output import Delta, Logprob, Logprobs, RequestOutput
 from ferrum.engine.session import Session
+from ferrum.formats.tools import tools_of
 
 Conversation: TypeAlias = Sequence[Message]
 
@@ -72,33 +74,56 @@ class LLM(EngineClient):
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        thinking_token_budget: int | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, using the model's chat template.
+
+        Each choice has `text`, the content, `reasoning` and `tool_calls`.
 
         Args:
             messages: a list of messages with `role` and `content`, or a list of such lists.
             sampling_params, use_tqdm: as for `generate`.
             chat_template, ...: see `ModelClient.render`.
+            tools: in OpenAI's form.
+            tool_choice: see `Tools.choice`.
+            parallel_tool_calls: several calls are allowed.
+            thinking_token_budget: largest number of reasoning tokens.
 
         Raises:
-            RequestError: as `generate` and `ModelClient.render`.
+            RequestError: as `generate` and `chat_prompt`.
         """
-        texts = [
-            self.client.render(
+        choice = tools_of(() if tools is None else tools).choice(tool_choice)
+        options = ChatOptions(choice=choice, parallel=parallel_tool_calls, budget=thinking_token_budget)
+        conversations = _conversations(messages)
+        every = list(self._each_params(sampling_params, len(conversations)))
+        requests = [
+            chat_request(
+                self.client,
                 conversation,
+                params,
+                options,
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                tools=tools,
                 chat_template_kwargs=chat_template_kwargs,
             )
-            for conversation in _conversations(messages)
+            for conversation, params in zip(conversations, every, strict=True)
         ]
-        requests = [
-            self.client.input_processor.process(text, params, RequestOptions(add_special_tokens=False))
-            for text, params in zip(texts, self._each_params(sampling_params, len(texts)), strict=True)
-        ]
-        return self._run(requests, texts, use_tqdm)
+        return self._run([request for request, _ in requests], [text for _, text in requests], use_tqdm)
+
+    def stream_chat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        options: ChatOptions = DEFAULT_CHAT,
+    ) -> Iterator[Delta]:
+        """Answer one conversation and yield its deltas, as `stream`; `parts` separate reasoning and tool calls."""
+        self.client.router.check_open()
+        params = self.default_sampling_params if sampling_params is None else sampling_params
+        request, _ = chat_request(self.client, messages, params, options)
+        return self._deltas(request)
 
     def stream(
         self,

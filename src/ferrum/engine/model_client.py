@@ -19,8 +19,10 @@ from ferrum.engine.messages import EngineInfo
 from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.records.recorder import Recorder
 from ferrum.engine.router import DEFAULT_MAX_REQUESTS, Router, wake_here
+from ferrum.formats.find import FoundFormat, find_format
 from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.generation_config import GenerationConfig
+from ferrum.text.model_files import ModelFiles
 from ferrum.text.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]
@@ -40,6 +42,7 @@ class Parts:
         max_requests: limit of requests that wait or run.
         config: the options of the model and the engine; None if there were none.
         recorder: makes the recorder of requests; None: requests are not recorded.
+        files: the model's small files, for the description of its output format; None if it has none.
         pooling: returns how hidden states become an embedding. Raises CheckpointError, Unsupported.
     """
 
@@ -51,6 +54,7 @@ class Parts:
     max_requests: int = DEFAULT_MAX_REQUESTS
     config: EngineConfig | None = None
     recorder: Callable[[EngineInfo], Recorder] | None = None
+    files: ModelFiles | None = None
     pooling: Callable[[], Pooling] = lambda: Pooling.MEAN
 
 
@@ -85,6 +89,7 @@ class ModelClient:
         self.pooling = parts.pooling
         self.max_requests = parts.max_requests
         self._special_tokens = parts.special_tokens
+        self._files = parts.files
         self.router = Router(parts.host, max_requests=parts.max_requests, wake_all=wake_all)
         self.info = self.router.info
         if parts.recorder is not None:
@@ -153,6 +158,21 @@ class ModelClient:
             tools=tools,
             template_kwargs=chat_template_kwargs,
         )
+
+    def output_format(self, chat_template: str | None = None, *, untrusted: bool = False) -> FoundFormat:
+        """Return how the model writes reasoning and calls, found at the first use of each template.
+
+        Args:
+            chat_template, untrusted: see `render`.
+
+        Raises:
+            RequestError: the format that the options name cannot be used.
+        """
+        chosen = None if self.config is None else self.config.tool_format
+        if chat_template is not None:
+            return find_format(_given_template(chat_template, self._special_tokens, untrusted=untrusted), None, chosen)
+        assert self.chat_template is not None, "`render` refuses conversations without one"
+        return find_format(self.chat_template, self._files, chosen)
 
 
 def _given_template(source: str, special_tokens: Mapping[str, str], *, untrusted: bool) -> ChatTemplate:

@@ -15,6 +15,8 @@ from ferrum.core.errors import FerrumError
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.request_output import Delta, Logprob, Logprobs, Usage, join
+from ferrum.formats.output_reader import OutputReader
+from ferrum.formats.parts import Part, PartKind, joined_parts
 from ferrum.speculative.predicted_output import PredictedText, PredictionFollower
 from ferrum.text.detokenizer import Detokenizer
 from ferrum.text.tokenizer import Tokenizer
@@ -25,12 +27,14 @@ class _Choice:
     """The state of one choice.
 
     Attributes:
-        detokenizer: None without a tokenizer.
+        detokenizer: None without a tokenizer, and for an output that is read.
+        reader: of an output that is read; see `Request.reading`.
         follower: counts tokens that agree with the request's prediction; None without one.
         finished: its last delta was made; further events are ignored.
     """
 
     detokenizer: Detokenizer | None
+    reader: OutputReader | None
     follower: PredictionFollower | None
     num_tokens: int = 0
     cached_tokens: int = 0
@@ -110,11 +114,11 @@ class RequestStream:
 
     def _fold(self, choice: _Choice, event: TokenEvent) -> None:
         """Turn an event into a delta, if it brings anything, and keep that until it is taken."""
-        text, kept, stop = self._decode(choice, event)
+        text, parts, kept, stop = self._decode(choice, event)
         finish = FinishReason.STOP if stop is not None else event.finish_reason
         if finish is not None:
-            if text is not None and stop is None and choice.detokenizer is not None:
-                text += choice.detokenizer.finish()
+            if stop is None and choice.detokenizer is not None:
+                text = (text or "") + choice.detokenizer.finish()
         elif not kept and not text and event.prompt_logprobs is None:
             return
         tokens = event.token_ids[:kept]
@@ -148,21 +152,38 @@ class RequestStream:
                 scheduled=event.scheduled,
                 preemptions=event.preemptions,
                 embedding=event.embedding,
+                parts=parts,
             )
         )
 
-    def _decode(self, choice: _Choice, event: TokenEvent) -> tuple[str | None, int, str | None]:
-        """Return the new text, how many of the event's tokens belong to the output, and the stop string found.
+    def _decode(
+        self, choice: _Choice, event: TokenEvent
+    ) -> tuple[str | None, tuple[Part, ...] | None, int, str | None]:
+        """Return the new text and its parts, how many tokens belong to the output, and the stop string found.
 
         A stop token is in the ids; like stop strings it is in the text only with `include_stop_str_in_output`.
         """
         tokens = event.token_ids
+        if choice.reader is not None:
+            return self._read(choice.reader, event)
         if choice.detokenizer is None:
-            return None, len(tokens), None
+            return None, None, len(tokens), None
         stopped = event.finish_reason is FinishReason.STOP
         hidden = stopped and not self.request.params.include_stop_str_in_output
         decoded = choice.detokenizer.push(tokens[:-1] if hidden else tokens)
-        return decoded.text, len(tokens) if decoded.stop is None else decoded.kept, decoded.stop
+        return decoded.text, None, len(tokens) if decoded.stop is None else decoded.kept, decoded.stop
+
+    def _read(
+        self, reader: OutputReader, event: TokenEvent
+    ) -> tuple[str | None, tuple[Part, ...] | None, int, str | None]:
+        """Return as `_decode`. The reader sees stop tokens, since a marker may be one."""
+        hides = event.finish_reason is FinishReason.STOP and not self.request.params.include_stop_str_in_output
+        read = reader.push(event.token_ids, hide_last=hides)
+        parts, kept = read.parts, len(event.token_ids) if read.stop is None else read.kept
+        if event.finish_reason is not None and read.stop is None:
+            parts = joined_parts((*parts, *reader.finish()))
+        content = "".join([part.text for part in parts if part.kind is PartKind.CONTENT])
+        return content, parts, kept, read.stop
 
     def _keep(self, delta: Delta) -> None:
         """Add a delta to the untaken ones."""
@@ -182,12 +203,22 @@ class RequestStream:
             cached_tokens=max(choice.cached_tokens for choice in self._choices),
             accepted_prediction_tokens=sum(accepted),
             rejected_prediction_tokens=sum(max(0, length - count) for count in accepted),
+            reasoning_tokens=sum(0 if each.reader is None else each.reader.reasoning_tokens for each in self._choices),
         )
 
 
 def _new_choice(request: Request, tokenizer: Tokenizer | None, predicted: PredictedText | None) -> _Choice:
-    params, detokenizer = request.params, None
-    if tokenizer is not None:
+    params, detokenizer, reader = request.params, None, None
+    if tokenizer is not None and request.reading is not None:
+        reader = OutputReader(
+            request.reading,
+            tokenizer,
+            stop=params.stop,
+            include_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+    elif tokenizer is not None:
         detokenizer = Detokenizer(
             tokenizer,
             stop=params.stop,
@@ -195,7 +226,7 @@ def _new_choice(request: Request, tokenizer: Tokenizer | None, predicted: Predic
             min_tokens=params.min_tokens,
             skip_special_tokens=params.skip_special_tokens,
         )
-    return _Choice(detokenizer, None if predicted is None else PredictionFollower(predicted))
+    return _Choice(detokenizer, reader, None if predicted is None else PredictionFollower(predicted))
 
 
 def named_logprobs(position: TokenLogprobs, tokenizer: Tokenizer | None) -> Logprobs:

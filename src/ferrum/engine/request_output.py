@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ferrum.core.errors import EngineDead, FerrumError
 from ferrum.core.types import FinishReason
-from ferrum.formats.parts import Part, joined_parts
+from ferrum.formats.parts import Call, Part, joined_parts, message_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class Usage:
         cached_tokens: prompt tokens from the prefix cache.
         accepted_prediction_tokens: completion tokens that the request's prediction contained.
         rejected_prediction_tokens: predicted tokens that were not generated, over all choices.
+        reasoning_tokens: completion tokens of reasoning, if the output was read.
     """
 
     prompt_tokens: int
@@ -48,6 +49,7 @@ class Usage:
     cached_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    reasoning_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -132,10 +134,13 @@ class CompletionOutput:
     """One finished choice.
 
     Attributes:
+        text: of a reply that was read (`LLM.chat`) the content alone.
         cumulative_logprob: sum over the tokens; None if log-probabilities were not requested.
         finish_reason: `stop`, `length`, `abort`, `deadline` or `error`.
         error: the error, for the finish reason `error`.
         request_id: id of the request; not compared.
+        reasoning: of a reply that was read; None if there is none.
+        tool_calls: of a reply that was read.
     """
 
     index: int
@@ -147,6 +152,8 @@ class CompletionOutput:
     stop_reason: int | str | None
     error: FerrumError | None = None
     request_id: str = field(default="", compare=False)
+    reasoning: str | None = None
+    tool_calls: tuple[Call, ...] = ()
 
     def check_whole(self) -> None:
         """Raise the error that ended the choice early, or EngineDead after a shutdown.
@@ -192,6 +199,7 @@ class _ChoiceDeltas:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     last: Delta | None = None
 
 
@@ -213,6 +221,7 @@ class Collector:
         choice.text.append(delta.text or "")
         choice.token_ids.extend(delta.token_ids)
         choice.logprobs.extend(delta.logprobs or ())
+        choice.parts.extend(delta.parts or ())
         choice.last = delta
         if delta.token_ids and self._first_token is None:
             self._first_token = now
@@ -239,6 +248,7 @@ def _completion(index: int, choice: _ChoiceDeltas) -> CompletionOutput:
     last = choice.last
     assert last is not None
     has_logprobs = last.logprobs is not None
+    message = message_of(choice.parts)
     return CompletionOutput(
         index=index,
         text=None if last.text is None else "".join(choice.text),
@@ -250,4 +260,6 @@ def _completion(index: int, choice: _ChoiceDeltas) -> CompletionOutput:
         stop_reason=last.stop_reason,
         error=last.error,
         request_id=last.request_id,
+        reasoning=message.reasoning,
+        tool_calls=message.calls,
     )

@@ -23,10 +23,17 @@ class PartKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of an output; consecutive pieces of one kind are one text."""
+    """A piece of an output; consecutive pieces of one kind are one text.
+
+    Attributes:
+        kind: what it is.
+        text: of the output, or the name of a call.
+        id: that the model wrote for a call; empty if its format has none.
+    """
 
     kind: PartKind
     text: str = ""
+    id: str = ""
 
 
 _TEXTS = (PartKind.REASONING, PartKind.CONTENT, PartKind.ARGUMENTS)
@@ -34,23 +41,24 @@ _TEXTS = (PartKind.REASONING, PartKind.CONTENT, PartKind.ARGUMENTS)
 
 def joined_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
     """Return the parts with consecutive texts of one kind joined, and without empty texts."""
-    found: list[tuple[PartKind, list[str]]] = []
+    found: list[tuple[Part, list[str]]] = []
     for part in parts:
         if part.kind in _TEXTS and not part.text:
             continue
-        if part.kind in _TEXTS and found and found[-1][0] is part.kind:
+        if part.kind in _TEXTS and found and found[-1][0].kind is part.kind:
             found[-1][1].append(part.text)
         else:
-            found.append((part.kind, [part.text]))
-    return tuple(Part(kind, "".join(texts)) for kind, texts in found)
+            found.append((part, [part.text]))
+    return tuple(first if len(texts) == 1 else Part(first.kind, "".join(texts)) for first, texts in found)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A whole tool call: the name, and the arguments as JSON text or as the text of a custom tool."""
+    """A whole tool call: the name, the arguments as JSON text or as the text of a custom tool, and the model's id."""
 
     name: str
     arguments: str
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +73,13 @@ class Message:
 def message_of(parts: Sequence[Part]) -> Message:
     """Fold the parts of a whole output."""
     texts: dict[PartKind, list[str]] = {PartKind.REASONING: [], PartKind.CONTENT: []}
-    calls: list[tuple[str, list[str]]] = []
+    calls: list[tuple[Part, list[str]]] = []
     for part in parts:
         if part.kind is PartKind.CALL:
-            calls.append((part.text, []))
+            calls.append((part, []))
         elif part.kind is PartKind.ARGUMENTS:
             calls[-1][1].append(part.text)
         elif part.kind in texts:
             texts[part.kind].append(part.text)
     reasoning, content = ("".join(each) if each else None for each in texts.values())
-    return Message(reasoning, content, tuple(Call(name, "".join(arguments)) for name, arguments in calls))
+    return Message(reasoning, content, tuple(Call(part.text, "".join(texts), part.id) for part, texts in calls))

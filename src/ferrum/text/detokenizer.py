@@ -9,8 +9,7 @@ import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ferrum.core.errors import RequestError
-from ferrum.text.stop_strings import StopStrings, stop_strings
+from ferrum.text.stop_strings import StopScanner
 from ferrum.text.tokenizer import Tokenizer
 
 
@@ -39,8 +38,7 @@ class Detokenizer:
     text. SentencePiece-like decoders strip a space from the start of a text; after a prompt without text (only a begin
     token) the output keeps that space.
 
-    The stop string that is complete first ends the text; of several that end at one character, the longest. The cut
-    depends on characters only, not on token borders. Text is held back only while it may become a stop string.
+    Where a stop string ends the text depends on characters only, not on token borders; see `StopScanner`.
 
     Args:
         stop: strings that end the text.
@@ -61,16 +59,11 @@ class Detokenizer:
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
     ) -> None:
-        if isinstance(stop, str) or not all(stop):
-            raise RequestError("must be a list of non-empty strings", param="stop")
         self._tokenizer = tokenizer
-        self._include_stop = include_stop
         self._spared = min_tokens
         self._skip_special = skip_special_tokens
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
-        self._stops = stop_strings(stop) if stop else None
-        self._state = 0
-        self._held = ""
+        self._stops = StopScanner(stop, include_stop=include_stop) if stop or isinstance(stop, str) else None
         self._ended = False
 
     def push(self, token_ids: Iterable[int]) -> DecodedText:
@@ -86,7 +79,8 @@ class Detokenizer:
         certain = []
         for kept, token_id in enumerate(pushed, 1):
             self._spared -= 1
-            text, stop = self._scan(self._stops, self._characters.decode(self._bytes(token_id)))
+            characters = self._characters.decode(self._bytes(token_id))
+            text, stop = self._stops.push(characters, spared=self._spared >= 0)
             certain.append(text)
             if stop is not None:
                 self._ended = True
@@ -98,22 +92,10 @@ class Detokenizer:
         if self._ended:
             return ""
         self._ended = True
-        return self._held + self._characters.decode(b"", final=True)
+        held = "" if self._stops is None else self._stops.finish()
+        return held + self._characters.decode(b"", final=True)
 
     def _bytes(self, token_id: int) -> bytes:
         if self._skip_special and self._tokenizer.is_special(token_id):
             return b""
         return self._tokenizer.token_bytes(token_id)
-
-    def _scan(self, stops: StopStrings, text: str) -> tuple[str, str | None]:
-        """Split new text into final and held text, or end it at a stop string."""
-        seen = self._held + text
-        state = self._state
-        for place, letter in enumerate(text, len(self._held) + 1):
-            state = stops.advance(state, letter)
-            if self._spared < 0 and (stop := stops.match(state)) is not None:
-                return seen[: place if self._include_stop else place - len(stop)], stop
-        self._state = state
-        certain = len(seen) - stops.pending(state)
-        self._held = seen[certain:]
-        return seen[:certain], None

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
+from ferrum.core.errors import RequestError
+
 
 class StopStrings:
     """An automaton over a set of strings (Aho and Corasick, CACM 18(6), 1975).
@@ -71,3 +73,48 @@ def stop_strings(strings: Sequence[str]) -> StopStrings:
     if found is None:
         found = _known[key] = StopStrings(key)
     return found
+
+
+class StopScanner:
+    """One text, up to the first stop string. Text is held back only while it may become a stop string.
+
+    The stop string that is complete first ends the text; of several that end at one character, the longest.
+
+    Args:
+        stop: strings that end the text.
+        include_stop: keep the stop string at the end of the text.
+
+    Raises:
+        RequestError: a stop string is empty, or `stop` is a bare string.
+    """
+
+    def __init__(self, stop: Sequence[str], *, include_stop: bool) -> None:
+        if isinstance(stop, str) or not all(stop):
+            raise RequestError("must be a list of non-empty strings", param="stop")
+        self._stops = stop_strings(stop)
+        self._include_stop = include_stop
+        self._state = 0
+        self._held = ""
+
+    def push(self, text: str, *, spared: bool = False) -> tuple[str, str | None]:
+        """Take more text; return what is final now, and the stop string that ended it.
+
+        Args:
+            text: the text.
+            spared: stop strings that end in it are ignored.
+        """
+        seen, state = self._held + text, self._state
+        for place, letter in enumerate(text, len(self._held) + 1):
+            state = self._stops.advance(state, letter)
+            if not spared and (stop := self._stops.match(state)) is not None:
+                self._held = ""
+                return seen[: place if self._include_stop else place - len(stop)], stop
+        self._state = state
+        certain = len(seen) - self._stops.pending(state)
+        self._held = seen[certain:]
+        return seen[:certain], None
+
+    def finish(self) -> str:
+        """Return the text held back."""
+        held, self._held, self._state = self._held, "", 0
+        return held

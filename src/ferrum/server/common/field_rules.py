@@ -189,17 +189,11 @@ def rule(field: str, reason: str, *conditions: Condition) -> Rule:
 
 HARMLESS: Final[Mapping[str, Sequence[Any]]] = MappingProxyType(
     {
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "parallel_tool_calls": (True, False),
-        "functions": ([],),
-        "function_call": ("none", "auto"),
         "documents": ([],),
         "logprob_token_ids": ([],),
         "use_beam_search": (False,),
         "truncation_side": ("left",),
         "modalities": (["text"],),
-        "include_reasoning": (True,),
         "parse_special": (True,),
     }
 )

@@ -57,7 +57,7 @@ class EventWriter:
             return self._events(self._builder.chunks(place, delta))
         around = self._around[choice]
         if around is None:
-            marked = self._events(self._builder.chunks(place, replace(delta, text=_MARK, token_ids=())))
+            marked = self._events(self._builder.chunks(place, replace(delta, text=_MARK, parts=None, token_ids=())))
             before, _, after = marked.rpartition(_MARK_JSON)  # the id before it may contain the client's text
             around = self._around[choice] = before, after
         return around[0] + to_json(delta.text) + around[1]
@@ -215,8 +215,10 @@ def finish_of(delta: Delta) -> Finish | None:
 
 
 def _is_text(delta: Delta) -> bool:
-    """Whether a delta changes nothing but the text that a client sees."""
-    return bool(delta.text) and delta.finish_reason is None and delta.logprobs is None and delta.prompt_logprobs is None
+    """Whether a delta changes nothing but the text that a client sees, which is content."""
+    if not delta.text or delta.finish_reason is not None or delta.logprobs is not None:
+        return False
+    return delta.prompt_logprobs is None and (delta.parts is None or len(delta.parts) == 1)
 
 
 def _num_logprobs(delta: Delta) -> int:

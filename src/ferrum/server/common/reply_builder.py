@@ -13,7 +13,7 @@ from ferrum.core.types import Request
 from ferrum.engine.request_output import Delta
 from ferrum.server.common.json_bodies import Reply
 
-Finish: TypeAlias = Literal["stop", "length"]
+Finish: TypeAlias = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,9 @@ from ferrum.server.common.field_rules import (
     rule,
 )
 from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional
+from ferrum.server.openai.constraints import ALIASES, RESPONSE_FORMAT
 from ferrum.server.openai.conversation import NO_DOCUMENTS, ContentPart, TemplateBody
+from ferrum.server.openai.tool_fields import FUNCTION_CALL, FUNCTIONS, TOOL_CHOICE, TOOLS
 
 MAX_TOP_LOGPROBS: Final = 20
 MAX_LOGPROBS: Final = 5
@@ -71,17 +73,9 @@ class Prediction(Body):
     content: str | Items[ContentPart] = Field(json_schema_extra={"minItems": 1})
 
 
-class ResponseFormat(Body):
-    """The form of the reply; only `text` is served."""
-
-    type: Literal["text", "json_object", "json_schema"] = Field(json_schema_extra={"enum": ["text"]})
-
-
-_CONSTRAINTS: Final = (
-    *("grammar", "ebnf", "regex", "json_schema", "response_schema", "structural_tag"),
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "logits_processors"),
-)
-"""Other servers' fields that constrain the output. As ignored fields they would give unconstrained text."""
+def _alias(name: str) -> Any:
+    """Return the field of another server that means the same as one of `structured_outputs`."""
+    return optional(f"As structured_outputs.{ALIASES[name]}.")
 
 
 class GenerationBody(GeneratingBody):
@@ -100,12 +94,10 @@ class GenerationBody(GeneratingBody):
     )
     REFUSED = MappingProxyType(
         {
-            "structured_outputs": "structured outputs are not supported",
             "logprob_token_ids": "log-probabilities of chosen ids are not supported; use logprobs",
-            "thinking_token_budget": "reasoning is not separated from text",
             "use_beam_search": "beam search is served by LLM.beam_search only",
             "truncation_side": "prompts are cut at the left only",
-            **dict.fromkeys(_CONSTRAINTS, "constrained output is not supported"),
+            "logits_processors": "programs of clients are not run",
         }
     )
 
@@ -130,7 +122,22 @@ class GenerationBody(GeneratingBody):
     allowed_token_ids: Items[TokenId] | None = _sampling("allowed_token_ids")
     skip_special_tokens: bool | None = _sampling("skip_special_tokens")
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
+    response_format: dict[str, Any] | None = Field(
+        default=None, description="The form of the output.", json_schema_extra=RESPONSE_FORMAT
+    )
+    structured_outputs: dict[str, Any] | None = optional(
+        "A constraint on the output: one of json, json_object, regex, choice, grammar, structural_tag."
+    )
+    guided_json: dict[str, Any] | str | bool | None = _alias("guided_json")
+    guided_regex: str | None = _alias("guided_regex")
+    guided_choice: Items[str] | None = _alias("guided_choice")
+    guided_grammar: str | None = _alias("guided_grammar")
+    json_schema: dict[str, Any] | str | bool | None = _alias("json_schema")
+    response_schema: dict[str, Any] | str | bool | None = _alias("response_schema")
+    regex: str | None = _alias("regex")
+    grammar: str | None = _alias("grammar")
+    ebnf: str | None = _alias("ebnf")
+    structural_tag: dict[str, Any] | str | None = _alias("structural_tag")
     echo: bool | None = optional("Begin the reply with the prompt (chat: the message continued).")
     priority: JsonInteger | None = optional("Smaller runs first; needs --policy priority.")
     cache_salt: NonEmpty | None = optional("Requests share cached prefixes only under the same salt; not empty.")
@@ -140,9 +147,6 @@ class GenerationBody(GeneratingBody):
     return_tokens_as_token_ids: bool | None = optional("Name tokens of log-probabilities as token_id:N.")
 
 
-_TOOLS: Final = "tools are not supported"
-
-
 class ChatRequest(GenerationBody, TemplateBody):
     """The body of /v1/chat/completions."""
 
@@ -150,6 +154,10 @@ class ChatRequest(GenerationBody, TemplateBody):
         *GenerationBody.RULES,
         *TemplateBody.RULES,
         rule("top_logprobs", "requires logprobs = true", one_of("top_logprobs", 0, None), one_of("logprobs", True)),
+        *(
+            rule(older, f"cannot be combined with {newer}", absent(older), absent(newer))
+            for older, newer in (("functions", "tools"), ("function_call", "tool_choice"))
+        ),
     )
     NO_OPS = MappingProxyType(
         {
@@ -166,15 +174,9 @@ class ChatRequest(GenerationBody, TemplateBody):
     REFUSED = MappingProxyType(
         {
             **GenerationBody.REFUSED,
-            "tools": _TOOLS,
-            "tool_choice": _TOOLS,
-            "parallel_tool_calls": _TOOLS,
-            "functions": _TOOLS,
-            "function_call": _TOOLS,
             "documents": NO_DOCUMENTS,
             "audio": "only text is served",
             "modalities": "only text is served",
-            "include_reasoning": "reasoning is part of the text; only true is served",
             "web_search_options": "web search is not supported",
             "moderation": "moderation is not supported",
         }
@@ -185,6 +187,23 @@ class ChatRequest(GenerationBody, TemplateBody):
     max_tokens: Limit | None = optional("Limit of generated tokens (default: the rest of the context).")
     max_completion_tokens: Limit | None = optional("As max_tokens; must equal it if both are given.")
     prediction: Prediction | None = optional("The expected reply. It changes the speed, never the reply.")
+    tools: Items[dict[str, Any]] | None = Field(
+        default=None, description="Tools that the model may call.", json_schema_extra=TOOLS
+    )
+    tool_choice: str | dict[str, Any] | None = Field(
+        default=None,
+        description="none, auto (default), required, the tool to call, or those allowed.",
+        json_schema_extra=TOOL_CHOICE,
+    )
+    parallel_tool_calls: bool | None = optional("Allow several calls in one reply (default: true).")
+    functions: Items[dict[str, Any]] | None = Field(
+        default=None, description="Older form of `tools`.", json_schema_extra=FUNCTIONS
+    )
+    function_call: str | dict[str, Any] | None = Field(
+        default=None, description="Older form of `tool_choice`.", json_schema_extra=FUNCTION_CALL
+    )
+    thinking_token_budget: Annotated[int, Integer(0)] | None = optional("Largest number of reasoning tokens.")
+    include_reasoning: bool | None = optional("Send the reasoning (default: true).")
 
 
 class CompletionRequest(GenerationBody):

@@ -5,7 +5,7 @@ What it shares with completions is in `openai.checks` and `openai_builder`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -17,7 +17,7 @@ from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.generation import finish_of
 from ferrum.server.common.json_routes import generate
 from ferrum.server.common.key_limits import Caller
-from ferrum.server.common.reply_builder import ReplyHeader
+from ferrum.server.common.reply_builder import Finish, ReplyHeader
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
 from ferrum.server.openai.bodies import ChatRequest
@@ -27,9 +27,10 @@ from ferrum.server.openai.checks import (
     check_generation,
     check_reply_size,
     check_top_tokens,
-    render,
+    rendered_chat,
     sampling_params,
 )
+from ferrum.server.openai.message_parts import MessageParts
 from ferrum.server.openai.openai_builder import OpenAIBuilder, finite, prompt_logprobs, top
 from ferrum.server.openai.replies import (
     ChatChoice,
@@ -42,6 +43,7 @@ from ferrum.server.openai.replies import (
     TokenLogprob,
     TopLogprob,
 )
+from ferrum.server.openai.tool_fields import chat_options
 from ferrum.text.chat_template import for_template, joined
 from ferrum.text.tokenizer import Tokenizer
 
@@ -74,16 +76,16 @@ def check_chat(model: ServedModel, body: ChatRequest, caller: Caller, name: str)
         raise invalid("max_completion_tokens", reason)
     limit = min(limits, default=None)
     names = FieldNames("messages", "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens")
-    text = render(client, body)
     given: dict[str, Any] = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None}
     if limit is not None:
         given["max_tokens"] = limit
     params = sampling_params(body, {"max_tokens": None, **client.recommended}, given)
+    prompt = rendered_chat(client, body, params, chat_options(body))
     predicted = None
     if body.prediction is not None:
         predicted = joined(body.prediction.model_dump()["content"], "prediction.content")
     prompts = Prompts(model, body, caller, params, limit, bool(body.add_special_tokens))
-    requests = (prompts.request(text, name, names, predicted),)
+    requests = (prompts.request(prompt.text, name, names, predicted, prompt),)
     if params.logprobs is not None and not body.stream:
         check_reply_size(requests, model.context, params.logprobs, names.max_tokens)
     return CheckedRequest(requests, params.n, (_continued(body) if body.echo else "",))
@@ -111,23 +113,45 @@ class ChatReplyBuilder(OpenAIBuilder):
         super().__init__(header, body, checked, tokenizer)
         self._params = checked.requests[0].params
         self._begun: set[int] = set()
+        reasoning, older = body.include_reasoning is not False, bool(body.functions)
+        self._parts = MessageParts(checked.requests[0], header.id, reasoning=reasoning, older=older)
+        self._older = older
 
     def chunks(self, place: int, delta: Delta) -> Iterator[ChatChunk]:
-        """Yield a first chunk with the role, one with the text, and one with the end."""
+        """Yield a first chunk with the role, one with the text or one for each part, and one with the end."""
         index = delta.index
         if index not in self._begun:
             asked = self._token_ids or delta.prompt_logprobs is not None
             extra = self._prompt_fields(delta) if asked and not self._begun else {}
             self._begun.add(index)
             extra |= self.usage.fields(unsent=len(delta.token_ids))
-            yield self._chunk(index, ChatDelta(role="assistant", content=self._prefixes[place]), **extra)
+            content = self._prefixes[place] or ("" if delta.parts is None else None)
+            yield self._chunk(index, ChatDelta(role="assistant", content=content), **extra)
         logprobs = None if delta.logprobs is None else self._logprobs(delta)
-        if delta.text or logprobs is not None or (self._token_ids and delta.token_ids):
-            ids: dict[str, Any] = {"token_ids": list(delta.token_ids)} if self._token_ids else {}
-            yield self._chunk(index, ChatDelta(content=delta.text or ""), {"logprobs": logprobs, **ids})
-        finish = finish_of(delta)
+        about: dict[str, Any] = {} if logprobs is None else {"logprobs": logprobs}
+        if self._token_ids and delta.token_ids:
+            about["token_ids"] = list(delta.token_ids)
+        for fields in self._new_parts(delta, always=bool(about)):
+            yield self._chunk(index, ChatDelta(**fields), about)
+            about = {}  # the first chunk of a delta has what is known of all its tokens
+        finish = self._finish(delta)
         if finish is not None:
             yield self._chunk(index, ChatDelta(), {"finish_reason": finish, "stop_reason": delta.stop_reason})
+
+    def _new_parts(self, delta: Delta, *, always: bool) -> Iterable[dict[str, Any]]:
+        """Return the fields of chunks for what is new; with `always` at least one."""
+        if delta.parts is None:
+            found = [{"content": delta.text or ""}] if delta.text else []
+        else:
+            found = [fields for fields in self._parts.deltas(delta.index, delta.parts) if fields]
+        return found or ([{"content": ""}] if always else [])
+
+    def _finish(self, delta: Delta) -> Finish | None:
+        """Return how a choice ended: a complete reply with calls by them. Raises as `finish_of`."""
+        finish = finish_of(delta)
+        if finish == "stop" and self._parts.called(delta.index):
+            return "function_call" if self._older else "tool_calls"
+        return finish
 
     def _chunk(self, index: int, delta: ChatDelta, fields: Mapping[str, Any] | None = None, **extra: Any) -> ChatChunk:
         choice = ChatChunkChoice(
@@ -151,9 +175,13 @@ class ChatReplyBuilder(OpenAIBuilder):
         )
 
     def _choice(self, delta: Delta) -> ChatChoice:
-        finish = finish_of(delta)
+        if delta.parts is None:
+            fields: dict[str, Any] = {"content": self._prefixes[0] + (delta.text or "")}
+        else:
+            fields = self._parts.message(delta.index, delta.parts, self._prefixes[0])
+        message = ChatMessage(role="assistant", refusal=None, **fields)
+        finish = self._finish(delta)
         assert finish is not None
-        message = ChatMessage(role="assistant", content=self._prefixes[0] + (delta.text or ""), refusal=None)
         ids: dict[str, Any] = {"token_ids": list(delta.token_ids)} if self._token_ids else {}
         return ChatChoice(
             index=delta.index,

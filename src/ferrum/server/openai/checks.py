@@ -12,12 +12,14 @@ from typing import Any, Final
 
 from ferrum.core.params import ALL_TOKENS, SamplingParams, over_recommended
 from ferrum.core.types import Request
+from ferrum.engine.chat_prompt import ChatOptions, ChatPrompt, chat_prompt
 from ferrum.engine.input_processor import FieldNames, RequestOptions
 from ferrum.engine.model_client import ModelClient
-from ferrum.server.common.error_replies import invalid, unsupported
+from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.served_model import ServedModel
-from ferrum.server.openai.bodies import GenerationBody
+from ferrum.server.openai.bodies import ChatRequest, GenerationBody
+from ferrum.server.openai.constraints import structured_outputs
 from ferrum.server.openai.conversation import RenderRequest, TemplateBody, TokenizeRequest
 from ferrum.server.openai.truncation import truncated
 
@@ -27,7 +29,9 @@ MAX_REPLY_LOGPROBS: Final = 1 << 21
 MAX_CHARACTERS_PER_TOKEN: Final = 64
 """Of the context: a few characters of a client's template may render megabytes of text."""
 
-_SAMPLING: Final = tuple(each.name for each in fields(SamplingParams) if each.name != "logprobs")
+_SAMPLING: Final = tuple(
+    each.name for each in fields(SamplingParams) if each.name not in ("logprobs", "structured_outputs")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,29 +66,46 @@ def render(client: ModelClient, body: TemplateBody | TokenizeRequest) -> str:
     Raises:
         RequestError, Unsupported: the messages or the template cannot be used.
     """
+    tools = (body.tools or None) if isinstance(body, RenderRequest | TokenizeRequest) else None
+    text = client.render(_messages(body), tools=tools, **_rendering(client, body))
+    _check_rendered(client, body, text)
+    return text
+
+
+def rendered_chat(client: ModelClient, body: ChatRequest, params: SamplingParams, options: ChatOptions) -> ChatPrompt:
+    """Render a chat, and find how its reply is limited and read. Raises as `chat_prompt`."""
+    prompt = chat_prompt(client, _messages(body), params, options, **_rendering(client, body))
+    _check_rendered(client, body, prompt.text)
+    return prompt
+
+
+def _messages(body: TemplateBody | TokenizeRequest) -> list[dict[str, Any]]:
+    return [message.model_dump(exclude_none=True) for message in body.messages or ()]
+
+
+def _rendering(client: ModelClient, body: TemplateBody | TokenizeRequest) -> dict[str, Any]:
+    """Return the arguments of `ModelClient.render` about the template."""
     effort = {}
     if isinstance(body, TemplateBody) and body.reasoning_effort is not None:
         effort = body.effort_variables(client)
-    text = client.render(
-        [message.model_dump(exclude_none=True) for message in body.messages or ()],
-        chat_template=body.chat_template,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=bool(body.continue_final_message),
-        tools=(body.tools or None) if isinstance(body, RenderRequest | TokenizeRequest) else None,
-        chat_template_kwargs={**effort, **(body.chat_template_kwargs or {})} or None,
-        untrusted=True,
-    )
+    return {
+        "chat_template": body.chat_template,
+        "add_generation_prompt": body.add_generation_prompt,
+        "continue_final_message": bool(body.continue_final_message),
+        "chat_template_kwargs": {**effort, **(body.chat_template_kwargs or {})} or None,
+        "untrusted": True,
+    }
+
+
+def _check_rendered(client: ModelClient, body: TemplateBody | TokenizeRequest, text: str) -> None:
+    """Refuse a long text of a client's template."""
     limit = MAX_CHARACTERS_PER_TOKEN * client.info.max_sequence_length
     if body.chat_template is not None and len(text) > limit:
         raise invalid("chat_template", f"it renders {len(text)} characters, more than {limit}")
-    return text
 
 
 def check_generation(client: ModelClient, body: GenerationBody, caller: Caller) -> None:
     """Check the rules that chats and completions share."""
-    form = body.response_format
-    if form is not None and form.type != "text":
-        raise unsupported("response_format", f"{form.type} is not supported, only text")
     asked = body.prompt_logprobs
     if asked is not None and (asked != ALL_TOKENS or client.info.vocab_size > caller.max_logprobs):
         check_top_tokens("prompt_logprobs", asked, caller.max_logprobs)
@@ -106,7 +127,7 @@ def several(field: str, given: str | list[int] | list[str] | list[list[int]], li
 def sampling_params(body: GenerationBody, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
     """Return the body's parameters over the defaults, and `given` over both."""
     of_body = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
-    return over_recommended(defaults, {**of_body, **given})
+    return over_recommended(defaults, {**of_body, **given, "structured_outputs": structured_outputs(body)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +147,12 @@ class Prompts:
     special: bool
 
     def request(
-        self, prompt: str | list[int], request_id: str, names: FieldNames, prediction: str | None = None
+        self,
+        prompt: str | list[int],
+        request_id: str,
+        names: FieldNames,
+        prediction: str | None = None,
+        chat: ChatPrompt | None = None,
     ) -> Request:
         """Return the request for one prompt. Raises as `InputProcessor.process`."""
         return self.model.client.input_processor.process(
@@ -143,6 +169,8 @@ class Prompts:
                 prediction=prediction,
                 context=self.model.context,
                 required_output=1 if self.limit is None else self.limit,
+                guidance=None if chat is None else chat.guidance,
+                reading=None if chat is None else chat.reading,
                 names=names,
             ),
         )

@@ -79,7 +79,7 @@ class UsageCounter:
         self.in_each = continuous and self.at_end
         self.prompt = sum(len(request.prompt) for request in requests)
         self.completion = 0
-        self.cached = self.accepted = self.rejected = 0
+        self.cached = self.accepted = self.rejected = self.reasoning = 0
 
     def count(self, delta: Delta) -> None:
         """Add the tokens of a delta."""
@@ -88,6 +88,7 @@ class UsageCounter:
             self.cached += delta.usage.cached_tokens
             self.accepted += delta.usage.accepted_prediction_tokens
             self.rejected += delta.usage.rejected_prediction_tokens
+            self.reasoning += delta.usage.reasoning_tokens
 
     def fields(self, unsent: int = 0) -> dict[str, Any]:
         """Return the field of a chunk: the usage so far, null before the end of the stream, or nothing.
@@ -111,7 +112,7 @@ class UsageCounter:
             total_tokens=self.prompt + self.completion,
             prompt_tokens_details=PromptDetails(cached_tokens=self.cached),
             completion_tokens_details=CompletionDetails(
-                reasoning_tokens=0,
+                reasoning_tokens=self.reasoning,
                 accepted_prediction_tokens=self.accepted,
                 rejected_prediction_tokens=self.rejected,
             ),

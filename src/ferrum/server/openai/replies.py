@@ -76,12 +76,40 @@ PromptLogprobs = SkipValidation[list[dict[str, PromptToken] | None]]
 """Per prompt token the requested ids, the token itself first; None for the first token."""
 
 
+class FunctionCall(Reply):
+    """A called function: its name, and its arguments as JSON text. Deltas have parts of it."""
+
+    name: str | None = None
+    arguments: str
+
+
+class CustomCall(Reply):
+    """A call of a custom tool: its name and its text. Deltas have parts of it."""
+
+    name: str | None = None
+    input: str
+
+
+class ToolCall(Reply):
+    """A tool call; deltas have its place in the message, and its id and type only in the first one."""
+
+    index: int | None = None
+    id: str | None = None
+    type: Literal["function", "custom"] | None = None
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
+
+
 class ChatMessage(Reply):
-    """The assistant's message."""
+    """The assistant's message. `reasoning_content` is another name of `reasoning`."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
 
 
 class ChatChoice(Reply):
@@ -114,6 +142,10 @@ class ChatDelta(Reply):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
 
 
 class ChatChunkChoice(Reply):

@@ -1,0 +1,48 @@
+"""Parts of a reply in a terminal: reasoning dimmed, tool calls as calls, content as it is."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+import typer
+
+from ferrum.engine.request_output import Delta
+from ferrum.formats.parts import Message, Part, PartKind, message_of
+
+
+@dataclass(slots=True)
+class ShownParts:
+    """The parts of one reply so far, and the text that shows them.
+
+    Attributes:
+        parts: those so far.
+        styled: use the styles of a terminal.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+    styled: bool = field(default_factory=lambda: sys.stdout.isatty())
+
+    def __call__(self, delta: Delta) -> str:
+        """Return the text that shows a delta."""
+        new = (Part(PartKind.CONTENT, delta.text or ""),) if delta.parts is None else delta.parts
+        return "".join(map(self._shown, new))
+
+    @property
+    def message(self) -> Message:
+        """The reply so far."""
+        return message_of(self.parts)
+
+    def _shown(self, part: Part) -> str:
+        before = self.parts[-1].kind if self.parts else None
+        self.parts.append(part)
+        match part.kind:
+            case PartKind.REASONING:
+                return typer.style(part.text, dim=True) if self.styled else part.text
+            case PartKind.CALL:
+                name = typer.style(part.text, bold=True) if self.styled else part.text
+                return f"{'' if before is None else chr(10)}{name}("
+            case PartKind.END:
+                return ")"
+        gap = "\n\n" if before is PartKind.REASONING and part.kind is PartKind.CONTENT else ""
+        return gap + part.text

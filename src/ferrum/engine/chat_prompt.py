@@ -1,0 +1,179 @@
+"""`ChatPrompt`: a conversation as a prompt, with what limits its output and how the output is read.
+
+All dialects of the server and `LLM.chat` come here. Formats are found and turned into grammars in `formats`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from ferrum.core.errors import RequestError
+from ferrum.core.guidance import Grammar, Guidance, Thought
+from ferrum.core.output_format import OutputFormat, Reading, Tool
+from ferrum.core.params import SamplingParams
+from ferrum.core.types import Request
+from ferrum.engine.input_processor import RequestOptions
+from ferrum.engine.model_client import Message, ModelClient
+from ferrum.formats.find import FoundFormat, opens_thought
+from ferrum.formats.tool_grammar import thought_of, tool_guidance
+from ferrum.formats.tools import NO_CHOICE, ToolChoice
+from ferrum.structured.sources import check_source, grammar_source
+
+_SPACE: Final = "/[ \\t\\r\\n]{0,8}/"
+"""White space that models write between their reasoning and an output of a grammar."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """What a client wants of the reply to a conversation, besides sampling parameters.
+
+    Attributes:
+        choice: the tools, and whether one must be called.
+        parallel: several calls are allowed.
+        budget: largest number of reasoning tokens; None: unlimited.
+    """
+
+    choice: ToolChoice = NO_CHOICE
+    parallel: bool = True
+    budget: int | None = None
+
+    @property
+    def calls(self) -> bool:
+        """Whether the reply may have calls."""
+        return bool(self.tools) and self.choice.mode != "none"
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools that may be called."""
+        return self.choice.tools.tools
+
+
+DEFAULT_CHAT: Final = ChatOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered conversation.
+
+    Attributes:
+        text: of the prompt, special tokens included.
+        guidance: limits on the reply's tokens, or None.
+        reading: how the reply is read; None: all of it is content.
+    """
+
+    text: str
+    guidance: Guidance | None
+    reading: Reading | None
+
+
+def chat_prompt(
+    client: ModelClient,
+    messages: Sequence[Message],
+    params: SamplingParams,
+    options: ChatOptions,
+    *,
+    chat_template: str | None = None,
+    untrusted: bool = False,
+    **rendering: Any,
+) -> ChatPrompt:
+    """Render a conversation, and find how its reply is limited and read.
+
+    Args:
+        client: of the model.
+        messages: the conversation.
+        params: of the request; `structured_outputs` limits its content.
+        options: tools and reasoning.
+        chat_template, untrusted, rendering: see `ModelClient.render`.
+
+    Raises:
+        RequestError: as `ModelClient.render`; `tools` if the format of the model's calls is not known; a schema or
+            grammar that cannot be enforced.
+        Unsupported: as `ModelClient.render`.
+    """
+    text = client.render(
+        messages,
+        chat_template=chat_template,
+        untrusted=untrusted,
+        tools=options.choice.tools.descriptions or None,
+        **rendering,
+    )
+    found = client.output_format(chat_template, untrusted=untrusted)
+    return ChatPrompt(text, *_limits(client, text, found, params, options))
+
+
+def chat_request(
+    client: ModelClient, messages: Sequence[Message], params: SamplingParams, options: ChatOptions, **rendering: Any
+) -> tuple[Request, str]:
+    """Return the engine's request for a conversation, and its text. Arguments and errors as of `chat_prompt`."""
+    prompt = chat_prompt(client, messages, params, options, **rendering)
+    about = RequestOptions(add_special_tokens=False, guidance=prompt.guidance, reading=prompt.reading)
+    return client.input_processor.process(prompt.text, params, about), prompt.text
+
+
+def _limits(
+    client: ModelClient, text: str, found: FoundFormat, params: SamplingParams, options: ChatOptions
+) -> tuple[Guidance | None, Reading | None]:
+    """Return what limits the reply to a prompt, and how it is read."""
+    format, tokenizer = found.format, client.tokenizer
+    assert tokenizer is not None, "`render` refuses conversations without one"
+    if options.calls and (format is None or format.calls is None):
+        raise RequestError(f"this model's tool calls cannot be read: {found.reason}", param="tools")
+    if format is None:
+        if options.budget is not None:
+            raise RequestError(f"this model's reasoning cannot be read: {found.reason}", param="thinking_token_budget")
+        return _content_guidance(None, params), None
+    opened = opens_thought(text, format)
+    thought = thought_of(format, tokenizer, opened=opened, budget=options.budget)
+    guidance = _content_guidance(thought, params)
+    if options.calls:
+        required = options.choice.mode == "required" or (guidance is not None and guidance.grammar is not None)
+        calls = tool_guidance(
+            format,
+            options.tools,
+            options.choice.named or ("required" if required else "auto"),
+            parallel=options.parallel,
+            opened=opened,
+            budget=options.budget,
+            tokenizer=tokenizer,
+        )
+        guidance = calls if options.choice.mode == "required" else _either(calls, guidance)
+    return guidance, _reading(format, options, opened=opened)
+
+
+def _reading(format: OutputFormat, options: ChatOptions, *, opened: bool) -> Reading | None:
+    if format.reasoning is None and not options.calls and not format.content_open:
+        return None
+    return Reading(format=format, tools=options.tools if options.calls else (), opened=opened)
+
+
+def _content_guidance(thought: Thought | None, params: SamplingParams) -> Guidance | None:
+    """Return the limits of a reply without calls."""
+    limited = thought is not None and thought.budget is not None
+    if params.structured_outputs is None:
+        return Guidance(thought=thought) if limited else None
+    source = grammar_source(params.structured_outputs)
+    if thought is not None:
+        source = joined_sources(f"start: {_SPACE} @g0", (source,))
+    check_source(source)
+    return Guidance(thought=thought, grammar=Grammar(source=source))
+
+
+def _either(calls: Guidance | None, content: Guidance | None) -> Guidance | None:
+    """Return the limits of a reply that is either calls or content."""
+    if calls is None or calls.grammar is None or content is None or content.grammar is None:
+        return calls or content
+    source = joined_sources("start: @g0 | @g1", (calls.grammar.source, content.grammar.source))
+    check_source(source)
+    return replace(calls, grammar=replace(calls.grammar, source=source))
+
+
+def joined_sources(start: str, sources: Sequence[str]) -> str:
+    """Return a grammar of several, which `start`, a Lark rule, names `@g0`, `@g1` and so on."""
+    grammars: list[Mapping[str, Any]] = [{"lark_grammar": start}]
+    for place, source in enumerate(sources):
+        first, *others = json.loads(source)["grammars"] if source.startswith("{") else [{"lark_grammar": source}]
+        grammars += [{**first, "name": f"g{place}"}, *others]
+    return json.dumps({"grammars": grammars})

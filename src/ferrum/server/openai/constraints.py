@@ -1,0 +1,102 @@
+"""The fields of both generating routes that constrain the output, under the names of several servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from ferrum.core.errors import RequestError
+from ferrum.core.structured_outputs import StructuredOutputs
+from ferrum.server.common.error_replies import invalid
+
+if TYPE_CHECKING:
+    from ferrum.server.openai.bodies import GenerationBody
+
+ALIASES: Final[Mapping[str, str]] = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "response_schema": "json",
+    "regex": "regex",
+    "grammar": "grammar",
+    "ebnf": "grammar",
+    "structural_tag": "structural_tag",
+}
+"""Fields of other servers (older vLLM, llama.cpp, SGLang, Vertex) by the name in `structured_outputs`."""
+
+_SCHEMA: Final[dict[str, Any]] = {"type": ["object", "boolean"]}
+RESPONSE_FORMAT: Final[dict[str, Any]] = {
+    "anyOf": [
+        {"type": "null"},
+        {
+            "type": "object",
+            "anyOf": [
+                {"properties": {"type": {"const": "text"}}, "required": ["type"]},
+                {"properties": {"type": {"const": "json_object"}, "schema": _SCHEMA}, "required": ["type"]},
+                {
+                    "properties": {
+                        "type": {"const": "json_schema"},
+                        "json_schema": {
+                            "type": "object",
+                            "properties": {"name": {"type": "string"}, "schema": _SCHEMA},
+                            "required": ["schema"],
+                        },
+                    },
+                    "required": ["type", "json_schema"],
+                },
+                {"properties": {"type": {"const": "structural_tag"}}, "required": ["type"]},
+            ],
+        },
+    ]
+}
+"""The form of `response_format` in the document."""
+
+
+def structured_outputs(body: GenerationBody) -> StructuredOutputs | None:
+    """Return the constraint of a body, None without one.
+
+    Raises:
+        RequestError: there are several, or one is malformed; `param` is the field as the client named it.
+    """
+    asked = {name: getattr(body, name) for name in ("response_format", "structured_outputs", *ALIASES)}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if isinstance(given.get("response_format"), Mapping) and given["response_format"].get("type") == "text":
+        del given["response_format"]
+    if not given:
+        return None
+    if len(given) > 1:
+        first, second, *_ = given
+        raise invalid(second, f"cannot be combined with {first}; send one constraint")
+    ((name, value),) = given.items()
+    if name == "response_format":
+        return _made(*_of_format(value))
+    if name == "structured_outputs":
+        return _made(value, {each: f"structured_outputs.{each}" for each in value})
+    return _made({ALIASES[name]: value}, {ALIASES[name]: name})
+
+
+def _made(constraint: Mapping[str, Any], names: Mapping[str, str]) -> StructuredOutputs:
+    """Return a constraint; its errors name the client's field."""
+    try:
+        return StructuredOutputs.from_dict(constraint)
+    except RequestError as error:
+        raise error.about(names.get(error.param or "", error.param or "structured_outputs")) from None
+
+
+def _of_format(form: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """Return the constraint of a `response_format`, and the client's names of its fields."""
+    match form:
+        case {"type": "json_object", "schema": schema} if schema is not None:
+            return {"json": schema}, {"json": "response_format.schema"}
+        case {"type": "json_object"}:
+            return {"json_object": True}, {}
+        case {"type": "json_schema", "json_schema": {"schema": schema}} if schema is not None:
+            return {"json": schema}, {"json": "response_format.json_schema.schema"}
+        case {"type": "json_schema"}:
+            raise invalid("response_format.json_schema", "must be an object with a `schema`")
+        case {"type": "structural_tag"}:
+            return {"structural_tag": form}, {"structural_tag": "response_format"}
+    kinds = "'text', 'json_object', 'json_schema' or 'structural_tag'"
+    raise invalid("response_format.type", f"must be {kinds}, not {form.get('type')!r}")
