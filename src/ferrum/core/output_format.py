@@ -37,6 +37,14 @@ class ArgumentStyle(StrEnum):
     GEMMA = "gemma"
 
 
+class IdPlace(StrEnum):
+    """Where a call of `CallStyle.NAMED` has its id: nowhere, between `open` and the name, or right after the name."""
+
+    NONE = "none"
+    BEFORE = "before"
+    AFTER = "after"
+
+
 class ValueStyle(StrEnum):
     """How the value of a tagged argument is written: strings as they are and the rest as JSON, or all as JSON."""
 
@@ -62,6 +70,10 @@ class Arguments(JsonRecord):
         key_open, key_close, value_open, value_close: around each tagged argument.
         between: between two tagged arguments.
         values: see `ValueStyle`.
+        string_mark, other_mark: stand between `key_close` and `value_open` and say whether the value is a string; empty
+            if nothing says so.
+        quote: around strings, for `ArgumentStyle.GEMMA`.
+        raw_open, raw_close: may surround the string of a tagged argument, as XML's CDATA.
     """
 
     style: ArgumentStyle = ArgumentStyle.JSON
@@ -73,6 +85,11 @@ class Arguments(JsonRecord):
     value_close: str = ""
     between: str = ""
     values: ValueStyle = ValueStyle.RAW
+    string_mark: str = ""
+    other_mark: str = ""
+    quote: str = '<|"|>'
+    raw_open: str = ""
+    raw_close: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +104,12 @@ class Calls(JsonRecord):
         between: between two calls.
         style: see `CallStyle`.
         name_key, arguments_key: of the object, for `CallStyle.OBJECT`.
-        extra_keys: further keys of the object, by the text of their values: `id`, `type`.
+        first_keys, extra_keys: further keys of the object before the name and after the arguments. The value of `type`
+            is `function`; the others are ids.
         after_name: between name and arguments, for `CallStyle.NAMED`.
+        after_name_aliases: other texts that models write there.
+        id_place: see `IdPlace`.
+        id_separator: between the id and the name.
         arguments: of each call.
         parallel: the template writes several calls in one message.
         aliases: other texts that models write in place of `section_open` or, without a section, of `open`.
@@ -102,8 +123,12 @@ class Calls(JsonRecord):
     style: CallStyle = CallStyle.OBJECT
     name_key: str = "name"
     arguments_key: str = "arguments"
+    first_keys: tuple[str, ...] = ()
     extra_keys: tuple[str, ...] = ()
     after_name: str = ""
+    after_name_aliases: tuple[str, ...] = ()
+    id_place: IdPlace = IdPlace.NONE
+    id_separator: str = ""
     arguments: Arguments = Arguments()
     parallel: bool = True
     aliases: tuple[str, ...] = ()
@@ -119,6 +144,8 @@ class OutputFormat(JsonRecord):
         reasoning: None if the model writes none.
         calls: None if the model writes none.
         content_open, content_close: around content, for formats with channels; empty for the others.
+        content_aliases: other texts that begin content.
+        prefix: the end of the generation prompt that belongs to the output's first marker.
         ignored: texts that carry nothing, such as headers of messages between channels.
     """
 
@@ -128,6 +155,8 @@ class OutputFormat(JsonRecord):
     calls: Calls | None = None
     content_open: str = ""
     content_close: str = ""
+    content_aliases: tuple[str, ...] = ()
+    prefix: str = ""
     ignored: tuple[str, ...] = ()
 
 
