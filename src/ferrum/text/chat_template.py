@@ -175,6 +175,11 @@ class ChatTemplate:
             return False
         return True
 
+    @property
+    def source_for_tools(self) -> str:
+        """Return the source that renders requests with tools. Raises as `render` if there is none."""
+        return self.sources[self._choose(with_tools=True)]
+
     def _choose(self, with_tools: bool) -> str:
         if with_tools and "tool_use" in self.sources:
             return "tool_use"

@@ -7,6 +7,8 @@ Imported only to render a template, because importing jinja is slow.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from functools import cache
@@ -33,6 +35,8 @@ _STEP: Final = "(step)"
 """A filter name that no template can spell."""
 
 _steps: ContextVar[count[int]] = ContextVar("steps")
+_used: ContextVar[int] = ContextVar("used", default=0)
+"""Steps that count as done before a rendering."""
 
 
 class RefusalError(TemplateError):
@@ -68,7 +72,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def render(self, template: Template, variables: dict[str, Any]) -> str:
         """Render a compiled template with a new count of steps."""
-        token = _steps.set(count())
+        token = _steps.set(count(_used.get()))
         try:
             return template.render(variables)
         finally:
@@ -98,6 +102,16 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             node.body.insert(0, nodes.ExprStmt(step))
             node.body[0].set_lineno(node.lineno).set_environment(self)
         return tree
+
+
+@contextmanager
+def limited(steps: int) -> Iterator[None]:
+    """Limit each rendering of this thread to this number of steps, at most `MAX_STEPS`."""
+    token = _used.set(max(MAX_STEPS - steps, 0))
+    try:
+        yield
+    finally:
+        _used.reset(token)
 
 
 @cache

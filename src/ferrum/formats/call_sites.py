@@ -1,0 +1,71 @@
+"""Locate a probe's calls in a rendered text: as a JSON object, or by name with arguments after it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ferrum.core.output_format import CallStyle
+from ferrum.formats.probes import Named
+from ferrum.formats.renderings import NotFoundError
+
+_DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a call stands: from its object or name on, to the end of the object or name.
+
+    Attributes:
+        style: OBJECT, or NAMED for the other two styles.
+        start, end: in the text.
+        value: the object, for OBJECT.
+    """
+
+    style: CallStyle
+    start: int
+    end: int
+    value: Mapping[str, Any]
+
+
+def sites(text: str, calls: Sequence[Named]) -> list[Site]:
+    """Return the places of calls in their order.
+
+    Raises:
+        NotFoundError: a name is missing or repeated, or styles differ.
+    """
+    found: list[Site] = []
+    start = 0
+    for name, arguments in calls:
+        if text.count(name) != 1:
+            many = "more than once" if name in text else "not at all"
+            raise NotFoundError(f"the chat template writes the name of a call {many}")
+        place = text.index(name)
+        site = _object_around(text, start, place, name, arguments)
+        found.append(site or Site(CallStyle.NAMED, place, place + len(name), {}))
+        start = found[-1].end
+    if len({site.style for site in found}) > 1:
+        raise NotFoundError("the chat template writes calls of one message in different ways")
+    if [site.start for site in found] != sorted(site.start for site in found):
+        raise NotFoundError("the chat template changes the order of calls")
+    return found
+
+
+def _object_around(text: str, start: int, place: int, name: str, arguments: Mapping[str, Any]) -> Site | None:
+    """Return the smallest JSON object with this name and these arguments."""
+    brace = place
+    while (brace := text.rfind("{", start, brace)) >= 0:
+        try:
+            value, end = _DECODER.raw_decode(text, brace)
+        except ValueError:
+            continue
+        if end > place and isinstance(value, dict) and key_of(value, name) and key_of(value, arguments):
+            return Site(CallStyle.OBJECT, brace, end, value)
+    return None
+
+
+def key_of(value: Mapping[str, Any], wanted: Any) -> str:
+    """Return the key with this value, or an empty text."""
+    return next((key for key, each in value.items() if each == wanted and type(each) is type(wanted)), "")
