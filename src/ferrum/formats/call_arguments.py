@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from ferrum.core.output_format import Arguments, ArgumentStyle, CallStyle, ValueStyle
+from ferrum.core.output_format import Arguments, ArgumentStyle, ValueStyle
 from ferrum.formats.cuts import shared_prefix
 from ferrum.formats.probes import KEYS, TEXTS
 from ferrum.formats.renderings import NotFoundError
@@ -77,11 +77,3 @@ def _split_keys(arguments: Arguments) -> Arguments:
     if place < 0:
         return arguments
     return replace(arguments, key_close=text[:place], value_open=text[place:])
-
-
-def is_pythonic(after: str) -> bool:
-    """Return whether a text after a name is that of a call in Python."""
-    return after.startswith(f"({KEYS[0]}=")
-
-
-STYLES = (CallStyle.OBJECT, CallStyle.NAMED, CallStyle.PYTHONIC)

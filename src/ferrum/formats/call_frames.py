@@ -39,8 +39,8 @@ class Frame:
 def frame(gaps: Gaps) -> Frame:
     """Return the markers that the gaps consist of.
 
-    A call's `open` is what the texts before the first and between two calls end with, its `close` what the texts between
-    two and after the last begin with. White space between them belongs to the section and to `between`.
+    The texts before the first and between two calls end with the `open` of a call; those between two and after the last
+    begin with its `close`. White space between them belongs to the section and to `between`.
     """
     before = gaps.before.lstrip()
     if gaps.between is None:

@@ -1,15 +1,15 @@
-"""Read the form of calls off renderings, and check that it explains further ones."""
+"""Read the form of calls off renderings with one and two calls. `verify` checks it on others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from ferrum.core.output_format import Arguments, ArgumentStyle, Calls, CallStyle
+from ferrum.core.output_format import Calls, CallStyle
 from ferrum.formats import probes
-from ferrum.formats.call_arguments import is_pythonic, json_arguments, tagged
-from ferrum.formats.call_frames import Frame, Gaps, frame
+from ferrum.formats.call_arguments import json_arguments, tagged
+from ferrum.formats.call_frames import Gaps, frame
 from ferrum.formats.call_sites import Site, key_of, sites
 from ferrum.formats.probes import KEYS, NAMES, TEXTS, Named
 from ferrum.formats.renderings import NotFoundError, Renderings
@@ -27,24 +27,42 @@ class _Rendered:
     text: str
     sites: Sequence[Site]
 
-    def after(self, place: int) -> str:
-        """Return the text from a call's end to the next one, or to the end."""
-        end = self.sites[place + 1].start if place + 1 < len(self.sites) else None
-        return self.text[self.sites[place].end : end]
+    @property
+    def after(self) -> str:
+        """The text from the end of the first call's object or name to the second call, or to the end."""
+        end = self.sites[1].start if len(self.sites) > 1 else None
+        return self.text[self.sites[0].end : end]
 
 
-def find_calls(renderings: Renderings, turn: Turn) -> Calls:
+@dataclass(frozen=True, slots=True)
+class FoundCalls:
+    """The form of calls, and the text that follows them at the end of a turn."""
+
+    calls: Calls
+    rest: str
+
+
+def find_calls(renderings: Renderings, turn: Turn) -> FoundCalls:
     """Return the form of calls. Raises NotFoundError."""
     one = _render(renderings, _ONE)
     if one is None:
-        raise NotFoundError("the chat template does not render tool calls")
+        raise NotFoundError("the chat template renders no tool calls")
     two = _render(renderings, _TWO, optional=True)
-    before = _before(renderings, turn, one)
-    if one.sites[0].style is CallStyle.OBJECT:
-        return _object(one, two, before, turn)
-    if is_pythonic(one.after(0)):
-        return _pythonic(renderings, one, two, before, turn)
-    return _named(renderings, one, two, before, turn)
+    calls, length = _call(renderings, one)
+    gap = two.after[length:] if two else None
+    found = frame(Gaps(_before(renderings, turn, one), gap, one.after[length:], turn.end))
+    calls = replace(
+        calls,
+        section_open=found.section_open,
+        open=found.open,
+        close=found.close,
+        between=found.between,
+        section_close=found.section_close,
+        parallel=two is not None,
+    )
+    if calls.style is CallStyle.NAMED and not calls.open.strip():
+        raise NotFoundError("the chat template writes the names of calls without a marker before them")
+    return FoundCalls(calls, found.rest)
 
 
 def _render(renderings: Renderings, calls: Sequence[Named], optional: bool = False) -> _Rendered | None:
@@ -59,84 +77,43 @@ def _before(renderings: Renderings, turn: Turn, one: _Rendered) -> str:
     both = renderings.turn(probes.assistant(_ONE, content=probes.CONTENT))
     if both is not None and both.count(probes.CONTENT) == 1:
         _, _, after = both.partition(probes.CONTENT)
-        if all(after.count(name) == 1 for name, _ in _ONE):
-            return after.removeprefix(turn.content_close)[: sites(after, _ONE)[0].start - len(turn.content_close)]
+        after = after.removeprefix(turn.content_close)
+        if NAMES[0] in after:
+            return after[: sites(after, _ONE)[0].start]
     text = one.text[: one.sites[0].start]
-    for empty in sorted(turn.empty, key=len, reverse=True):
-        if text.startswith(turn.header + empty):
-            return text[len(turn.header + empty) :]
-    return text[len(turn.header) :]
+    leads = (turn.header + empty for empty in turn.empty)
+    lead = max((each for each in leads if text.startswith(each)), key=len, default=turn.header)
+    return text[len(lead) :]
 
 
-def _object(one: _Rendered, two: _Rendered | None, before: str, turn: Turn) -> Calls:
-    between = two.after(0) if two else None
-    found = frame(Gaps(before, between, one.after(0), turn.end))
-    value = one.sites[0].value
-    text = one.text[one.sites[0].start : one.sites[0].end]
-    arguments = json_arguments(text, value)
-    if arguments is None:
-        raise NotFoundError("the chat template writes calls in an unusual spelling of JSON")
-    name_key, arguments_key = key_of(value, NAMES[0]), key_of(value, _FULL)
-    extra = tuple(key for key in value if key not in (name_key, arguments_key))
-    return _calls(
-        found,
-        style=CallStyle.OBJECT,
-        name_key=name_key,
-        arguments_key=arguments_key,
-        extra_keys=extra,
-        arguments=arguments,
-        parallel=two is not None,
-    )
-
-
-def _named(renderings: Renderings, one: _Rendered, two: _Rendered | None, before: str, turn: Turn) -> Calls:
-    after = one.after(0)
+def _call(renderings: Renderings, one: _Rendered) -> tuple[Calls, int]:
+    """Return the form of a call, and the length of its arguments with the text before them, if they follow it."""
+    site, after = one.sites[0], one.after
+    if site.style is CallStyle.OBJECT:
+        return _object(site, one.text[site.start : site.end]), 0
+    if after.startswith(f"({KEYS[0]}="):
+        return Calls(style=CallStyle.PYTHONIC), _python_end(after)
     brace = after.find("{")
+    end = after.find("}", brace) + 1
+    arguments = json_arguments(after[brace:end], _FULL) if brace >= 0 else None
+    if arguments is not None:
+        return Calls(style=CallStyle.NAMED, after_name=after[:brace], arguments=arguments), end
     empty = _render(renderings, ((NAMES[0], {}),))
     if empty is None:
         raise NotFoundError("the chat template does not render calls without arguments")
-    for spelling in (", ", ","), (": ", ":"):
-        del spelling
-    inner = _json_after(after, brace)
-    if inner is not None:
-        arguments, length = inner
-        after_name = after[:brace]
-        gap = two.after(0)[brace + length :] if two else None
-        found = frame(Gaps(before, gap, after[brace + length :], turn.end))
-    else:
-        shared = two.after(1) if two else after
-        del shared
-        after_name, arguments, found = _tagged(empty, one, two, before, turn)
-    return _calls(found, style=CallStyle.NAMED, after_name=after_name, arguments=arguments, parallel=two is not None)
+    after_name, arguments, close = tagged(empty.after, after)
+    return Calls(style=CallStyle.NAMED, after_name=after_name, arguments=arguments), len(after) - len(close)
 
 
-def _json_after(after: str, brace: int) -> tuple[Arguments, int] | None:
-    """Return the spelling and length of the JSON object of `_FULL` at a place."""
-    if brace < 0:
-        return None
-    end = after.find("}", brace) + 1
-    arguments = json_arguments(after[brace:end], _FULL)
-    return None if arguments is None else (arguments, end - brace)
-
-
-def _tagged(
-    empty: _Rendered, one: _Rendered, two: _Rendered | None, before: str, turn: Turn
-) -> tuple[str, Arguments, Frame]:
-    after_name, arguments, close = tagged(empty.after(0), one.after(0))
-    gap = None
-    if two:
-        rest = two.after(0)
-        gap = rest[rest.index(TEXTS[-1]) + len(TEXTS[-1] + arguments.value_close) :]
-    found = frame(Gaps(before, gap, close, turn.end))
-    return after_name, arguments, found
-
-
-def _pythonic(renderings: Renderings, one: _Rendered, two: _Rendered | None, before: str, turn: Turn) -> Calls:
-    del renderings
-    after = one.after(0)
-    gap = two.after(0)[_python_end(two.after(0)) :] if two else None
-    found = frame(Gaps(before, gap, after[_python_end(after) :], turn.end))
-    return _calls(found, style=CallStyle.PYTHONIC, arguments=Arguments(), parallel=two is not None)
+def _object(site: Site, text: str) -> Calls:
+    arguments = json_arguments(text, site.value)
+    if arguments is None:
+        raise NotFoundError("the chat template writes calls in an unusual spelling of JSON")
+    name_key, arguments_key = key_of(site.value, NAMES[0]), key_of(site.value, _FULL)
+    extra = tuple(key for key in site.value if key not in (name_key, arguments_key))
+    return Calls(
+        style=CallStyle.OBJECT, name_key=name_key, arguments_key=arguments_key, extra_keys=extra, arguments=arguments
+    )
 
 
 def _python_end(after: str) -> int:
@@ -145,17 +122,3 @@ def _python_end(after: str) -> int:
     if not end:
         raise NotFoundError("the chat template writes arguments in a form that is not known")
     return end
-
-
-def _calls(found: Frame, **fields: object) -> Calls:
-    return Calls(
-        section_open=found.section_open,
-        open=found.open,
-        close=found.close,
-        between=found.between,
-        section_close=found.section_close,
-        **fields,  # type: ignore[arg-type]
-    )
-
-
-__all__ = ["ArgumentStyle", "find_calls"]

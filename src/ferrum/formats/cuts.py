@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from os.path import commonprefix
+from collections.abc import Sequence
 from typing import Final
 
 _TAG: Final = re.compile(r"<[^<>\s][^<>]*(?:>|$)|\[/?[A-Z][A-Z_ ]*\]")
@@ -12,7 +12,7 @@ _TAG: Final = re.compile(r"<[^<>\s][^<>]*(?:>|$)|\[/?[A-Z][A-Z_ ]*\]")
 
 def shared_prefix(*texts: str) -> str:
     """Return the longest common prefix that ends at no tag's inside."""
-    cut = len(commonprefix(list(texts)))
+    cut = _shared(texts)
     for text in texts:
         for tag in _TAG.finditer(text):
             if tag.start() < cut < tag.end():
@@ -22,7 +22,7 @@ def shared_prefix(*texts: str) -> str:
 
 def shared_suffix(*texts: str) -> str:
     """Return the longest common suffix that begins at no tag's inside."""
-    length = len(commonprefix([text[::-1] for text in texts]))
+    length = _shared([text[::-1] for text in texts])
     for text in texts:
         for tag in _TAG.finditer(text):
             if tag.start() < len(text) - length < tag.end():
@@ -33,3 +33,9 @@ def shared_suffix(*texts: str) -> str:
 def tags(text: str) -> list[re.Match[str]]:
     """Return the tags of a text in order."""
     return list(_TAG.finditer(text))
+
+
+def _shared(texts: Sequence[str]) -> int:
+    """Return the length of the longest common prefix."""
+    least, most = min(texts), max(texts)
+    return next((place for place, letter in enumerate(least) if letter != most[place]), len(least))

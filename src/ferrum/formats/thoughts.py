@@ -51,15 +51,17 @@ def find_turn(renderings: Renderings, source: str) -> Turn:
     if plain is None:
         raise NotFoundError("the chat template does not render an answer")
     past = _around(renderings.turn(probes.assistant(content=probes.CONTENT), probes.next_user()), probes.CONTENT)
-    prompts = [renderings.turn(prompt=True, variables=each) for each in VARIABLES]
-    leads = [plain[0], *([past[0]] if past else []), *(each for each in prompts if each is not None)]
+    rendered = (renderings.turn(prompt=True, variables=each) for each in VARIABLES)
+    # Some templates append a switch to the question, which is no part of the answer.
+    prompts = [each for each in rendered if each is not None and shared_prefix(each, plain[0])]
+    leads = [plain[0], *([past[0]] if past else []), *prompts]
     thought = _thought(renderings)
     header = shared_prefix(*leads, *([thought[0]] if thought else []))
     content_open = plain[0][len(header) :].strip()
     if thought is not None:
-        reasoning = _markers(header, thought, content_open)
+        reasoning = _markers(header, thought, content_open, prompts)
     else:
-        reasoning = _from_source(source, [each for each in prompts if each is not None])
+        reasoning = _from_source(source, prompts)
     if reasoning is not None and any(
         tag.group() in content_open for text in (reasoning.open, reasoning.close) for tag in tags(text)
     ):
@@ -79,21 +81,35 @@ def _around(text: str | None, word: str) -> tuple[str, str] | None:
 
 
 def _thought(renderings: Renderings) -> tuple[str, str] | None:
-    """Return the texts before reasoning, and between it and the content, under the first variables that render it."""
+    """Return the texts before reasoning and after it, under the first variables that render it.
+
+    The text after it ends at the content, or after its first tag if reasoning is rendered only before calls.
+    """
     message = probes.assistant(content=probes.CONTENT, reasoning=probes.REASONING)
+    calling = probes.assistant([(probes.NAMES[0], {})], reasoning=probes.REASONING)
     for variables in VARIABLES:
         around = _around(renderings.turn(message, variables=variables), probes.REASONING)
         if around is not None and (rest := _around(around[1], probes.CONTENT)) is not None:
             return around[0], rest[0]
+    for variables in VARIABLES:
+        around = _around(renderings.turn(calling, variables=variables), probes.REASONING)
+        if around is not None and (found := tags(around[1])):
+            return around[0], around[1][: found[0].end()]
     return None
 
 
-def _markers(header: str, thought: tuple[str, str], content_open: str) -> Reasoning | None:
+def _markers(header: str, thought: tuple[str, str], content_open: str, prompts: list[str]) -> Reasoning | None:
     before, after = thought
-    open_ = before[len(header) :].lstrip()
-    if not open_ and (found := tags(before)) and not before[found[-1].end() :].strip():
-        open_ = before[found[-1].start() :]  # every prompt of the template opens reasoning
-    close = after.removesuffix(content_open) if content_open else after
+    open_, close = before[len(header) :].lstrip(), after
+    if content_open and after.strip() != content_open:
+        close = after.removesuffix(content_open)
+    if not open_:
+        last = tags(before)[-1] if tags(before) else None
+        prefilled = next((each for each in prompts if each.startswith(before) and each != before), "")
+        if last is not None and last.group() in {tag.group().replace("/", "", 1) for tag in tags(close)}:
+            open_ = before[last.start() :]  # every answer of the template begins with reasoning, if only with its tags
+        else:
+            open_ = prefilled[len(before) :]  # only prompts open reasoning
     return Reasoning(open=open_, close=close) if open_.strip() and close.strip() else None
 
 
