@@ -37,9 +37,9 @@ _HOMES: Final = {
         "ferrum.core.config": "EngineConfig ModelConfig Switches",
         "ferrum.core.errors": (
             "CapacityError CheckpointError ConfigError ContextOverflow EngineDead ExecutorInUse FerrumError "
-            "HubUnreachable InvalidHandle InvalidToken InvalidTransition KvExhausted ModelGated ModelNotFound "
-            "NonFiniteLogits NothingAllowed QueueFull RequestError StaleHandle StepError UnknownSequence "
-            "Unsupported"
+            "HubUnreachable InvalidGrammar InvalidHandle InvalidSchema InvalidToken InvalidTransition KvExhausted "
+            "ModelGated ModelNotFound NonFiniteLogits NothingAllowed QueueFull RequestError StaleHandle StepError "
+            "UnknownSequence Unsupported"
         ),
         "ferrum.core.kv_shape": "KvShape",
         "ferrum.core.memory_plan": "MemoryPlan MemoryRequirements PoolPart",
@@ -49,6 +49,7 @@ _HOMES: Final = {
             "CARRY FinishedStep Hidden Inputs PendingStep Rows Sampling Score Span SpanExtras SpanResult StepBatch "
             "StepOutput TokenLogprobs Want"
         ),
+        "ferrum.core.structured_outputs": "StructuredOutputs",
         "ferrum.core.types": "FinishReason",
         "ferrum.engine.async_engine": "AsyncEngine",
         "ferrum.engine.llm": "LLM",

@@ -52,7 +52,9 @@ from ferrum.core.errors import EngineDead as EngineDead
 from ferrum.core.errors import ExecutorInUse as ExecutorInUse
 from ferrum.core.errors import FerrumError as FerrumError
 from ferrum.core.errors import HubUnreachable as HubUnreachable
+from ferrum.core.errors import InvalidGrammar as InvalidGrammar
 from ferrum.core.errors import InvalidHandle as InvalidHandle
+from ferrum.core.errors import InvalidSchema as InvalidSchema
 from ferrum.core.errors import InvalidToken as InvalidToken
 from ferrum.core.errors import InvalidTransition as InvalidTransition
 from ferrum.core.errors import KvExhausted as KvExhausted
@@ -90,6 +92,7 @@ from ferrum.core.step import StepBatch as StepBatch
 from ferrum.core.step import StepOutput as StepOutput
 from ferrum.core.step import TokenLogprobs as TokenLogprobs
 from ferrum.core.step import Want as Want
+from ferrum.core.structured_outputs import StructuredOutputs as StructuredOutputs
 from ferrum.core.types import FinishReason as FinishReason
 from ferrum.engine.async_engine import AsyncEngine as AsyncEngine
 from ferrum.engine.llm import LLM as LLM

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrum.core.params import SamplingParams
+from ferrum.core.structured_outputs import StructuredOutputs
 
 tokens = st.integers(0, 2**31)
 params_strategy = st.builds(
@@ -25,6 +26,9 @@ params_strategy = st.builds(
     logit_bias=st.none() | st.dictionaries(tokens, st.floats(-100, 100)),
     allowed_token_ids=st.none() | st.lists(tokens, min_size=1),
     ignore_eos=st.booleans(),
+    structured_outputs=st.none()
+    | st.builds(StructuredOutputs, json=st.fixed_dictionaries({"const": st.text() | st.integers() | st.none()}))
+    | st.builds(StructuredOutputs, choice=st.lists(st.text(min_size=1), min_size=1)),
 )
 
 

@@ -22,6 +22,7 @@ from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import CapacityError, FerrumError, RequestError
 from ferrum.core.option_fields import accepted
 from ferrum.core.params import SamplingParams
+from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.engine.build import engine_config
 from ferrum.engine.request_output import Delta
 from ferrum.sources import hub, local_models
@@ -72,6 +73,7 @@ EXAMPLES = {
     "Sequence[int]": ("7", (7,)),
     "Sequence[int] | None": ("7", (7,)),
     "Mapping[int, float] | None": ("7=-1.5", {7: -1.5}),
+    "StructuredOutputs | None": ('{"regex": "[0-9]+"}', StructuredOutputs(regex="[0-9]+")),
 }
 
 

@@ -41,6 +41,7 @@ DEFAULTS: dict[str, object] = {
     "logit_bias": None,
     "allowed_token_ids": None,
     "skip_special_tokens": True,
+    "structured_outputs": None,
 }
 
 

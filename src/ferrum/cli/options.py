@@ -1,7 +1,7 @@
 """Command-line options generated from dataclass fields: a new field of `SamplingParams` is a new option.
 
-Annotations decide how options are parsed: lists repeat the option, mappings are `KEY=VALUE`. Errors are worded in
-`cli/error_lines.py`.
+Annotations decide how options are parsed: lists repeat the option, mappings are `KEY=VALUE`, records are JSON. Errors
+are worded in `cli/error_lines.py`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ TYPES: Final[Mapping[str, Any]] = {
     "Sequence[int]": list[int],
     "Sequence[str]": list[str],
     "Mapping[int, float]": list[str],
+    "StructuredOutputs": str,
 }
 """Types of options by the annotations of their fields; `| None` is ignored."""
 

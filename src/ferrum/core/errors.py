@@ -50,6 +50,18 @@ class InvalidToken(RequestError):
     code = "invalid_token"
 
 
+class InvalidSchema(RequestError):
+    """A JSON Schema with a keyword that is wrong or cannot be enforced; the message has its JSON pointer."""
+
+    code = "invalid_json_schema"
+
+
+class InvalidGrammar(RequestError):
+    """A grammar or regular expression that cannot be compiled."""
+
+    code = "invalid_grammar"
+
+
 class ContextOverflow(RequestError):
     """A sequence longer than the model's context."""
 

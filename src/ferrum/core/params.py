@@ -15,6 +15,7 @@ from numbers import Real
 from typing import Any, Final, NoReturn
 
 from ferrum.core.errors import InvalidToken, RequestError
+from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.core.values import listed, shown, whole
 
 MAX_CHOICES: Final = 128
@@ -165,6 +166,16 @@ def _bias(name: str, value: Any) -> dict[int, float] | None:
     return bias
 
 
+def _structured(name: str, value: Any) -> StructuredOutputs | None:
+    """Return the constraint, from its record, an object or JSON text; errors name the field within."""
+    if value is None or isinstance(value, StructuredOutputs):
+        return value
+    try:
+        return StructuredOutputs.from_json(value) if isinstance(value, str) else StructuredOutputs.from_dict(value)
+    except RequestError as error:
+        raise error.about(name if error.param in (None, name) else f"{name}.{error.param}") from None
+
+
 _SEED: Final = _Integer(-(2**63), 2**63 - 1, optional=True)
 _COUNT: Final = _Integer(0, optional=True)
 _TOP: Final = _Integer(ALL_TOKENS, optional=True)
@@ -242,6 +253,12 @@ class SamplingParams:
         None, _allowed, "sampling.allowed_tokens", "The only token ids that may be generated."
     )
     skip_special_tokens: bool = _option(True, _flag, "text.special_tokens", "Leave special tokens out of the text.")
+    structured_outputs: StructuredOutputs | None = _option(  # noqa: RUF009 - it returns a field of dataclasses
+        None,
+        _structured,
+        "structured.masks",
+        'Constraint on the output as JSON, such as {"regex": "[0-9]+"}; see docs/structured-outputs.md.',
+    )
 
     def __post_init__(self) -> None:
         for name, normalise in _NORMALISE.items():
@@ -293,6 +310,8 @@ class SamplingParams:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         if self.logit_bias is not None:
             values["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
+        if self.structured_outputs is not None:
+            values["structured_outputs"] = self.structured_outputs.to_dict()
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
