@@ -1,0 +1,130 @@
+"""Tools over HTTP: calls of a scripted assistant, whole and streamed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent_kit import CITY, QUESTION, WEATHER, agent, ask, chunks_of, folded
+from agent_script import ANSWER, THOUGHT
+from serve_kit import Served, error_of
+
+STRICT = {"type": "function", "function": {"name": "look", "strict": True, "parameters": CITY}}
+CUSTOM = {"type": "custom", "custom": {"name": "shell", "description": "Runs a command."}}
+
+
+@pytest.fixture(scope="module")
+def assistant() -> Iterator[Served]:
+    with agent() as served:
+        yield served
+
+
+def call_of(reply: Any) -> tuple[str, Any]:
+    [call] = reply["choices"][0]["message"]["tool_calls"]
+    assert call["type"] == "function" and len(call["id"]) == 9
+    return call["function"]["name"], json.loads(call["function"]["arguments"])
+
+
+def test_a_call_is_a_call_and_reasoning_is_reasoning(assistant: Served) -> None:
+    reply = ask(assistant, tools=[WEATHER])
+    assert call_of(reply) == ("get_weather", {"city": "Paris"})
+    choice = reply["choices"][0]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+    assert choice["message"]["reasoning"] == choice["message"]["reasoning_content"] == THOUGHT
+    details = reply["usage"]["completion_tokens_details"]
+    assert len(THOUGHT.encode()) <= details["reasoning_tokens"] <= len(THOUGHT.encode()) + 6
+
+
+def test_an_agent_gets_its_answer(assistant: Served) -> None:
+    message = ask(assistant, tools=[WEATHER])["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "21 degrees"}
+    reply = ask(assistant, tools=[WEATHER], messages=[*QUESTION, message, result])
+    choice = reply["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (ANSWER + "21 degrees", "stop")
+
+
+@pytest.mark.parametrize("said", ["What is the weather?", "the same twice", "no tool", "a city as JSON"])
+@pytest.mark.parametrize("options", [{}, {"n": 2}, {"include_reasoning": False}, {"logprobs": True}])
+def test_a_stream_folds_into_the_reply(assistant: Served, said: str, options: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": said}], "tools": [WEATHER], "request_id": "same", **options}
+    reply = ask(assistant, **body)
+    choices = folded(chunks_of(assistant, **body))
+    for whole in reply["choices"]:
+        whole["message"].pop("refusal")
+        assert choices[whole["index"]]["message"] == whole["message"]
+        assert choices[whole["index"]]["finish_reason"] == whole["finish_reason"]
+
+
+def test_parallel_calls_are_several_and_can_be_one(assistant: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "the same twice"}], "tools": [WEATHER]}
+    assert len(ask(assistant, **body)["choices"][0]["message"]["tool_calls"]) == 2
+    assert call_of(ask(assistant, **body, parallel_tool_calls=False))[0] == "get_weather"
+
+
+def test_a_choice_of_tools_holds(assistant: Served) -> None:
+    named = {"type": "function", "function": {"name": "look"}}
+    only = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    tools = [STRICT, WEATHER]
+    for choice in (named, only):
+        name, arguments = call_of(ask(assistant, tools=tools, tool_choice=choice, max_tokens=400))
+        assert name == "look" and set(arguments) == {"city", "degrees"}
+    said = [{"role": "user", "content": "no tool, please"}]
+    forced = ask(assistant, tools=[STRICT], messages=said, tool_choice="required", max_tokens=400)
+    assert call_of(forced)[0] == "look"
+    plain = ask(assistant, tools=tools, messages=said, tool_choice="none")
+    assert plain["choices"][0]["message"]["content"] == "Hello."
+
+
+def test_older_fields_have_an_older_reply(assistant: Served) -> None:
+    body = {"functions": [WEATHER["function"]], "function_call": "auto"}
+    choice = ask(assistant, **body)["choices"][0]
+    assert json.loads(choice["message"]["function_call"]["arguments"]) == {"city": "Paris"}
+    assert choice["finish_reason"] == "function_call" and "tool_calls" not in choice["message"]
+    streamed = folded(chunks_of(assistant, **body))[0]
+    assert streamed["message"]["function_call"] == choice["message"]["function_call"]
+
+
+def test_a_custom_tool_takes_a_text(assistant: Served) -> None:
+    [call] = ask(assistant, tools=[CUSTOM])["choices"][0]["message"]["tool_calls"]
+    assert (call["type"], call["custom"]) == ("custom", {"name": "shell", "input": "Paris"})
+    history = [*QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "done"}
+    reply = ask(assistant, tools=[CUSTOM], messages=[*history, result])
+    assert reply["choices"][0]["message"]["content"] == ANSWER + "done"
+
+
+def test_a_budget_ends_the_reasoning(assistant: Served) -> None:
+    reply = ask(assistant, messages=[{"role": "user", "content": "no tool"}], thinking_token_budget=9)
+    message = reply["choices"][0]["message"]
+    assert THOUGHT.startswith(message["reasoning"].strip()) and len(message["reasoning"]) < 12
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [WEATHER, WEATHER]}, "tools[1]"),
+        ({"tools": [WEATHER], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "functions": [WEATHER["function"]]}, "functions"),
+        (
+            {"tools": [{**CUSTOM, "custom": {"name": "x", "format": {"type": "grammar"}}}]},
+            "tools[0].custom.format.grammar",
+        ),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ],
+)
+def test_malformed_tools_are_refused_by_name(assistant: Served, body: dict[str, Any], param: str) -> None:
+    error = error_of(assistant.post("/v1/chat/completions", messages=QUESTION, **body), 400)
+    assert error["param"] == param
+
+
+def test_tools_of_a_model_without_a_format_are_refused(server: Served) -> None:
+    assert error_of(server.chat(tools=[WEATHER]), 400)["param"] == "tools"
