@@ -47,7 +47,7 @@ class LetterTokenizer:
     vocab_size = VOCABULARY
     bos_token_id = None
     eos_token_ids = (EOS,)
-    special_ids = frozenset({0, EOS})
+    special_ids = added_ids = frozenset({0, EOS})
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self.special_ids

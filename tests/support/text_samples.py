@@ -88,7 +88,7 @@ class PieceTokenizer:
         self.vocab_size = len(pieces)
         self.bos_token_id: int | None = None
         self.eos_token_ids: tuple[int, ...] = ()
-        self.special_ids = frozenset(place for place, piece in enumerate(pieces) if piece is None)
+        self.special_ids = self.added_ids = frozenset(place for place, piece in enumerate(pieces) if piece is None)
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self.special_ids

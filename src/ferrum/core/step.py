@@ -119,9 +119,9 @@ class Inputs:
 
 
 class PendingMasks(Sequence[bytes | None]):
-    """Masks that are computed while the step runs: its length is known, reading an item or a slice waits.
+    """Masks that are computed while the step runs. The length is known, and a slice is `PendingMasks` too.
 
-    Reading raises StepError if they could not be computed.
+    Reading an item waits, and raises StepError if the mask could not be computed.
     """
 
 

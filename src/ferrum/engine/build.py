@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ferrum.cache.page_hashes import PrefixScope
@@ -21,6 +22,7 @@ from ferrum.engine.records.recorder import Recorder, Source
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_plan import StepCosts
+from ferrum.structured.compiled_guides import CompiledGuides
 from ferrum.text.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from ferrum.runtime.kv_tiers.page_files import PageFiles
     from ferrum.sources.model_source import ModelSource
     from ferrum.speculative.draft_model import DraftModel
+    from ferrum.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,17 @@ def with_scheduler(
         memory=executor.traits.memory,
         draft_memory=0 if draft_model is None else draft_model.memory_plan.own,
     )
-    return Built(executor, scheduler, info, recorded=config.record_dir is not None, depth=config.run_ahead)
+    guides = CompiledGuides(partial(_tokenizer_of, config, source), executor.info.vocab_size)
+    return Built(executor, scheduler, info, guides, recorded=config.record_dir is not None, depth=config.run_ahead)
+
+
+def _tokenizer_of(config: EngineConfig, source: ModelSource | None) -> Tokenizer | None:
+    """Return the tokenizer of the model, for its guides: another object than that of the clients."""
+    if source is None:
+        from ferrum.sources.open_model import open_model
+
+        source = open_model(config.model.model, models_dir=config.model.models_dir)
+    return source.tokenizer()
 
 
 def _shares_prefixes(executor: EngineExecutor, config: EngineConfig) -> bool:

@@ -14,6 +14,7 @@ from ferrum.core.span_checks import is_one_of
 from ferrum.core.values import shown
 from ferrum.scheduler.step_plan import StepCosts
 from ferrum.speculative.draft_model import DraftModel
+from ferrum.speculative.guide_proposer import GuideProposer
 from ferrum.speculative.ngram import NGramProposer
 from ferrum.speculative.predicted_output import PredictionProposer
 from ferrum.speculative.proposer import Proposer
@@ -155,8 +156,8 @@ def _common_tokens(target: ModelSource, draft: ModelSource, rows: int) -> int:
 
 
 def build_speculator(config: EngineConfig, costs: StepCosts, model: DraftModel | None) -> Speculator:
-    """Return the drafter. The predictions of requests are used with any option."""
-    proposers: list[Proposer] = [PredictionProposer()]
+    """Return the drafter. What grammars force and the predictions of requests are used with any option."""
+    proposers: list[Proposer] = [GuideProposer(), PredictionProposer()]
     if config.speculative == NGRAM:
         proposers.append(NGramProposer())
     return Speculator(costs, max_draft=config.num_speculative_tokens, proposers=proposers, model=model)

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterable
 from queue import Empty
 from typing import TYPE_CHECKING, Final
 
-from ferrum.core.errors import FerrumError, as_step_error
+from ferrum.core.errors import FerrumError, RequestError, as_step_error
 from ferrum.core.step import PendingStep
 from ferrum.core.types import FinishReason, Request, TokenEvent
+from ferrum.engine.compiling import CompilingRequests, last_events
 from ferrum.engine.hosts.inbox import Inbox
-from ferrum.engine.messages import Abort, EngineStats, Events, Message, Shutdown
+from ferrum.engine.messages import Abort, Compiled, EngineStats, Events, Message, Shutdown
 from ferrum.engine.records.step_shares import ComputedStep, computed_step
+from ferrum.scheduler.guides import Guides, StartGuide
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_plan import Plan
 
@@ -41,6 +43,7 @@ class Engine:
         scheduler: owns the state of all live sequences.
         inbox: messages from any thread, in order.
         post: receives the events of every step, events between steps, and statistics at intervals.
+        guides: make the guides of requests with limits; None: such requests are refused.
         depth: maximum number of uncommitted steps when the next one is planned.
         recorded: include the contents of every step in reports.
         clock: monotonic seconds, for deadlines.
@@ -57,6 +60,7 @@ class Engine:
         *,
         inbox: Inbox,
         post: Callable[[Events], None],
+        guides: Guides | None = None,
         depth: int = 0,
         recorded: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -65,6 +69,7 @@ class Engine:
         self._scheduler = scheduler
         self._inbox = inbox
         self._post = post
+        self._compiling = CompilingRequests(guides, inbox)
         self._depth = depth
         self._clock = clock
         self._submitted: deque[tuple[Plan, PendingStep | FerrumError]] = deque()
@@ -95,9 +100,9 @@ class Engine:
         while len(self._submitted) > (0 if plan is None else self._depth):
             events += self._commit(*self._submitted.popleft())
         now = self._clock()
-        events += self._scheduler.expire(now)
+        events += self._compiling.expire(now) + self._scheduler.expire(now)
         if not self._open:
-            events += self._scheduler.drain(FinishReason.ABORT)
+            events += self._compiling.abort_all() + self._scheduler.drain(FinishReason.ABORT)
         ended = _drop_frames(events)
         # An iteration may only release pages, and the loop may sleep after it: report their usage now.
         released = plan is None and self._scheduler.kv_usage != self._reported_usage
@@ -113,7 +118,7 @@ class Engine:
         live = self._scheduler.live
         stats = EngineStats(
             running=len(live.running),
-            waiting=len(live.waiting),
+            waiting=len(live.waiting) + self._compiling.choices,
             kv_usage=live.pages.usage,
             preemptions=live.preemptions,
             prefixes=live.pages.prefix_counts(),
@@ -137,7 +142,7 @@ class Engine:
     def _wait(self) -> Message | None:
         """Sleep until a message arrives or the deadlines of stalled requests are due for a check."""
         try:
-            return self._inbox.get(timeout=STALLED_SECONDS if self._scheduler.has_work else None)
+            return self._inbox.get(timeout=STALLED_SECONDS if self._scheduler.has_work or self._compiling else None)
         except Empty:
             return None
 
@@ -149,30 +154,46 @@ class Engine:
 
     def _take(self, message: Message) -> list[TokenEvent]:
         match message:
-            case Request():
+            case Request(guidance=None):
                 return self._add(message)
+            case Request():
+                return self._compiling.add(message, taken=message.request_id in self._scheduler.live.requests)
+            case Compiled(request, found):
+                return self._add_compiled(request, found)
             case Abort(request_id, choice):
-                return self._scheduler.abort(request_id, choice=choice)
+                return self._compiling.abort(request_id, choice) + self._scheduler.abort(request_id, choice=choice)
             case Shutdown():
                 self._open = False
         return []
 
-    def _add(self, request: Request) -> list[TokenEvent]:
-        """Add a request to the scheduler; return error events for every choice if it is refused."""
+    def _add(
+        self, request: Request, start_guide: StartGuide | None = None, left: frozenset[int] = frozenset()
+    ) -> list[TokenEvent]:
+        """Add a request to the scheduler; return error events for its choices if it is refused.
+
+        Args:
+            request: the request.
+            start_guide: see `Live.add`.
+            left: the choices that have ended already.
+        """
         try:
-            self._scheduler.add(request)
+            if request.request_id in self._compiling:
+                raise RequestError(f"{request.request_id!r} is in use", param="request_id")
+            self._scheduler.add(request, start_guide)
         except FerrumError as error:
-            return [
-                TokenEvent(
-                    request.request_id,
-                    choice,
-                    finish_reason=FinishReason.ERROR,
-                    error=error,
-                    trace_id=request.trace_id,
-                )
-                for choice in range(request.params.n)
-            ]
+            return last_events(request, FinishReason.ERROR, error, left)
+        for choice in left:
+            self._scheduler.abort(request.request_id, choice=choice)
         return []
+
+    def _add_compiled(self, request: Request, found: StartGuide | FerrumError) -> list[TokenEvent]:
+        """Add a request whose grammar is compiled; ignore one that has ended meanwhile."""
+        left = self._compiling.take(request)
+        if left is None:
+            return []
+        if isinstance(found, FerrumError):
+            return last_events(request, FinishReason.ERROR, found, left)
+        return self._add(request, found, left)
 
     def _submit(self, plan: Plan) -> PendingStep | FerrumError:
         try:

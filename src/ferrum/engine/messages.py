@@ -13,6 +13,7 @@ from ferrum.core.memory_plan import MemoryPlan
 from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.types import Request, TokenEvent
 from ferrum.engine.records.step_shares import ComputedStep
+from ferrum.scheduler.guides import StartGuide
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,19 @@ class Wake:
     """Wakes the loop: something that the scheduler waited for is ready."""
 
 
-Message: TypeAlias = Request | Abort | Shutdown | Wake
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Sent within the engine's process: the grammar of a request is compiled, or cannot be.
+
+    Attributes:
+        found: what starts its guides, or the error.
+    """
+
+    request: Request
+    found: StartGuide | FerrumError
+
+
+Message: TypeAlias = Request | Abort | Shutdown | Wake | Compiled
 """To the engine."""
 
 

@@ -203,6 +203,13 @@ class Verification(NamedTuple):
         mask = self.masks[row] if self.masks else None
         return SamplerInput(self.logits[row], self.best[row], Row(self.sampling, before, mask, known))
 
+    def input_or_error(self, row: int) -> SamplerInput | StepError:
+        """Return the input of a row, or the error that its mask could not be computed for. Waits for the mask."""
+        try:
+            return self.input(row)
+        except StepError as error:
+            return error
+
 
 def accept(verifications: Sequence[Verification], sampler: Sampler = REFERENCE) -> list[Accepted | StepError]:
     """Sample row by row, all sequences in parallel, each until a draft token differs.
@@ -221,7 +228,7 @@ def _choose(verifications: Sequence[Verification], sampler: Sampler) -> list[Acc
     outcomes: dict[int, StepError] = {}
     agreeing: Sequence[int] = range(len(verifications))
     while agreeing:
-        sampled = sample([verifications[i].input(len(chosen[i])) for i in agreeing], sampler)
+        sampled = _sample_ready([verifications[i].input_or_error(len(chosen[i])) for i in agreeing], sampler)
         accepted = []
         for i, outcome in zip(agreeing, sampled, strict=True):
             row, drafts = len(chosen[i]), verifications[i].drafts
@@ -233,6 +240,12 @@ def _choose(verifications: Sequence[Verification], sampler: Sampler) -> list[Acc
                 outcomes[i] = outcome
         agreeing = accepted
     return [outcomes[i] if i in outcomes else _accepted(each) for i, each in enumerate(chosen)]
+
+
+def _sample_ready(inputs: Sequence[SamplerInput | StepError], sampler: Sampler) -> list[Sampled | StepError]:
+    """Sample a token per row; a row whose mask could not be computed keeps that error."""
+    sampled = iter(sample([each for each in inputs if isinstance(each, SamplerInput)], sampler))
+    return [next(sampled) if isinstance(each, SamplerInput) else each for each in inputs]
 
 
 def _accepted(chosen: Sequence[Sampled]) -> Accepted:

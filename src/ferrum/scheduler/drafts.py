@@ -37,7 +37,7 @@ class Drafter(Protocol):
     """Source of draft tokens, asked at most once per step.
 
     Attributes:
-        only_predicted: it drafts only for requests with a `prediction`.
+        only_predicted: it drafts only for requests with a `prediction` or a `guidance`.
     """
 
     only_predicted: bool

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol, TypeAlias
 
 from ferrum.core.errors import FerrumError
 from ferrum.core.guidance import Guidance
 from ferrum.core.step import PendingMasks
 
+UNLIMITED: Final = 1 << 62
+"""A number of tokens that no sequence reaches."""
+
 
 class Guide(Protocol):
     """The limits on one sequence's next tokens. No method computes a mask or waits for one.
 
-    Attributes:
-        watched: while the guide rests, the tokens that end its rest.
-        rests_until: while it rests, the number of generated tokens at which its rest ends.
+    A guide that rests need not be given each token: `watched` and `rests_until` say which ones end its rest.
     """
 
-    watched: frozenset[int]
-    rests_until: int
+    @property
+    def taken(self) -> int:
+        """Number of generated tokens that the guide has been given."""
 
     @property
     def resting(self) -> bool:
         """Whether every next token is allowed, so that a span needs no masks."""
 
+    @property
+    def watched(self) -> frozenset[int]:
+        """The tokens that end its rest."""
+
+    @property
+    def rests_until(self) -> int:
+        """The number of generated tokens at which its rest ends."""
+
     def advance(self, tokens: tuple[int, ...]) -> None:
-        """Take in the tokens that were generated."""
+        """Take in generated tokens, all in order."""
 
     def masks(self, drafts: tuple[int, ...]) -> PendingMasks:
         """Begin to compute the masks of the rows after the newest token and after each draft token."""
@@ -38,11 +48,23 @@ class Guide(Protocol):
         """Free what the guide holds; its sequence has ended."""
 
 
+StartGuide: TypeAlias = Callable[[], Guide]
+"""Returns a guide of a new sequence, whose grammar is compiled."""
+
+
 class Guides(Protocol):
     """Makes guides. Grammars are compiled outside the engine's thread."""
 
-    def compile(self, guidance: Guidance, done: Callable[[FerrumError | None], None]) -> None:
-        """Compile the grammar; call `done`, from any thread, when guides for it can be started, or with the error."""
+    def compile(
+        self, guidance: Guidance, ends: tuple[int, ...], done: Callable[[StartGuide | FerrumError], None]
+    ) -> None:
+        """Compile the grammar without waiting for it.
 
-    def start(self, guidance: Guidance) -> Guide:
-        """Return a guide of a new sequence. Its grammar is compiled."""
+        Args:
+            guidance: the limits of a request.
+            ends: its end tokens; empty: those of the tokenizer.
+            done: called once, from any thread, with what starts guides or with the error.
+        """
+
+    def close(self) -> None:
+        """End the threads. Masks that are still awaited raise StepError."""

@@ -14,6 +14,7 @@ from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.scheduler.admission import Admission, GrowthReserve
 from ferrum.scheduler.drafts import Drafter
+from ferrum.scheduler.guides import StartGuide
 from ferrum.scheduler.prefix_sharing import ChoiceForks, PrefixSharing
 from ferrum.scheduler.queues import LiveRequests, Policy, Ranked, WaitingQueue
 from ferrum.scheduler.sequence import Sequence, check_length, event
@@ -101,11 +102,15 @@ class Live:
         self.unplaced: list[TokenEvent] = []
         self.preemptions = 0
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, start_guide: StartGuide | None = None) -> None:
         """Queue the request's choices.
 
+        Args:
+            request: the request.
+            start_guide: starts the guide of each choice; required with `Request.guidance`.
+
         Raises:
-            RequestError: a live request has this id, or the prompt is empty.
+            RequestError: a live request has this id, the prompt is empty, or there is nothing to guide it by.
             ContextOverflow: the prompt leaves no room for a token in the context.
             KvExhausted: the prompt is longer than the whole pool.
         """
@@ -113,9 +118,12 @@ class Live:
             raise RequestError(f"{request.request_id!r} is in use", param="request_id")
         context, max_tokens = self.limits.context, request.params.max_tokens
         check_length(request, self.limits.length, self.limits.storable)
+        if request.guidance is not None and start_guide is None:
+            raise RequestError("this engine cannot limit the tokens of a request", param="guidance")
         limit = len(request.prompt) + (context if max_tokens is None else max_tokens)
         for sequence in self.requests.add(request):
             sequence.limit = min(limit, context)
+            sequence.guide = None if start_guide is None else start_guide()
             sequence.may_draft = bool(request.prediction) or not self.drafter.only_predicted
             self.waiting.add(sequence)
         self.decodes.end()
@@ -163,6 +171,8 @@ class Live:
             self.waiting.remove(sequence)
         self.prefixes.release(sequence)
         self.admission.refusal = None
+        if sequence.guide is not None:
+            sequence.guide.close()
         if sequence.drafted:
             self.drafter.forget(sequence)
         self.requests.remove(sequence)

@@ -42,7 +42,15 @@ from ferrum.scheduler.drafts import DraftRequest
 from ferrum.scheduler.live import Live
 from ferrum.scheduler.prefix_sharing import PrefixMatch, PromptSources
 from ferrum.scheduler.queues import next_victim, victims_for
-from ferrum.scheduler.sequence import Sequence, draft_limit, make_span, reusable, runs_ahead, unplanned
+from ferrum.scheduler.sequence import (
+    Sequence,
+    draft_limit,
+    expects_drafts,
+    make_span,
+    reusable,
+    runs_ahead,
+    unplanned,
+)
 from ferrum.scheduler.step_plan import FirstTokenSteps, OpenStep, Plan, StepBudget, StepCosts
 
 
@@ -169,7 +177,7 @@ class Planner:
         """Spend the rest of the budget on draft tokens, so they take nothing from known tokens."""
         live = self._live
         ready = [each for each, span in step.spans.values() if len(span.tokens) == 1 and span.end == len(each.tokens)]
-        if not any(each.may_draft for each in ready):
+        if not any(expects_drafts(each) for each in ready):
             return
         step.hold(None)
         requests = [

@@ -27,7 +27,7 @@ from ferrum.scheduler.drafts import Drafter, NoDrafts
 from ferrum.scheduler.live import Limits, Live
 from ferrum.scheduler.planner import Planner
 from ferrum.scheduler.queues import Policy
-from ferrum.scheduler.sequence import Sequence, event, judge, pool
+from ferrum.scheduler.sequence import Sequence, event, guide_along, judge, pool
 from ferrum.scheduler.step_plan import Plan, StepCosts
 
 
@@ -167,10 +167,11 @@ class Scheduler:
         return events
 
     def _continues(self, sequence: Sequence, result: SpanResult) -> bool:
-        """Return whether a decoded token is all that has happened to a sequence: it ends nothing and fills no page."""
-        (token,), request = result.tokens, sequence.request
+        """Return whether a decoded token is all that has happened: it ends nothing, also no rest, and fills no page."""
+        (token,), request, guide = result.tokens, sequence.request, sequence.guide
         return (
             token not in request.stop_token_ids
+            and (guide is None or (token not in guide.watched and sequence.generated + 1 < guide.rests_until))
             and len(sequence.tokens) + 1 < sequence.limit
             and (self._page_size is None or result.length % self._page_size != 0)
         )
@@ -203,6 +204,8 @@ class Scheduler:
         self.live.waiting.charge(sequence.tenant, len(outcome.tokens))
         if outcome.finish is not None:
             self.live.finish(sequence, outcome.finish)
+        else:
+            guide_along(sequence, outcome.tokens)
         logprobs = None if result.logprobs is None else result.logprobs[: len(outcome.tokens)]
         return [event(sequence, outcome.tokens, logprobs, prompt_logprobs, outcome.stop_reason)]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Series
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, RequestError
 from ferrum.core.step import (
@@ -20,9 +20,7 @@ from ferrum.core.step import (
     Want,
 )
 from ferrum.core.types import FinishReason, Pooling, Request, TokenEvent
-
-UNLIMITED: Final = 1 << 62
-"""The limit of a sequence that has none yet."""
+from ferrum.scheduler.guides import UNLIMITED, Guide
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +43,7 @@ class Sequence:
         may_draft: the drafter may have draft tokens for it, now or later.
         drafted: the drafter was asked for some, and may keep a state of it.
         pooled: the sum of the hidden states so far; an array of the executor's kind.
+        guide: limits its next tokens; None without limits.
     """
 
     request: Request
@@ -66,6 +65,7 @@ class Sequence:
     finish: FinishReason | None = field(default=None)
     may_draft: bool = False
     drafted: bool = False
+    guide: Guide | None = None
 
     @property
     def generated(self) -> int:
@@ -160,7 +160,8 @@ def make_span(sequence: Sequence, count: int, *, scored: int, drafts: tuple[int,
     finishing = end == len(sequence.tokens) + sequence.pending and request.params.max_tokens != 0
     carried = (CARRY,) if end > len(sequence.tokens) else ()
     score = None if request.params.prompt_logprobs is None else _score(sequence, start, end, scored)
-    unspecial = not drafts and score is None and request.adapter is None and not request.inputs
+    masks = guided_masks(sequence, drafts) if finishing and sequence.guide is not None else ()
+    unspecial = not (drafts or masks) and score is None and request.adapter is None and not request.inputs
     return Span(
         sequence.cache_id,
         start,
@@ -169,15 +170,57 @@ def make_span(sequence: Sequence, count: int, *, scored: int, drafts: tuple[int,
         Rows.ALL if drafts else Rows.LAST,
         Hidden.NONE if request.pooling is None else _hidden(sequence, end),
         sequence.sampling if finishing else None,
-        None if unspecial else _extras(request, start, end + len(drafts), len(drafts), score),
+        None if unspecial else _extras(request, start, end + len(drafts), len(drafts), score, masks),
     )
 
 
-def _extras(request: Request, start: int, end: int, drafts: int, score: Score | None) -> SpanExtras | None:
+def _extras(
+    request: Request, start: int, end: int, drafts: int, score: Score | None, masks: Series[bytes | None]
+) -> SpanExtras | None:
     """Return what makes the request's span from `start` to `end` special; None for a part that is plain."""
     adapter = None if request.adapter is None else request.adapter.name
     inputs = [part for each in request.inputs for part in each.within(start, end)]
-    return SpanExtras(drafts=drafts, score=score, adapter=adapter, inputs=tuple(inputs)).or_none()
+    return SpanExtras(drafts=drafts, masks=masks, score=score, adapter=adapter, inputs=tuple(inputs)).or_none()
+
+
+def guided_masks(sequence: Sequence, drafts: tuple[int, ...]) -> Series[bytes | None]:
+    """Return the masks of the next span's rows; none while the guide rests, also after the drafts."""
+    guide = sequence.guide
+    if guide is None or rests_through(sequence, drafts):
+        return ()
+    _catch_up(sequence, guide)
+    return guide.masks(drafts)
+
+
+def guide_along(sequence: Sequence, tokens: tuple[int, ...]) -> None:
+    """Give the guide the newest tokens, unless it rests: then it needs them only once its rest ends."""
+    if sequence.guide is not None and not rests_through(sequence, tokens, known=True):
+        _catch_up(sequence, sequence.guide)
+
+
+def rests_through(sequence: Sequence, tokens: tuple[int, ...], *, known: bool = False) -> bool:
+    """Return whether the guide rests, and still does after some tokens.
+
+    Args:
+        sequence: one with a guide.
+        tokens: its next tokens.
+        known: its last ones instead.
+    """
+    guide = sequence.guide
+    assert guide is not None
+    generated = sequence.generated + (0 if known else len(tokens))
+    return guide.resting and generated < guide.rests_until and guide.watched.isdisjoint(tokens)
+
+
+def _catch_up(sequence: Sequence, guide: Guide) -> None:
+    """Give the guide all tokens that it has not been given."""
+    if guide.taken < sequence.generated:
+        guide.advance(tuple(sequence.tokens[len(sequence.request.prompt) + guide.taken :]))
+
+
+def expects_drafts(sequence: Sequence) -> bool:
+    """Return whether the drafter may have draft tokens: of its own, or those that a guide forces."""
+    return sequence.may_draft or (sequence.guide is not None and not sequence.guide.resting)
 
 
 def _score(sequence: Sequence, start: int, end: int, scored: int) -> Score | None:
@@ -229,9 +272,12 @@ def unplanned(sequence: Sequence) -> int:
 def runs_ahead(sequence: Sequence) -> bool:
     """Return whether a step of the sequence may be planned before its newest token is known.
 
-    Rules that read the newest tokens need them on the host.
+    Rules that read the newest tokens need them on the host, and a guide may have a mask after any token that ends its
+    rest.
     """
-    params = sequence.request.params
+    params, guide = sequence.request.params, sequence.guide
+    if guide is not None and not (guide.resting and not guide.watched and guide.rests_until == UNLIMITED):
+        return False
     return not (
         sequence.request.bad_words
         or params.presence_penalty

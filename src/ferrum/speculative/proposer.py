@@ -30,7 +30,7 @@ class Proposer(Protocol):
     """Looks drafts up. The tokens of a sequence only grow, and it is asked at every step.
 
     Attributes:
-        only_predicted: it has drafts only for requests with a `prediction`.
+        only_predicted: it has drafts only for requests with a `prediction` or a `guidance`.
     """
 
     only_predicted: bool

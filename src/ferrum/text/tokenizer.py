@@ -62,6 +62,10 @@ class Tokenizer(Protocol):
     def special_ids(self) -> frozenset[int]:
         """The control tokens, which decoding skips by default."""
 
+    @property
+    def added_ids(self) -> frozenset[int]:
+        """The tokens outside the tokenizer's model: control tokens, and markers such as `<tool_call>`."""
+
     def is_special(self, token_id: int) -> bool:
         """Return whether a token is a control token."""
 
@@ -150,6 +154,10 @@ class FileTokenizer(Tokenizer):
     @property
     def special_ids(self) -> frozenset[int]:
         return self._special
+
+    @property
+    def added_ids(self) -> frozenset[int]:
+        return self._special.union(self._backend.get_added_tokens_decoder())
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special

@@ -20,6 +20,7 @@ from ferrum.core.errors import EngineDead, FerrumError
 from ferrum.engine.engine import Engine
 from ferrum.engine.hosts.inbox import Inbox
 from ferrum.engine.messages import Ended, EngineInfo, Message, Report, Shutdown, Wake
+from ferrum.scheduler.guides import Guides
 from ferrum.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:  # an engine needs none
@@ -33,6 +34,7 @@ class Built:
     """The parts of an engine, and what its clients need to know about it.
 
     Attributes:
+        guides: make the guides of requests with limits; None: such requests are refused.
         recorded: reports include the contents of every step.
         depth: maximum number of uncommitted steps when the next one is planned.
     """
@@ -40,6 +42,7 @@ class Built:
     executor: EngineExecutor
     scheduler: Scheduler
     info: EngineInfo
+    guides: Guides | None = None
     recorded: bool = False
     depth: int = 0
 
@@ -118,6 +121,7 @@ def serve(built: Built, inbox: Inbox, deliver: Deliver) -> None:
                 built.scheduler,
                 inbox=inbox,
                 post=deliver,  # a bound method of the engine would keep its model until garbage is collected
+                guides=built.guides,
                 depth=built.depth,
                 recorded=built.recorded,
             )
@@ -128,6 +132,8 @@ def serve(built: Built, inbox: Inbox, deliver: Deliver) -> None:
         built.executor.shutdown()
     except BaseException as cause:  # noqa: BLE001 - clients get `Ended` whatever ends the loop
         error = EngineDead(f"the engine's loop failed: {type(cause).__name__}: {cause}")
+    if built.guides is not None:
+        built.guides.close()
     deliver(Ended(error))
     if error is not None:  # after the report: a shutdown may take long
         with suppress(Exception):

@@ -17,13 +17,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ferrum.core.errors import FerrumError, RecordDamaged, RecordNotFound
+from ferrum.core.guidance import Guidance
 from ferrum.core.json_record import JsonRecord
+from ferrum.core.output_format import Reading
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Pooling, Request
 from ferrum.engine.records.step_shares import ComputedStep, StepShare
+
+_Kind = TypeVar("_Kind", bound=JsonRecord)
 
 VERSION: Final = 1
 
@@ -160,6 +164,8 @@ def request_dict(request: Request) -> dict[str, Any]:
         "params": request.params.to_dict(),
         "stop_token_ids": sorted(request.stop_token_ids),
         "pooling": None if request.pooling is None else str(request.pooling),
+        "guidance": None if request.guidance is None else request.guidance.to_dict(),
+        "reading": None if request.reading is None else request.reading.to_dict(),
     }
 
 
@@ -176,8 +182,15 @@ def request_of(id: str, values: Mapping[str, Any]) -> Request:
             "bad_words": tuple(map(tuple, values["bad_words"])),
             "pooling": None if values["pooling"] is None else Pooling(values["pooling"]),
             "prediction": tuple(values["prediction"]),
+            "guidance": _optional(Guidance, values.get("guidance")),
+            "reading": _optional(Reading, values.get("reading")),
         }
     )
+
+
+def _optional(kind: type[_Kind], values: Mapping[str, Any] | None) -> _Kind | None:
+    """Return a record of the request; older records of requests lack it."""
+    return None if values is None else kind.from_dict(values)
 
 
 def read_record(path: Path) -> Record:

@@ -1,0 +1,94 @@
+"""`CompiledGuides`: guides over llguidance. One thread compiles grammars, another one computes masks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from ferrum.core.errors import FerrumError, RequestError
+from ferrum.core.guidance import Guidance
+from ferrum.scheduler.guides import Guides, StartGuide
+from ferrum.structured.grammar_tokens import GrammarTokens
+from ferrum.structured.guide_program import program_of
+from ferrum.structured.sequence_guide import SequenceGuide
+from ferrum.text.tokenizer import Tokenizer
+
+CACHED_GRAMMARS: Final = 64
+"""Compiled grammars that are kept for later requests."""
+
+_NICENESS: Final = 10
+"""Of the thread that compiles: steps go first on a busy machine."""
+
+
+class CompiledGuides(Guides):
+    """The guides of an engine.
+
+    Nothing is loaded before the first request with a guidance.
+
+    Args:
+        tokenizer: loads the model's tokenizer; None if the model has none.
+        vocab_size: of the model, padding included.
+    """
+
+    def __init__(self, tokenizer: Callable[[], Tokenizer | None], vocab_size: int) -> None:
+        self._compiler = ThreadPoolExecutor(1, "ferrum-grammars", _yield_to_steps)
+        self._masker = ThreadPoolExecutor(1, "ferrum-masks")
+        self._load, self._vocab_size = tokenizer, vocab_size
+        self._tokens: GrammarTokens | None = None
+        self._matchers: OrderedDict[str, Any] = OrderedDict()
+
+    def compile(
+        self, guidance: Guidance, ends: tuple[int, ...], done: Callable[[StartGuide | FerrumError], None]
+    ) -> None:
+        self._compiler.submit(self._compile, guidance, ends, done)
+
+    def close(self) -> None:
+        for each in (self._compiler, self._masker):
+            each.shutdown(wait=False, cancel_futures=True)
+
+    # On the thread that compiles
+
+    def _compile(
+        self, guidance: Guidance, ends: tuple[int, ...], done: Callable[[StartGuide | FerrumError], None]
+    ) -> None:
+        try:
+            tokens = self._vocabulary()
+            matcher = None if guidance.grammar is None else self._matcher(guidance.grammar.source)
+            start = partial(SequenceGuide, program_of(guidance, tokens, matcher, ends), self._masker)
+        except FerrumError as error:
+            done(error)
+        except BaseException as error:  # noqa: BLE001 - the library may panic; its request ends with the reason
+            done(RequestError(f"the grammar does not compile: {error}", param="guidance"))
+        else:
+            done(start)
+
+    def _vocabulary(self) -> GrammarTokens:
+        if self._tokens is None:
+            tokenizer = self._load()
+            if tokenizer is None:
+                raise RequestError("the model has no tokenizer: it serves token ids without limits", param="guidance")
+            self._tokens = GrammarTokens(tokenizer, self._vocab_size)
+        return self._tokens
+
+    def _matcher(self, source: str) -> Any:
+        """Return a matcher to copy, compiled or kept from the last requests."""
+        assert self._tokens is not None
+        found = self._matchers.pop(source, None)
+        if found is None:
+            found = self._tokens.matcher(source)
+        self._matchers[source] = found
+        if len(self._matchers) > CACHED_GRAMMARS:
+            self._matchers.popitem(last=False)
+        return found
+
+
+def _yield_to_steps() -> None:
+    """Lower the priority of this thread, where the system has priorities of threads."""
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
