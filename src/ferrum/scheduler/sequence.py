@@ -219,7 +219,7 @@ def _catch_up(sequence: Sequence, guide: Guide) -> None:
 
 
 def expects_drafts(sequence: Sequence) -> bool:
-    """Return whether the drafter may have draft tokens: of its own, or those that a guide forces."""
+    """Return whether the drafter may have draft tokens, those that a guide forces included."""
     return sequence.may_draft or (sequence.guide is not None and not sequence.guide.resting)
 
 

@@ -9,15 +9,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ferrum.core.errors import FerrumError, RequestError
 from ferrum.core.guidance import Guidance
 from ferrum.scheduler.guides import Guides, StartGuide
 from ferrum.structured.grammar_tokens import GrammarTokens
-from ferrum.structured.guide_program import program_of
+from ferrum.structured.guide_program import GuideProgram, program_of
 from ferrum.structured.sequence_guide import SequenceGuide
 from ferrum.text.tokenizer import Tokenizer
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 CACHED_GRAMMARS: Final = 64
 """Compiled grammars that are kept for later requests."""
@@ -42,6 +45,7 @@ class CompiledGuides(Guides):
         self._load, self._vocab_size = tokenizer, vocab_size
         self._tokens: GrammarTokens | None = None
         self._matchers: OrderedDict[str, Any] = OrderedDict()
+        self._programs: OrderedDict[tuple[Guidance, tuple[int, ...]], GuideProgram] = OrderedDict()
 
     def compile(
         self, guidance: Guidance, ends: tuple[int, ...], done: Callable[[StartGuide | FerrumError], None]
@@ -58,9 +62,8 @@ class CompiledGuides(Guides):
         self, guidance: Guidance, ends: tuple[int, ...], done: Callable[[StartGuide | FerrumError], None]
     ) -> None:
         try:
-            tokens = self._vocabulary()
-            matcher = None if guidance.grammar is None else self._matcher(guidance.grammar.source)
-            start = partial(SequenceGuide, program_of(guidance, tokens, matcher, ends), self._masker)
+            program = _kept(self._programs, (guidance, ends), lambda: self._program(guidance, ends))
+            start = partial(SequenceGuide, program, self._masker)
         except FerrumError as error:
             done(error)
         except BaseException as error:  # noqa: BLE001 - the library may panic; its request ends with the reason
@@ -76,16 +79,21 @@ class CompiledGuides(Guides):
             self._tokens = GrammarTokens(tokenizer, self._vocab_size)
         return self._tokens
 
-    def _matcher(self, source: str) -> Any:
-        """Return a matcher to copy, compiled or kept from the last requests."""
-        assert self._tokens is not None
-        found = self._matchers.pop(source, None)
-        if found is None:
-            found = self._tokens.matcher(source)
-        self._matchers[source] = found
-        if len(self._matchers) > CACHED_GRAMMARS:
-            self._matchers.popitem(last=False)
-        return found
+    def _program(self, guidance: Guidance, ends: tuple[int, ...]) -> GuideProgram:
+        tokens, matcher = self._vocabulary(), None
+        if guidance.grammar is not None:
+            source = guidance.grammar.source
+            matcher = _kept(self._matchers, source, lambda: tokens.matcher(source))
+        return program_of(guidance, tokens, matcher, ends)
+
+
+def _kept(cache: OrderedDict[_Key, _Value], key: _Key, make: Callable[[], _Value]) -> _Value:
+    """Return the value of a key, made now or kept from one of the last requests."""
+    found = cache.pop(key) if key in cache else make()
+    cache[key] = found
+    if len(cache) > CACHED_GRAMMARS:
+        cache.popitem(last=False)
+    return found
 
 
 def _yield_to_steps() -> None:

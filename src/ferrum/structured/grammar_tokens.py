@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from ferrum.core.errors import RequestError
 from ferrum.text.tokenizer import Tokenizer, encode_middle
 
-INSTALL = "pip install 'ferrum-llm[structured]'"
+INSTALL: Final = "pip install 'ferrum-llm[structured]'"
+
+LIMITS: Final[dict[str, Any]] = {"verbose_errors": False}
+"""Arguments of `LLParserLimits`: the library's own limits, which end a grammar that would take too long."""
 
 
 class GrammarTokens:
@@ -23,6 +26,7 @@ class GrammarTokens:
 
     Attributes:
         tokenizer: as given.
+        spellings: bytes by id, with those of `end`.
         end: the token that llguidance allows where a grammar may end: one after the vocabulary, since the end tokens
             are those of a request.
 
@@ -37,13 +41,15 @@ class GrammarTokens:
             raise RequestError(f"structured outputs need llguidance: {INSTALL}", param="guidance") from None
         self.tokenizer = tokenizer
         self.end = vocab_size
-        self._library: Any = LLTokenizer(_Vocabulary(tokenizer, vocab_size))
+        vocabulary = _Vocabulary(tokenizer, vocab_size)
+        self.spellings = vocabulary.tokens
+        self._library: Any = LLTokenizer(vocabulary)
 
     def matcher(self, source: str) -> Any:
         """Compile a grammar and return its matcher. Raises RequestError with the library's reason."""
         from llguidance import LLMatcher, LLParserLimits
 
-        matcher = LLMatcher(self._library, source, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        matcher = LLMatcher(self._library, source, log_level=0, limits=LLParserLimits(**LIMITS))
         if matcher.is_error():
             raise RequestError(f"the grammar does not compile: {matcher.get_error().strip()}", param="guidance")
         return matcher

@@ -7,6 +7,7 @@ from typing import Any
 
 from ferrum.core.guidance import Grammar, Guidance, Thought
 from ferrum.structured.grammar_tokens import GrammarTokens
+from ferrum.structured.marker_rests import NO_RESTS, RefusedRests, refused_rests
 from ferrum.text.tokenizer import Tokenizer, encode_middle
 
 
@@ -20,6 +21,7 @@ class GuideProgram:
         end: the tokens that are forced at the budget.
         grammar, matcher: the grammar and its matcher, which is only copied; None without a grammar.
         ends: the end tokens of the request.
+        refused: tokens that may not complete a trigger, or the close marker before a grammar without triggers.
     """
 
     tokens: GrammarTokens
@@ -28,6 +30,7 @@ class GuideProgram:
     grammar: Grammar | None
     matcher: Any
     ends: tuple[int, ...]
+    refused: RefusedRests
 
     @property
     def lazy(self) -> bool:
@@ -41,7 +44,9 @@ def program_of(guidance: Guidance, tokens: GrammarTokens, matcher: Any, ends: tu
     if thought is not None and thought.budget is None and (grammar is None or grammar.triggers):
         thought = None
     end = () if thought is None or thought.budget is None else _end(thought, tokens.tokenizer)
-    return GuideProgram(tokens, thought, end, grammar, matcher, ends or tokens.tokenizer.eos_token_ids)
+    begins = () if grammar is None else grammar.triggers or (() if thought is None else (thought.close,))
+    refused = refused_rests(begins, matcher, tokens) if begins else NO_RESTS
+    return GuideProgram(tokens, thought, end, grammar, matcher, ends or tokens.tokenizer.eos_token_ids, refused)
 
 
 def _end(thought: Thought, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -107,7 +107,7 @@ class GuideState:
             assert thought is not None
             opening = () if thought.open.token is None else (thought.open.token,)
             return self._grammar_mask(self._program.matcher.deep_copy(), opening)
-        return None
+        return self._without_refused() if self._program.refused and self.phase is not Phase.FREE else None
 
     def known(self) -> tuple[int, ...]:
         """Return the next tokens as far as there is no alternative to them; not always all of them."""
@@ -119,6 +119,17 @@ class GuideState:
         mask = bytearray(self._program.tokens.end // 8 + 1)
         for token in tokens:
             mask[token >> 3] |= 1 << (token & 7)
+        return bytes(mask)
+
+    def _without_refused(self) -> bytes | None:
+        """Return the mask of all tokens but those after which the grammar would begin with an error."""
+        finder = self._triggers if self._program.lazy else self._close
+        refused = [found for begun, found in self._program.refused.items() if finder.ends_with(begun)]
+        if not refused:
+            return None
+        mask = bytearray(b"\xff" * (self._program.tokens.end // 8 + 1))
+        for token in frozenset().union(*refused):
+            mask[token >> 3] &= ~(1 << (token & 7)) & 0xFF
         return bytes(mask)
 
     def _grammar_mask(self, matcher: Any, others: tuple[int, ...] = ()) -> bytes:

@@ -44,6 +44,10 @@ class MarkerFinder:
         self._tail = text[max(0, len(text) - self._keep) :]
         return None
 
+    def ends_with(self, text: bytes) -> bool:
+        """Return whether the output so far ends with a part of a marker."""
+        return self._tail.endswith(text)
+
     def copy(self) -> MarkerFinder:
         """Return a finder that has seen the same output."""
         other = MarkerFinder((), self._token_bytes)

@@ -129,7 +129,7 @@ class _Work:
         state = self._state
         for token in tokens:
             if not state.take(token):
-                raise StepError(f"the grammar does not allow token {token}, which follows a trigger")
+                raise StepError(f"the grammar does not allow token {token}")
         rest = state.rest
         until = UNLIMITED if rest >= UNLIMITED else self._taken + rest
         if rest:
