@@ -104,6 +104,13 @@ class EditableLogits:
             self.logits, self._copied = self.logits.copy(), True
         return self.logits
 
+    def keep(self, allowed: NDArray[np.int8]) -> None:
+        """Forbid all tokens but those with a 1, by whole words: a choice per token takes ten times as long."""
+        kept = self.logits.view(np.int32) ^ _NEVER.view(np.int32)
+        kept &= np.negative(allowed).astype(np.int32)  # all bits of a 1, none of a 0
+        kept ^= _NEVER.view(np.int32)
+        self.logits, self._copied = kept.view(np.float32), True
+
 
 _allowed: Final = OwnerCache[Int64]()
 _stops: Final = OwnerCache[Int64]()
@@ -115,8 +122,8 @@ _generated: Final = OwnerCache[TokenCounts]()
 def grammar(logits: EditableLogits, row: Row) -> None:
     """Forbid the tokens without a bit in the row's mask. Ids after the end of the mask are forbidden."""
     if row.mask is not None:
-        allowed = np.unpackbits(np.frombuffer(row.mask, np.uint8), count=logits.size, bitorder="little")
-        logits()[allowed == 0] = _NEVER
+        bits = np.unpackbits(np.frombuffer(row.mask, np.uint8), count=logits.size, bitorder="little")
+        logits.keep(bits.view(np.int8))
 
 
 def allowed_tokens(logits: EditableLogits, row: Row) -> None:
