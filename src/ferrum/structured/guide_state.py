@@ -124,11 +124,12 @@ class GuideState:
     def _without_refused(self) -> bytes | None:
         """Return the mask of all tokens but those after which the grammar would begin with an error."""
         finder = self._triggers if self._program.lazy else self._close
-        refused = [found for begun, found in self._program.refused.items() if finder.ends_with(begun)]
+        found = [tokens for begun, tokens in self._program.refused.items() if finder.ends_with(begun)]
+        refused = frozenset[int]().union(*found).difference(self._program.ends)
         if not refused:
             return None
         mask = bytearray(b"\xff" * (self._program.tokens.end // 8 + 1))
-        for token in frozenset().union(*refused):
+        for token in refused:
             mask[token >> 3] &= ~(1 << (token & 7)) & 0xFF
         return bytes(mask)
 
@@ -173,6 +174,8 @@ class GuideState:
                 return token in self._program.ends
             case Phase.FREE:
                 return True
+        if token in self._program.ends and self.phase is not Phase.FIRST:
+            return True  # the output ends, unless the request ignores that
         if self._program.lazy and (rest := self._triggers.find(token)) is not None:
             self.forced = ()
             return self._begin_grammar(rest)

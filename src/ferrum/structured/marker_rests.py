@@ -27,7 +27,7 @@ def refused_rests(markers: Iterable[Marker], matcher: Any, tokens: GrammarTokens
     accepted: dict[bytes, bool] = {}
     for text in [each.text.encode() for each in markers if each.token is None]:
         last = text[-1:]
-        for token, spelled in enumerate(tokens.spellings):
+        for token, spelled in enumerate(tokens.spellings[: tokens.end]):
             if last not in spelled[:-1]:
                 continue  # most tokens
             for begun, rest in _ways_to_complete(text, spelled):

@@ -141,8 +141,8 @@ class _Work:
 
     def after_drafts(self, drafts: tuple[int, ...]) -> list[Outcome]:
         """Return the masks after each draft token; those after one that is not allowed are never used."""
-        found: list[Outcome] = []
-        if self._error is None and self._state is not None and not self.closed:
+        found: list[Outcome] = [] if self._error is None else [self._error] * len(drafts)
+        if not found and self._state is not None and not self.closed:
             state = self._state.copy()
             try:
                 for draft in drafts:
