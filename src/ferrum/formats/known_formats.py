@@ -49,9 +49,17 @@ def _format(
     )
 
 
-def _objects(section_open: str, section_close: str, **others: tuple[str, ...]) -> Calls:
+def _objects(
+    section_open: str, section_close: str, extra_keys: tuple[str, ...] = (), aliases: tuple[str, ...] = ()
+) -> Calls:
     """Return calls as a JSON list of objects."""
-    return Calls(section_open=section_open, section_close=section_close, between=", ", **others)
+    return Calls(
+        section_open=section_open,
+        section_close=section_close,
+        between=", ",
+        extra_keys=extra_keys,
+        aliases=aliases,
+    )
 
 
 _HERMES: Final = Calls(open="<tool_call>\n", close="\n</tool_call>", between="\n")

@@ -1,0 +1,233 @@
+"""Steps that read the arguments of a call and pass them on as JSON text: JSON, tagged values, and literals.
+
+A step returns whether the arguments were complete.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ferrum.core.output_format import Arguments, Calls, ValueStyle
+from ferrum.formats.argument_types import STRING, Types, typed_json
+from ferrum.formats.json_text import escaped
+from ferrum.formats.markers import SPACE, Choice, Markers, Pattern, choice, is_mark
+from ferrum.formats.reader import Reader, Sink, Steps, choose, peek, space, until
+
+_OUTSIDE: Final = re.compile('["{}\\[\\]\ud800-\udfff]')
+_INSIDE: Final = re.compile('["\\\\\ud800-\udfff]')
+_SCALAR_END: Final = re.compile('[,}\\]\\s"{\\[\ud800-\udfff]')
+
+
+def json_value(reader: Reader, sink: Sink, breaks: frozenset[str]) -> Steps[bool]:
+    """Pass on one value of JSON, which begins here, as it is written.
+
+    Only brackets and quotes count, so that malformed JSON is passed on, too. A marker ends it; in a string only the
+    markers of special tokens do.
+    """
+    first = yield from peek(reader)
+    if not first or first not in '"{[':
+        return (yield from _scalar(reader, sink))
+    depth, inside, escape = 0, False, False
+    while True:
+        text, at = reader.text, reader.at
+        while at < len(text):
+            if escape:
+                escape = is_mark(text[at])
+                at += not escape
+            found = (_INSIDE if inside else _OUTSIDE).search(text, at)
+            if found is None:
+                at = len(text)
+                break
+            char, at = found.group(), found.end()
+            if char == "\\":
+                escape = True
+            elif char == '"':
+                inside = not inside
+            elif char in "{[":
+                depth += 1
+            elif char in "}]":
+                depth -= 1
+            elif not inside or char in breaks:
+                sink(reader.take(found.start()))
+                return False
+            else:
+                escape = False
+            if depth <= 0 and not inside and char in '"}]':
+                sink(reader.take(at))
+                return True
+        if at > reader.at:
+            sink(reader.take(at))
+        if reader.ended:
+            return False
+        yield
+
+
+def _scalar(reader: Reader, sink: Sink) -> Steps[bool]:
+    parts: list[str] = []
+    while True:
+        found = _SCALAR_END.search(reader.text, reader.at)
+        parts.append(reader.take(found.start() if found else len(reader.text)))
+        if found or reader.ended:
+            break
+        yield
+    sink("".join(parts))
+    return any(parts)
+
+
+class _Trailing:
+    """Passes text on, but not the white space that the template writes after it."""
+
+    def __init__(self, space_after: str, sink: Sink) -> None:
+        self._space = space_after
+        self._sink = sink
+        self._held = ""
+
+    def add(self, text: str) -> None:
+        """Pass on the text up to what may be the last white space."""
+        text = self._held + text
+        sizes = range(min(len(self._space), len(text)), 0, -1)
+        kept = next((size for size in sizes if text.endswith(self._space[:size])), 0)
+        self._held = text[len(text) - kept :]
+        if kept < len(text):
+            self._sink(text[: len(text) - kept])
+
+    def finish(self) -> None:
+        """Pass on what was held back, unless it is the template's white space."""
+        if self._held and self._held != self._space:
+            self._sink(self._held)
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedPlan:
+    """What reads tagged arguments, derived from a format.
+
+    Attributes:
+        begin: a key opens (0), or the call closes.
+        key_end, mark_end, value_end: end a key, the mark of its type, and a value, which the call ends, too.
+        before, after: white space that the template writes around a value.
+        raw_open, raw_close: see `Arguments`; None without.
+    """
+
+    begin: Choice
+    key_end: Choice
+    mark_end: Choice | None
+    value_end: Choice
+    value_open: Choice | None
+    before: str
+    after: str
+    raw_open: Choice | None
+    raw_close: Choice | None
+
+
+def leading(text: str) -> str:
+    """Return the white space that a text begins with."""
+    return text[: len(text) - len(text.lstrip(SPACE))]
+
+
+def trailing(text: str) -> str:
+    """Return the white space that a text ends with."""
+    return text[len(text.rstrip(SPACE)) :]
+
+
+def tagged_plan(calls: Calls, markers: Markers) -> TaggedPlan:
+    """Return the plan of a format's tagged arguments."""
+    arguments = calls.arguments
+    closes = [
+        Pattern((each,)) for text in (calls.close, calls.section_close) for each in markers.pattern(text).segments
+    ]
+    key_open = markers.pattern(arguments.key_open)
+    value_close = markers.pattern(arguments.value_close)
+    if not any(is_mark(char) for each in value_close.segments for char in each):
+        # Text of a value may hold the closing tag; the tag counts if an argument or the end of the call follows.
+        value_close = Pattern(value_close.segments, (key_open, *closes))
+    marked = [Pattern((), (each,)) for each in closes if is_mark(each.segments[0][0])]
+    value_open = markers.pattern(arguments.value_open)
+    has_mark = bool(arguments.string_mark)
+    opens = choice([value_open]) if value_open.segments else None
+    raw_open = markers.pattern(arguments.raw_open)
+    raw_close = Pattern((*markers.pattern(arguments.raw_close).segments, *value_close.segments), value_close.follow)
+    return TaggedPlan(
+        begin=choice([key_open, *closes]),
+        key_end=choice([markers.pattern(arguments.key_close)], markers.breaks),
+        mark_end=opens if has_mark else None,
+        value_open=None if has_mark else opens,
+        value_end=choice([value_close, *marked], markers.breaks - {each[0] for each in value_close.segments}),
+        before=trailing(arguments.value_open or arguments.key_close),
+        after=leading(arguments.value_close),
+        raw_open=choice([raw_open]) if raw_open.segments else None,
+        raw_close=choice([raw_close, *marked]) if raw_open.segments else None,
+    )
+
+
+def tagged_arguments(
+    reader: Reader, sink: Sink, plan: TaggedPlan, arguments: Arguments, types: Mapping[str, Types], markers: Markers
+) -> Steps[bool]:
+    """Pass on tagged arguments as a JSON object."""
+    sink("{")
+    separator = ""
+    while True:
+        yield from space(reader)
+        index = yield from choose(reader, plan.begin)
+        if index:
+            if index > 0:
+                sink("}")
+            return index > 0
+        key: list[str] = []
+        if (yield from until(reader, plan.key_end, key.append)) < 0:
+            return False
+        name = markers.visible("".join(key)).strip(SPACE).strip('"')
+        sink(f"{separator}{json.dumps(name, ensure_ascii=False)}: ")
+        separator = ", "
+        allowed = types.get(name)
+        if plan.mark_end is not None:
+            mark: list[str] = []
+            if (yield from until(reader, plan.mark_end, mark.append)) < 0:
+                return False
+            is_string = "".join(mark).strip(SPACE) == arguments.string_mark
+            allowed = STRING if is_string else None if allowed == STRING else allowed
+        if not (yield from _tagged_value(reader, sink, plan, arguments.values, allowed, markers)):
+            return False
+
+
+def _tagged_value(
+    reader: Reader, sink: Sink, plan: TaggedPlan, values: ValueStyle, types: Types, markers: Markers
+) -> Steps[bool]:
+    """Pass on one value: a string as it arrives, another when it is complete."""
+    if plan.value_open is not None:
+        yield from space(reader)
+        yield from choose(reader, plan.value_open)
+    yield from _read_exactly(reader, plan.before)
+    end = plan.value_end
+    if plan.raw_open is not None and plan.raw_close is not None and (yield from choose(reader, plan.raw_open)) == 0:
+        types, end = STRING, plan.raw_close
+    if types == STRING and values is ValueStyle.RAW:
+        sink('"')
+        text = _Trailing(plan.after, lambda piece: sink(escaped(markers.visible(piece))))
+        index = yield from until(reader, end, text.add)
+        if index >= 0:
+            text.finish()
+            sink('"')
+        return index >= 0
+    pieces: list[str] = []
+    text = _Trailing(plan.after, pieces.append)
+    index = yield from until(reader, end, text.add)
+    text.finish()
+    value = markers.visible("".join(pieces))
+    json_types = None if values is ValueStyle.JSON else types
+    sink(typed_json(value, json_types) if index >= 0 or value else "")
+    return index >= 0
+
+
+def _read_exactly(reader: Reader, text: str) -> Steps[None]:
+    """Read a text if it comes next."""
+    while text.startswith(reader.text[reader.at : reader.at + len(text)]):
+        if reader.text.startswith(text, reader.at):
+            reader.take(reader.at + len(text))
+            return
+        if reader.ended:
+            return
+        yield

@@ -1,0 +1,191 @@
+"""Markers of a format in the characters of a parser: tokens of the vocabulary become characters of their own.
+
+UTF-8 never decodes to a lone surrogate, so a surrogate stands for a marker's token, and a marker is a text to find.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from ferrum.core.output_format import OutputFormat
+from ferrum.text.tokenizer import Tokenizer
+
+NO: Final = -1
+MORE: Final = -2
+"""What `Pattern.match` returns if the text does not match, and if more text decides."""
+
+SPACE: Final = " \t\r\n"
+_MAX_SPACE: Final = 16
+"""Characters of white space within a marker; more is text."""
+
+_FIRST_MARK: Final = 0xD800
+_MARKS: Final = re.compile("[\ud800-\udfff]")
+_PIECES: Final = re.compile("<[^<>\n]{1,60}>|\\[[^\\[\\]\\s]{1,60}\\]|[|\uff5c][^|\uff5c\\s]{1,60}[|\uff5c]")
+"""What may be one token of a marker's text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A marker: segments with any white space between them.
+
+    Attributes:
+        segments: texts without white space.
+        follow: if not empty, one of these must come next; it is not part of the match.
+    """
+
+    segments: tuple[str, ...]
+    follow: tuple[Pattern, ...] = ()
+
+    def match(self, text: str, at: int, ended: bool) -> int:
+        """Return where a match that begins at `at` ends, NO, or MORE."""
+        for index, segment in enumerate(self.segments):
+            if index and (at := _after_space(text, at)) < 0:
+                return at
+            if text.startswith(segment, at):
+                at += len(segment)
+            else:
+                return MORE if segment.startswith(text[at : at + len(segment)]) else NO
+        return at if not self.follow else self._followed(text, at, ended)
+
+    def _followed(self, text: str, at: int, ended: bool) -> int:
+        start = _after_space(text, at)
+        if start == MORE or start == len(text):
+            return at if ended else MORE
+        if start == NO:
+            return NO
+        results = [each.match(text, start, ended) for each in self.follow]
+        if max(results) >= 0:
+            return at
+        return MORE if MORE in results and not ended else NO
+
+    @property
+    def firsts(self) -> frozenset[str]:
+        """The characters that it may begin with."""
+        if self.segments:
+            return frozenset(self.segments[0][0])
+        return frozenset().union(*(each.firsts for each in self.follow))
+
+
+def _after_space(text: str, at: int) -> int:
+    start = at
+    while at < len(text) and text[at] in SPACE:
+        at += 1
+        if at - start > _MAX_SPACE:
+            return NO
+    return at
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Several patterns, of which the longest that matches counts.
+
+    Attributes:
+        first: finds a character that one may begin with, or that breaks.
+        breaks: characters that end a text although no pattern begins with them.
+    """
+
+    patterns: tuple[Pattern, ...]
+    first: re.Pattern[str]
+    breaks: frozenset[str] = frozenset()
+
+
+def choice(patterns: Iterable[Pattern], breaks: Iterable[str] = ()) -> Choice:
+    """Return a choice of patterns."""
+    found, broken = tuple(patterns), frozenset(breaks)
+    firsts = broken.union(*(each.firsts for each in found))
+    inside = "".join(rf"\u{ord(each):04x}" if ord(each) < 1 << 16 else each for each in sorted(firsts))
+    return Choice(found, re.compile(f"[{inside}]" if firsts else r"(?!)"), broken)
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """The markers of a format in one vocabulary.
+
+    Attributes:
+        chars: characters of the tokens that are markers or parts of them.
+        shown: by code point, what such a character adds to a text: the token's text, or nothing for a special token,
+            as when decoding.
+        special: the vocabulary's special tokens.
+        tokens: by text.
+        plans: what parsers derive from the format, by their own keys.
+    """
+
+    chars: Mapping[int, str]
+    shown: Mapping[int, str]
+    special: frozenset[int]
+    tokens: Mapping[str, int]
+    plans: dict[object, object] = field(default_factory=dict)
+
+    def translated(self, text: str) -> str:
+        """Return a text of the format with its tokens as characters."""
+        for token_text in sorted(self.tokens, key=len, reverse=True):
+            text = text.replace(token_text, self.chars[self.tokens[token_text]])
+        return text
+
+    def pattern(self, text: str, *, follow: tuple[Pattern, ...] = ()) -> Pattern:
+        """Return the pattern of a text of the format."""
+        return Pattern(tuple(self.translated(text).split()), follow)
+
+    def visible(self, text: str) -> str:
+        """Return text without the characters that stand for tokens."""
+        return text.translate(self.shown) if _MARKS.search(text) else text
+
+    @property
+    def breaks(self) -> frozenset[str]:
+        """The characters of special tokens."""
+        return frozenset(char for token, char in self.chars.items() if token in self.special)
+
+
+def is_mark(char: str) -> bool:
+    """Return whether a character stands for a token."""
+    return bool(_MARKS.match(char))
+
+
+def format_texts(form: OutputFormat) -> Iterator[str]:
+    """Yield the texts of a format that may hold markers."""
+    yield from (form.content_open, form.content_close, form.prefix, *form.content_aliases, *form.ignored)
+    if form.reasoning is not None:
+        yield from (form.reasoning.open, form.reasoning.close)
+    if form.calls is None:
+        return
+    calls = form.calls
+    yield from (calls.section_open, calls.section_close, calls.open, calls.close, calls.after_name, calls.between)
+    yield from (calls.id_separator, *calls.aliases, *calls.after_name_aliases)
+    arguments = calls.arguments
+    yield from (arguments.key_open, arguments.key_close, arguments.value_open, arguments.value_close)
+    yield from (arguments.between, arguments.quote, arguments.raw_open, arguments.raw_close)
+
+
+def token_of(text: str, tokenizer: Tokenizer) -> int | None:
+    """Return the one token that spells a text, or None."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return ids[0] if len(ids) == 1 and tokenizer.token_bytes(ids[0]) == text.encode() else None
+
+
+def _tokens(text: str, tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
+    """Yield the tokens among the pieces of a text."""
+    for piece in _PIECES.findall(text):
+        token = token_of(piece, tokenizer)
+        if token is not None:
+            yield piece, token
+        elif piece[0] in "<[":
+            yield from _tokens(piece[1:], tokenizer)
+
+
+_found: WeakKeyDictionary[Tokenizer, dict[OutputFormat, Markers]] = WeakKeyDictionary()
+
+
+def markers_of(form: OutputFormat, tokenizer: Tokenizer) -> Markers:
+    """Return the markers of a format in a vocabulary; they are found once."""
+    known = _found.setdefault(tokenizer, {})
+    if form not in known:
+        tokens = dict(pair for text in format_texts(form) for pair in _tokens(text, tokenizer))
+        special = tokenizer.special_ids
+        chars = {token: chr(_FIRST_MARK + index) for index, token in enumerate(tokens.values())}
+        shown = {ord(chars[token]): "" if token in special else text for text, token in tokens.items()}
+        known[form] = Markers(chars, shown, special, tokens)
+    return known[form]

@@ -1,0 +1,152 @@
+"""What a parser looks for in each state of an output, derived from a format. Reading it is in `parser`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ferrum.core.output_format import ArgumentStyle, Calls, CallStyle, OutputFormat
+from ferrum.formats.argument_readers import TaggedPlan, tagged_plan
+from ferrum.formats.literals import literal_plan
+from ferrum.formats.markers import Choice, Markers, Pattern, choice
+
+
+class Role(StrEnum):
+    """What a marker does: it begins or ends reasoning or content, carries nothing, or begins calls or one call.
+
+    A call that is opened begins with its name or object; before another, its opening text comes first.
+    """
+
+    THINK = "think"
+    END_THINKING = "end thinking"
+    CONTENT = "content"
+    END_CONTENT = "end content"
+    IGNORED = "ignored"
+    SECTION = "section"
+    OPENED = "opened"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where in an output text stands.
+
+    Attributes:
+        reasoning: within reasoning.
+        start: no text since the last marker.
+        called: after a call.
+    """
+
+    reasoning: bool
+    start: bool
+    called: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Triggers:
+    """Markers that count in a state, and their roles."""
+
+    options: Choice
+    roles: tuple[Role, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """The markers within calls; None if the format has none.
+
+    Attributes:
+        open: before a call of a section.
+        close: each part of what ends a call.
+        after: after a call of a section: the section closes (0), or another call follows.
+        after_name: between the name and arguments.
+        id_separator: between id and name.
+        tagged, quote: see `tagged_plan` and `literal_plan`.
+    """
+
+    open: Choice | None
+    close: tuple[Choice, ...]
+    after: Choice | None
+    after_name: Choice | None
+    id_separator: Choice | None
+    tagged: TaggedPlan | None
+    quote: Choice | None
+
+
+def call_plan(calls: Calls, markers: Markers) -> CallPlan:
+    """Return the markers within a format's calls."""
+
+    def one(*texts: str) -> Choice | None:
+        patterns = [markers.pattern(text) for text in texts if text.strip()]
+        return choice(patterns) if patterns else None
+
+    tagged = calls.arguments.style is ArgumentStyle.TAGGED and calls.style is CallStyle.NAMED
+    return CallPlan(
+        open=one(calls.open),
+        close=tuple(choice([Pattern((each,))]) for each in markers.pattern(calls.close).segments),
+        after=one(calls.section_close, calls.between) if calls.section_close.strip() else None,
+        after_name=one(calls.after_name, *calls.after_name_aliases),
+        id_separator=one(calls.id_separator),
+        tagged=tagged_plan(calls, markers) if tagged else None,
+        quote=literal_plan(calls.arguments.quote, markers) if calls.arguments.style is ArgumentStyle.GEMMA else None,
+    )
+
+
+def triggers(form: OutputFormat, markers: Markers, state: State, *, reasoning: bool, calls: bool) -> Triggers:
+    """Return the markers that count in a state.
+
+    Args:
+        reasoning: of the format counts.
+        calls: of the format count.
+    """
+    pairs = list(_message(form, markers, state, reasoning))
+    if calls and form.calls is not None:
+        pairs += _calls(form, form.calls, markers, state)
+    return Triggers(choice(pattern for pattern, _ in pairs), tuple(role for _, role in pairs))
+
+
+def _is_word(text: str) -> bool:
+    """Return whether a text looks like prose, so that it marks something only where a message begins."""
+    return text.strip()[:1].isalpha()
+
+
+def _message(form: OutputFormat, markers: Markers, state: State, reasoning: bool) -> Iterator[tuple[Pattern, Role]]:
+    channels = bool(form.content_open)
+    if form.reasoning is not None and reasoning:
+        if state.start or (not state.reasoning and not _is_word(form.reasoning.open)) or channels:
+            yield markers.pattern(form.reasoning.open), Role.THINK
+        if state.reasoning or state.start:
+            yield markers.pattern(form.reasoning.close), Role.END_THINKING
+    if channels:
+        for text in (form.content_open, *form.content_aliases):
+            yield markers.pattern(text), Role.CONTENT
+        if form.content_close and not state.reasoning:
+            yield markers.pattern(form.content_close), Role.END_CONTENT
+    if channels or not state.reasoning:
+        for text in form.ignored:
+            yield markers.pattern(text), Role.IGNORED
+
+
+def _calls(form: OutputFormat, calls: Calls, markers: Markers, state: State) -> Iterator[tuple[Pattern, Role]]:
+    if calls.section_open.strip():
+        begins = [(text, Role.SECTION) for text in (calls.section_open, *calls.aliases)]
+        if calls.open.strip():
+            begins.append((calls.open, Role.OPENED))
+    else:
+        begins = [(text, Role.OPENED) for text in (calls.open, *calls.aliases)]
+    for text, role in begins:
+        if not text.strip(" \n[{("):
+            if state.start and not state.reasoning:
+                yield _bare(text, markers), role
+        elif state.start or not (form.content_open and _is_word(text)):
+            yield markers.pattern(text), role
+    if state.called and not state.reasoning:
+        for text in (calls.section_close, *calls.close.split()):
+            if text.strip():
+                yield markers.pattern(text), Role.IGNORED
+        if calls.between.strip() and state.start and not calls.section_open.strip():
+            yield markers.pattern(calls.between, follow=(markers.pattern(calls.open or "{"),)), Role.IGNORED
+
+
+def _bare(text: str, markers: Markers) -> Pattern:
+    """Return the pattern of a marker that is only a bracket, or of an object without any marker."""
+    return markers.pattern(text) if text.strip() else Pattern((), (Pattern(("{",)),))
