@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 from ferrum.core.output_format import Arguments, ArgumentStyle, ValueStyle
 from ferrum.formats.cuts import shared_prefix
-from ferrum.formats.probes import KEYS, TEXTS
+from ferrum.formats.probes import KEYS, NUMBER, TEXTS
 from ferrum.formats.renderings import NotFoundError
 
 SEPARATORS = ((", ", ": "), (",", ":"), (", ", ":"), (",", ": "))
@@ -77,3 +78,26 @@ def _split_keys(arguments: Arguments) -> Arguments:
     if place < 0:
         return arguments
     return replace(arguments, key_close=text[:place], value_open=text[place:])
+
+
+def marked(arguments: Arguments, typed: str) -> Arguments:
+    """Return the arguments with the words that say whether a value is a string, if there are any.
+
+    Args:
+        arguments: as strings are written.
+        typed: the text after the name of a call whose first value is `NUMBER`, under the key `whole`.
+    """
+    place = typed.find(arguments.key_open + "whole") + len(arguments.key_open + "whole")
+    end = typed.find(str(NUMBER), place)
+    as_string, as_number = arguments.key_close + arguments.value_open, typed[place:end]
+    if end < 0 or as_string == as_number:
+        return arguments
+    words = [list(re.finditer(r"\w+", text)) for text in (as_string, as_number)]
+    for string, number in zip(*words, strict=False):
+        if string[0] != number[0]:
+            key_close, value_open = as_string[: string.start()], as_string[string.end() :]
+            if as_number == key_close + number[0] + value_open:
+                return replace(
+                    arguments, key_close=key_close, string_mark=string[0], other_mark=number[0], value_open=value_open
+                )
+    return arguments

@@ -8,10 +8,10 @@ from typing import Final
 
 from ferrum.core.output_format import Calls, CallStyle
 from ferrum.formats import probes
-from ferrum.formats.call_arguments import json_arguments, tagged
+from ferrum.formats.call_arguments import json_arguments, marked, tagged
 from ferrum.formats.call_frames import Gaps, frame
 from ferrum.formats.call_sites import Site, key_of, sites
-from ferrum.formats.probes import KEYS, NAMES, TEXTS, Named
+from ferrum.formats.probes import KEYS, NAMES, NUMBER, TEXTS, Named
 from ferrum.formats.renderings import NotFoundError, Renderings
 from ferrum.formats.thoughts import Turn
 
@@ -58,6 +58,8 @@ def find_calls(renderings: Renderings, turn: Turn) -> FoundCalls:
         close=found.close,
         between=found.between,
         section_close=found.section_close,
+        id_place=one.sites[0].id_place,
+        id_separator=one.sites[0].id_separator,
         parallel=two is not None,
     )
     if calls.style is CallStyle.NAMED and not calls.open.strip():
@@ -102,6 +104,9 @@ def _call(renderings: Renderings, one: _Rendered) -> tuple[Calls, int]:
     if empty is None:
         raise NotFoundError("the chat template does not render calls without arguments")
     after_name, arguments, close = tagged(empty.after, after)
+    typed = _render(renderings, ((NAMES[0], {"whole": NUMBER, KEYS[1]: TEXTS[1]}),))
+    if typed is not None:
+        arguments = marked(arguments, typed.after)
     return Calls(style=CallStyle.NAMED, after_name=after_name, arguments=arguments), len(after) - len(close)
 
 
@@ -110,9 +115,17 @@ def _object(site: Site, text: str) -> Calls:
     if arguments is None:
         raise NotFoundError("the chat template writes calls in an unusual spelling of JSON")
     name_key, arguments_key = key_of(site.value, NAMES[0]), key_of(site.value, _FULL)
-    extra = tuple(key for key in site.value if key not in (name_key, arguments_key))
+    keys = list(site.value)
+    last = keys.index(arguments_key)
+    if name_key not in keys[:last] or keys[keys.index(name_key) + 1] != arguments_key:
+        raise NotFoundError("the chat template writes the arguments of a call before its name")
     return Calls(
-        style=CallStyle.OBJECT, name_key=name_key, arguments_key=arguments_key, extra_keys=extra, arguments=arguments
+        style=CallStyle.OBJECT,
+        name_key=name_key,
+        arguments_key=arguments_key,
+        first_keys=tuple(keys[: last - 1]),
+        extra_keys=tuple(keys[last + 1 :]),
+        arguments=arguments,
     )
 
 

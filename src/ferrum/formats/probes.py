@@ -11,6 +11,7 @@ REASONING: Final = "Wrublid"
 NAMES: Final = ("find_wexol", "set_yumbar", "get_prindle")
 KEYS: Final = ("kivara", "lomptu", "mufeno")
 TEXTS: Final = ("Hastrov", "Dwelpin", "Grontaz")
+NUMBER: Final = 90241
 
 Named = tuple[str, Mapping[str, Any]]
 

@@ -5,12 +5,11 @@ Values that are not strings may be spelled in JSON, or as Python writes them: ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from ferrum.core.output_format import Calls, CallStyle, OutputFormat
+from ferrum.core.output_format import Calls, OutputFormat
 from ferrum.formats import probes
-from ferrum.formats.call_sites import sites
 from ferrum.formats.probes import CONTENT, KEYS, NAMES, REASONING, Named
 from ferrum.formats.renderings import NotFoundError, Renderings
 from ferrum.formats.thoughts import Turn
@@ -36,17 +35,23 @@ _CONVERSATIONS: Final[tuple[tuple[Named, ...], ...]] = (
 def verify(renderings: Renderings, format: OutputFormat, turn: Turn, rest: str) -> None:
     """Compare what the template and the format write for several conversations. Raises NotFoundError."""
     assert format.calls is not None
-    spellings = list(_spellings(format.calls))
+    ways = [(spell, numbered) for spell in _spellings(format.calls) for numbered in (False, True)]
     for calls in _CONVERSATIONS:
         if len(calls) > 1 and not format.calls.parallel:
             continue
+        ids = [probes.call_id(place) for place in range(len(calls))]
         for content, reasoning in ((None, None), (CONTENT, None), (CONTENT, REASONING)):
             text = renderings.turn(probes.assistant(calls, content, reasoning))
             if text is None:
                 raise NotFoundError(f"the chat template does not render {len(calls)} calls")
-            text = _without_extras(text, calls, format.calls, spellings[0])
-            spellings = [each for each in spellings if _explains(text, calls, format, turn, rest, each)]
-            if not spellings:
+            ways = [
+                (spell, numbered)
+                for spell, numbered in ways
+                if _explains(
+                    text, write_calls(format.calls, calls, spell, () if numbered else ids) + rest, format, turn
+                )
+            ]
+            if not ways:
                 raise NotFoundError("the chat template writes calls in a form that is not known")
 
 
@@ -55,25 +60,12 @@ def _spellings(calls: Calls) -> Iterator[Spelling]:
     yield plain
     yield ascii_only
     yield lambda value: plain(value) if isinstance(value, dict | list) else str(value)
+    yield lambda value: plain(value) if isinstance(value, dict) else str(value)
     yield str
 
 
-def _without_extras(text: str, calls: Sequence[Named], format: Calls, spell: Spelling) -> str:
-    """Return the text with only name and arguments in the objects of calls, if they have further keys."""
-    if format.style is not CallStyle.OBJECT or not format.extra_keys:
-        return text
-    keys = [*format.extra_keys, format.name_key, format.arguments_key]
-    for site in reversed(sites(text, calls)):
-        if sorted(site.value) != sorted(keys):
-            raise NotFoundError("the chat template writes calls with different keys")
-        value = {key: site.value[key] for key in (format.name_key, format.arguments_key)}
-        text = text[: site.start] + spell(value) + text[site.end :]
-    return text
-
-
-def _explains(text: str, calls: Sequence[Named], format: OutputFormat, turn: Turn, rest: str, spell: Spelling) -> bool:
-    assert format.calls is not None
-    ending = write_calls(format.calls, calls, spell) + rest
+def _explains(text: str, ending: str, format: OutputFormat, turn: Turn) -> bool:
+    """Return whether a turn ends so, and has only content and reasoning of the probes before."""
     if not text.endswith(ending):
         return False
     before = text[: len(text) - len(ending)].removeprefix(turn.header).rstrip()

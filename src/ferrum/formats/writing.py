@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ferrum.core.output_format import Arguments, ArgumentStyle, Calls, CallStyle, OutputFormat, ValueStyle
+from ferrum.core.output_format import Arguments, ArgumentStyle, Calls, CallStyle, IdPlace, OutputFormat, ValueStyle
 
 Spelling = Callable[[Any], str]
 """Returns the text of a value that is not a bare string."""
@@ -38,53 +38,74 @@ def write_output(
     return text
 
 
-def write_calls(calls: Calls, written: Sequence[NamedArguments], spell: Spelling | None = None) -> str:
+def write_calls(
+    calls: Calls,
+    written: Sequence[NamedArguments],
+    spell: Spelling | None = None,
+    ids: Sequence[str] = (),
+) -> str:
     """Return the calls of a message.
 
     Args:
         calls: the format.
         written: the calls.
         spell: of values that are not bare strings; JSON with the format's separators if it is absent.
+        ids: of the calls; their numbers if they are absent.
     """
     spell = spell or json_spelling(calls.arguments)
-    texts = [calls.open + _call(calls, name, arguments, spell) + calls.close for name, arguments in written]
+    names = ids or [str(place) for place in range(len(written))]
+    texts = [
+        calls.open + _call(calls, name, arguments, spell, id_) + calls.close
+        for (name, arguments), id_ in zip(written, names, strict=True)
+    ]
     return calls.section_open + calls.between.join(texts) + calls.section_close
 
 
-def _call(calls: Calls, name: str, arguments: Mapping[str, Any], spell: Spelling) -> str:
+def _call(calls: Calls, name: str, arguments: Mapping[str, Any], spell: Spelling, id_: str) -> str:
     if calls.style is CallStyle.OBJECT:
-        return spell({calls.name_key: name, calls.arguments_key: arguments})
+        first, extra = ({key: _extra(key, id_) for key in keys} for keys in (calls.first_keys, calls.extra_keys))
+        return spell({**first, calls.name_key: name, calls.arguments_key: arguments, **extra})
     if calls.style is CallStyle.PYTHONIC:
-        return f"{name}({', '.join(f'{key}={python_literal(value)}' for key, value in arguments.items())})"
+        return f"{name}({', '.join(f'{key}={_python(value, spell)}' for key, value in arguments.items())})"
+    if calls.id_place is IdPlace.BEFORE:
+        name = id_ + calls.id_separator + name
+    elif calls.id_place is IdPlace.AFTER:
+        name += calls.id_separator + id_
     return name + calls.after_name + _arguments(calls.arguments, arguments, spell)
+
+
+def _extra(key: str, id_: str) -> str:
+    return "function" if key == "type" else id_
 
 
 def _arguments(format: Arguments, arguments: Mapping[str, Any], spell: Spelling) -> str:
     if format.style is ArgumentStyle.JSON:
         return spell(arguments)
     if format.style is ArgumentStyle.GEMMA:
-        return _gemma(arguments)
-    return format.between.join(
-        format.key_open
-        + key
-        + format.key_close
-        + format.value_open
-        + (value if isinstance(value, str) and format.values is ValueStyle.RAW else spell(value))
-        + format.value_close
-        for key, value in arguments.items()
-    )
+        return _gemma(format, arguments)
+    return format.between.join(_tagged(format, key, value, spell) for key, value in arguments.items())
 
 
-def python_literal(value: Any) -> str:
-    """Return a JSON value as a literal of Python."""
-    return repr(value)
-
-
-def _gemma(value: Any) -> str:
+def _tagged(format: Arguments, key: str, value: Any, spell: Spelling) -> str:
+    text, mark = spell(value), format.other_mark
     if isinstance(value, str):
-        return f'<|"|>{value}<|"|>'
+        mark = format.string_mark
+        text = value if format.values is ValueStyle.RAW else text
+        if format.raw_open and any(letter in value for letter in "<&\n"):
+            text = format.raw_open + value + format.raw_close
+    return format.key_open + key + format.key_close + mark + format.value_open + text + format.value_close
+
+
+def _python(value: Any, spell: Spelling) -> str:
+    """Return a literal of Python; `spell` writes what is not a string."""
+    return repr(value) if isinstance(value, str) else spell(value)
+
+
+def _gemma(format: Arguments, value: Any) -> str:
+    if isinstance(value, str):
+        return format.quote + value + format.quote
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_gemma(entry)}" for key, entry in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{_gemma(format, entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_gemma, value)) + "]"
+        return "[" + ",".join(_gemma(format, entry) for entry in value) + "]"
     return json.dumps(value)
