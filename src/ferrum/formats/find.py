@@ -2,7 +2,8 @@
 
     chosen (--tool-format)  >  response_template  >  analysis  >  hand-written datum  >  none: tools are refused
 
-A hand-written datum comes before the analysis where it says more than a template can: see `_by_template`.
+Where the analysis finds a format whose first marker a hand-written datum has as well, the markers are those found, with
+their white space, and the datum adds what no template shows, such as aliases: see `analysis`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from ferrum.core.errors import ConfigError, RequestError
 from ferrum.core.logging import warn_once
 from ferrum.core.output_format import OutputFormat
-from ferrum.formats.analysis import analyse
+from ferrum.formats.facts import facts_of
 from ferrum.formats.response_template import format_of_response_template
 from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.model_files import ModelFiles, read_json_object
@@ -49,9 +50,35 @@ def find_format(template: ChatTemplate, files: ModelFiles | None, chosen: str | 
     """
     if chosen is not None:
         return FoundFormat(chosen_format(chosen))
-    if files is not None and (found := _from_tokenizer(files)) is not None and found.calls is not None:
-        return FoundFormat(found)
-    return _by_template(template)
+    facts = facts_of(template)
+    stored = _from_tokenizer(files) if files is not None else None
+    if stored is None or stored.calls is None:
+        return FoundFormat(facts.format, facts.reason)
+    if not facts.renders_tools:
+        return FoundFormat(replace(stored, calls=None), facts.reason)
+    return FoundFormat(_with_spaces(stored, facts.format))
+
+
+def _with_spaces(stored: OutputFormat, shown: OutputFormat | None) -> OutputFormat:
+    """Return the format of a response template, with the white space that the chat template writes.
+
+    A response template describes markers only, and accepts any white space next to them.
+    """
+    if shown is None or shown.calls is None or _markers(stored) != _markers(shown):
+        return stored
+    return replace(shown, name=stored.name, source=stored.source)
+
+
+def _markers(format: OutputFormat) -> tuple[str, ...]:
+    """Return what the formats of two sources must share to be the same one."""
+    calls, reasoning = format.calls, format.reasoning
+    assert calls is not None
+    texts = (
+        *(calls.section_open + calls.open, calls.after_name, calls.close + calls.section_close),
+        *(calls.name_key, calls.arguments_key, calls.arguments.key_open),
+        *((reasoning.open, reasoning.close) if reasoning is not None else ()),
+    )
+    return calls.style.value, calls.arguments.style.value, *("".join(text.split()) for text in texts)
 
 
 def chosen_format(chosen: str) -> OutputFormat:
@@ -83,11 +110,24 @@ def _from_tokenizer(files: ModelFiles) -> OutputFormat | None:
         return None
 
 
-def _by_template(template: ChatTemplate) -> FoundFormat:
-    from ferrum.formats.known_formats import known_by_template
+def prompt_reasoning(template: ChatTemplate) -> tuple[str, ...]:
+    """Return which of `enable_thinking`, `thinking` and `reasoning_effort` change the prompt of a template."""
+    return facts_of(template).variables
 
-    found, reason = analyse(template)
-    if found is not None and found.calls is not None:
-        return FoundFormat(found)
-    known = known_by_template(template.source_for_tools)
-    return FoundFormat(known) if known is not None else FoundFormat(found, reason)
+
+def opens_thought(prompt: str, format: OutputFormat, continued: str | None = None) -> bool:
+    """Return whether a prompt ends within reasoning, so that the output continues it.
+
+    Args:
+        prompt: as the template renders it.
+        format: of the model.
+        continued: the text of the final message, if `continue_final_message` is set.
+    """
+    if format.reasoning is None:
+        return False
+    open_, close = format.reasoning.open.strip(), format.reasoning.close.strip()
+    place = -1 if continued is None else prompt.rfind(continued.strip())
+    begun, last = (prompt, "") if place < 0 else (prompt[:place], prompt[place:])
+    if open_ in last or close in last:
+        return last.rfind(open_) > last.rfind(close)
+    return begun.rstrip().endswith(open_)

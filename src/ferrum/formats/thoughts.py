@@ -21,7 +21,7 @@ VARIABLES: Final[tuple[Mapping[str, Any], ...]] = (
 )
 """Variables that switch reasoning on and off in known templates."""
 
-_CLOSE_IN_SOURCE: Final = re.compile(r"(<|\[)/(think|THINK|thinking|reasoning|thought)(>|\])")
+_CLOSE_IN_SOURCE: Final = re.compile(r"</think>|\[/THINK\]")
 """A closing tag that templates cut reasoning off at."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from ferrum.core.output_format import Calls, OutputFormat
+from ferrum.core.output_format import Calls, CallStyle, OutputFormat
 from ferrum.formats import probes
 from ferrum.formats.probes import CONTENT, KEYS, NAMES, REASONING, Named
 from ferrum.formats.renderings import NotFoundError, Renderings
@@ -56,12 +56,21 @@ def verify(renderings: Renderings, format: OutputFormat, turn: Turn, rest: str) 
 
 
 def _spellings(calls: Calls) -> Iterator[Spelling]:
-    plain, ascii_only = json_spelling(calls.arguments), json_spelling(calls.arguments, ascii_only=True)
+    plain = json_spelling(calls.arguments)
+    if calls.style is CallStyle.PYTHONIC:
+        yield repr
+        yield lambda value: plain(value) if isinstance(value, dict) else repr(value)
+        yield lambda value: plain(value) if isinstance(value, dict) else _unescaped(value)
+        return
     yield plain
-    yield ascii_only
+    yield json_spelling(calls.arguments, ascii_only=True)
     yield lambda value: plain(value) if isinstance(value, dict | list) else str(value)
     yield lambda value: plain(value) if isinstance(value, dict) else str(value)
     yield str
+
+
+def _unescaped(value: Any) -> str:
+    return f"'{value}'" if isinstance(value, str) else repr(value)
 
 
 def _explains(text: str, ending: str, format: OutputFormat, turn: Turn) -> bool:

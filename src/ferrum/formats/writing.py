@@ -49,10 +49,11 @@ def write_calls(
     Args:
         calls: the format.
         written: the calls.
-        spell: of values that are not bare strings; JSON with the format's separators if it is absent.
+        spell: of values that are not bare strings; by default literals of Python for calls in Python, and JSON with the
+            format's separators for others.
         ids: of the calls; their numbers if they are absent.
     """
-    spell = spell or json_spelling(calls.arguments)
+    spell = spell or (repr if calls.style is CallStyle.PYTHONIC else json_spelling(calls.arguments))
     names = ids or [str(place) for place in range(len(written))]
     texts = [
         calls.open + _call(calls, name, arguments, spell, id_) + calls.close
@@ -66,7 +67,7 @@ def _call(calls: Calls, name: str, arguments: Mapping[str, Any], spell: Spelling
         first, extra = ({key: _extra(key, id_) for key in keys} for keys in (calls.first_keys, calls.extra_keys))
         return spell({**first, calls.name_key: name, calls.arguments_key: arguments, **extra})
     if calls.style is CallStyle.PYTHONIC:
-        return f"{name}({', '.join(f'{key}={_python(value, spell)}' for key, value in arguments.items())})"
+        return f"{name}({', '.join(f'{key}={spell(value)}' for key, value in arguments.items())})"
     if calls.id_place is IdPlace.BEFORE:
         name = id_ + calls.id_separator + name
     elif calls.id_place is IdPlace.AFTER:
@@ -94,11 +95,6 @@ def _tagged(format: Arguments, key: str, value: Any, spell: Spelling) -> str:
         if format.raw_open and any(letter in value for letter in "<&\n"):
             text = format.raw_open + value + format.raw_close
     return format.key_open + key + format.key_close + mark + format.value_open + text + format.value_close
-
-
-def _python(value: Any, spell: Spelling) -> str:
-    """Return a literal of Python; `spell` writes what is not a string."""
-    return repr(value) if isinstance(value, str) else spell(value)
 
 
 def _gemma(format: Arguments, value: Any) -> str:

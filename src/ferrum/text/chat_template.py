@@ -59,7 +59,7 @@ class ChatTemplate:
         origin: str | None = None,
     ) -> None:
         self.sources = {"default": source} if isinstance(source, str) else dict(source)
-        self._special_tokens = dict(special_tokens or {})
+        self.special_tokens = dict(special_tokens or {})
         self._origin = origin
         self._compiled: dict[str, Template] = {}
 
@@ -96,7 +96,7 @@ class ChatTemplate:
         chat = _conversation(messages, keep_null=self._reads_null)
         final = _mark_end(chat) if continue_final_message else None
         variables = {
-            **self._special_tokens,
+            **self.special_tokens,
             **{str(name): plain_json(value, "chat_template_kwargs") for name, value in extra.items()},
             "messages": chat,
             "tools": None if tools is None else json_objects(tools, "tools"),
@@ -168,7 +168,7 @@ class ChatTemplate:
         return {} if self._renders(probes.SILENT) else {"content": ""}
 
     def _renders(self, chat: list[dict[str, Any]]) -> bool:
-        variables = {**self._special_tokens, "messages": chat, "tools": [probes.TOOL], "documents": None}
+        variables = {**self.special_tokens, "messages": chat, "tools": [probes.TOOL], "documents": None}
         try:
             self.fill(self._choose(with_tools=True), {**variables, "add_generation_prompt": True})
         except FerrumError:

@@ -22,7 +22,7 @@ SECONDS: Final = 5
 MAX_CHARACTERS: Final = 1 << 22
 """Maximum characters of a rendered text: those of a million tokens."""
 
-_PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from ferrum.text.untrusted_template import child; child()"
+_PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from {module} import child; child()"
 
 
 class UntrustedTemplate(ChatTemplate):
@@ -30,27 +30,46 @@ class UntrustedTemplate(ChatTemplate):
 
     def fill(self, name: str, variables: dict[str, Any]) -> str:
         """Render in a child process. Raises RequestError also if a limit is exceeded."""
-        done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM.format(path=sys.path)],
-            input=json.dumps({"source": self.sources[name], "variables": variables}).encode(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            check=False,
-            start_new_session=True,  # the parent handles Ctrl-C
-        )
-        if done.returncode:
-            raise RequestError(f"exceeds {MEMORY >> 20} MiB or {SECONDS} s", param="chat_template")
-        answer = json.loads(done.stdout)
+        answer = run_bounded(__name__, {"source": self.sources[name], "variables": variables})
         if "text" not in answer:
             raise RequestError(answer["message"], param=answer["param"])
         text: str = answer["text"]
         return text
 
 
+def run_bounded(module: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Call `child` of a module in a process with limits, and return what it writes.
+
+    Args:
+        module: its `child` calls `bounded_job`, and writes one JSON object to standard output.
+        job: the JSON object that the child reads.
+
+    Raises:
+        RequestError: a limit is exceeded.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM.format(path=sys.path, module=module)],
+        input=json.dumps(job).encode(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=False,
+        start_new_session=True,  # the parent handles Ctrl-C
+    )
+    if done.returncode:
+        raise RequestError(f"exceeds {MEMORY >> 20} MiB or {SECONDS} s", param="chat_template")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def bounded_job() -> Any:
+    """Set the limits of this child process and return its job."""
+    _bound()
+    return json.load(sys.stdin)
+
+
 def child() -> None:
     """Render the template on standard input; write the result or error to standard output."""
-    _bound()
-    job = json.load(sys.stdin)
+    job = bounded_job()
     try:
         text = ChatTemplate(job["source"]).fill("default", job["variables"])
         if len(text) > MAX_CHARACTERS:
