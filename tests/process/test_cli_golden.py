@@ -41,6 +41,8 @@ MISTAKES = {
     "serve --port 99999": ("--port", "99999"),
     f"serve --engine-host thread --port {PORT_IN_USE}": ("--port", PORT_IN_USE),
     "serve --kernels cuda": ("--kernels", "cuda"),
+    "serve ferrum-tiny --tool-format foo": ("--tool-format", "foo"),
+    "formats nosuchmodel/": ("MODEL", "nosuchmodel/"),
     "serve --threads 5000": ("--threads", "5000"),
     "serve --record-gib 5": ("--record-gib", "--record"),
     "serve --max-batch-size 600": ("--max-batch-size", "600"),

@@ -271,6 +271,11 @@ class EngineConfig(JsonRecord):
         "Directory or hub id whose tokenizer, chat template, ends and recommended sampling are used "
         "(default: the model's own).",
     )
+    tool_format: str | None = option(
+        None,
+        "Format in which the model writes reasoning and tool calls: a name, or a JSON file "
+        "(default: found by the tokenizer and the chat template; `ferrum formats MODEL` shows it).",
+    )
     generation_config: str = option(
         "auto", "Sampling defaults: auto takes the checkpoint's, none takes none.", GENERATION_CONFIGS
     )

@@ -9,18 +9,15 @@ their white space, and the datum adds what no template shows, such as aliases: s
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from ferrum.core.errors import ConfigError, RequestError
+from ferrum.core.errors import RequestError
 from ferrum.core.logging import warn_once
 from ferrum.core.output_format import OutputFormat
+from ferrum.formats.chosen import chosen_format
 from ferrum.formats.facts import facts_of
 from ferrum.formats.response_template import format_of_response_template
 from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.model_files import ModelFiles, read_json_object
-
-MAX_FILE = 1 << 20
-"""Maximum bytes of a file of an output format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +76,6 @@ def _markers(format: OutputFormat) -> tuple[str, ...]:
         *((reasoning.open, reasoning.close) if reasoning is not None else ()),
     )
     return calls.style.value, calls.arguments.style.value, *("".join(text.split()) for text in texts)
-
-
-def chosen_format(chosen: str) -> OutputFormat:
-    """Return the format of a name or file. Raises ConfigError, about `tool_format`, for anything else."""
-    from ferrum.formats.known_formats import KNOWN
-
-    if chosen in KNOWN:
-        return KNOWN[chosen]
-    names = ", ".join(sorted(KNOWN))
-    path = Path(chosen).expanduser()
-    if not path.is_file():
-        raise ConfigError(f"{chosen!r} is no file and no format: use one of {names}", param="tool_format")
-    try:
-        if path.stat().st_size > MAX_FILE:
-            raise ConfigError(f"{chosen} has more than {MAX_FILE} bytes", param="tool_format")
-        return replace(OutputFormat.from_json(path.read_bytes()), source="file")
-    except (OSError, RequestError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot use {chosen}: {error}", param="tool_format") from error
 
 
 def _from_tokenizer(files: ModelFiles) -> OutputFormat | None:

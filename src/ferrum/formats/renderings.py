@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from ferrum.core.errors import FerrumError, RequestError
 from ferrum.formats import probes
-from ferrum.text import sandbox
 from ferrum.text.chat_template import ChatTemplate
 
 SECONDS: Final = 2.0
@@ -59,6 +58,8 @@ class Renderings:
         """
         if time.monotonic() > self._end:
             raise NotFoundError(f"the chat template takes more than {SECONDS:.0f} s to analyse")
+        from ferrum.text import sandbox  # imports jinja
+
         with sandbox.limited(STEPS):
             try:
                 text = self._template.render(

@@ -15,7 +15,8 @@ from ferrum.sources.hub import locate
 from ferrum.sources.hub_cache import snapshot_of
 from ferrum.sources.hub_errors import hub_errors
 from ferrum.sources.hub_gguf import HubName
-from ferrum.sources.model_source import ModelSource
+from ferrum.sources.model_source import DirectoryModel, ModelSource
+from ferrum.sources.open_model import open_model
 from ferrum.text.generation_config import load_generation_config
 from ferrum.text.model_files import DirectoryFiles, ModelFiles, read_json_object
 from ferrum.text.text_config import text_config
@@ -59,15 +60,33 @@ def with_tokenizer(model: ModelSource, name: str, models_dir: str | None = None)
     return OtherTokenizer(model, files)
 
 
+def text_source(name: str, models_dir: str | None = None) -> ModelSource:
+    """Return a model for its tokenizer and chat template: of a hub model nothing else is fetched.
+
+    Raises: as `open_model`.
+    """
+    found = locate(name, models_dir=models_dir)
+    if isinstance(found, HubName) and found.whole:
+        texts = DirectoryModel(_text_files(found))
+        if texts.read_file(TOKENIZER) is not None:
+            return texts
+    return open_model(name, models_dir=models_dir)
+
+
 def _directory(name: str, models_dir: str | None) -> Path:
     found = locate(name, models_dir=models_dir)
     if isinstance(found, Path) and found.is_dir():
         return found
     if not isinstance(found, HubName) or not found.whole:
         raise ConfigError(f"must be a directory or a hub id, not the file {name}", param="tokenizer")
+    return _text_files(found)
+
+
+def _text_files(name: HubName) -> Path:
+    """Return a directory with the text files of a hub model."""
     from huggingface_hub import snapshot_download
 
-    repo, revision = found.repo, found.revision
+    repo, revision = name.repo, name.revision
     wanted = [*TOKENIZER_FILES, _DEFAULTS, _CONFIG, f"{TEMPLATES_FOLDER}/*.jinja"]
     try:
         with hub_errors(repo, revision):
