@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import dataclass
 from typing import Final
 
 from ferrum.formats.json_text import escaped
-from ferrum.formats.markers import SPACE, Choice, Markers, choice, is_mark
+from ferrum.formats.markers import SPACE, Choice, Markers, Pattern, choice, is_mark
 from ferrum.formats.reader import Reader, Sink, Steps, choose, peek, space, until
 
 _WORDS: Final = {"True": "true", "False": "false", "None": "null"}
@@ -23,9 +24,22 @@ _OPEN: Final = {"{": "{", "(": "[", "[": "["}
 _CLOSED: Final = {"{": "}", "[": "]"}
 
 
-def literal_plan(quote: str, markers: Markers) -> Choice | None:
-    """Return what finds a format's quote around strings; None without one."""
-    return choice([markers.pattern(quote)], markers.breaks - set(markers.translated(quote))) if quote else None
+@dataclass(frozen=True, slots=True)
+class QuotePlan:
+    """What finds a format's quotes around strings: the opening and the closing one."""
+
+    open: Choice
+    close: Choice
+
+
+def quote_plan(quote: str, markers: Markers) -> QuotePlan:
+    """Return the plan of a format's quotes."""
+    pattern = markers.pattern(quote)
+    closing = pattern
+    if not any(map(is_mark, pattern.segments[0])):
+        # Text of a string may hold the quote; it counts if the string can end there.
+        closing = Pattern(pattern.segments, tuple(Pattern((each,)) for each in ",}]"))
+    return QuotePlan(choice([pattern]), choice([closing], markers.breaks - set(pattern.segments[0])))
 
 
 class LiteralReader:
@@ -36,7 +50,7 @@ class LiteralReader:
         quote: what surrounds strings, besides quotation marks.
     """
 
-    def __init__(self, reader: Reader, sink: Sink, quote: Choice | None, markers: Markers) -> None:
+    def __init__(self, reader: Reader, sink: Sink, quote: QuotePlan | None, markers: Markers) -> None:
         self._reader = reader
         self._sink = sink
         self._quote = quote
@@ -76,7 +90,7 @@ class LiteralReader:
         self._filled[-1] = True
 
     def _quotes(self, char: str) -> bool:
-        return self._quote is not None and char in self._quote.patterns[0].firsts
+        return self._quote is not None and char in self._quote.open.patterns[0].firsts
 
     def _item(self, char: str) -> Steps[bool]:
         """Read a key and its value."""
@@ -120,9 +134,9 @@ class LiteralReader:
 
     def _string(self, char: str, sink: Sink) -> Steps[bool]:
         """Read a string as JSON text, if one comes next."""
-        if self._quotes(char) and self._quote is not None and (yield from choose(self._reader, self._quote)) >= 0:
+        if self._quotes(char) and self._quote is not None and (yield from choose(self._reader, self._quote.open)) >= 0:
             sink('"')
-            if (yield from until(self._reader, self._quote, lambda text: sink(self._shown(text)))) >= 0:
+            if (yield from until(self._reader, self._quote.close, lambda text: sink(self._shown(text)))) >= 0:
                 sink('"')
             return True
         if char not in "\"'":

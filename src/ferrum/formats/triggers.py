@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from ferrum.core.output_format import ArgumentStyle, Calls, CallStyle, OutputFormat
 from ferrum.formats.argument_readers import TaggedPlan, tagged_plan
-from ferrum.formats.literals import literal_plan
+from ferrum.formats.literals import QuotePlan, quote_plan
 from ferrum.formats.markers import Choice, Markers, Pattern, choice
 
 
@@ -60,7 +60,7 @@ class CallPlan:
         after: after a call of a section: the section closes (0), or another call follows.
         after_name: between the name and arguments.
         id_separator: between id and name.
-        tagged, quote: see `tagged_plan` and `literal_plan`.
+        tagged, quote: see `tagged_plan` and `quote_plan`.
     """
 
     open: Choice | None
@@ -69,7 +69,7 @@ class CallPlan:
     after_name: Choice | None
     id_separator: Choice | None
     tagged: TaggedPlan | None
-    quote: Choice | None
+    quote: QuotePlan | None
 
 
 def call_plan(calls: Calls, markers: Markers) -> CallPlan:
@@ -87,7 +87,7 @@ def call_plan(calls: Calls, markers: Markers) -> CallPlan:
         after_name=one(calls.after_name, *calls.after_name_aliases),
         id_separator=one(calls.id_separator),
         tagged=tagged_plan(calls, markers) if tagged else None,
-        quote=literal_plan(calls.arguments.quote, markers) if calls.arguments.style is ArgumentStyle.GEMMA else None,
+        quote=quote_plan(calls.arguments.quote, markers) if calls.arguments.style is ArgumentStyle.GEMMA else None,
     )
 
 

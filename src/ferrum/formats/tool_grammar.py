@@ -1,0 +1,211 @@
+"""Guidance for tool calls: the grammar of a format's calls of a request's tools, and where it begins.
+
+The grammar writes calls as the chat template renders them, so that the next turn finds its prefix. `parser` accepts
+every text of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from ferrum.core.guidance import Grammar, Guidance, Marker, Thought
+from ferrum.core.output_format import Calls, CallStyle, IdPlace, OutputFormat, Tool
+from ferrum.formats.grammar_arguments import arguments_grammar
+from ferrum.formats.lark import Lark, either, list_of, literal, optional, sequence
+from ferrum.formats.markers import SPACE, Markers, markers_of
+from ferrum.text.tokenizer import Tokenizer
+
+_ID = "/[a-zA-Z0-9_-]{1,40}/"
+_INDEX = "/[0-9]{1,4}/"
+
+
+def thought_of(form: OutputFormat, tokenizer: Tokenizer, *, opened: bool, budget: int | None) -> Thought | None:
+    """Return the reasoning before the rest of an output; None if the format has none.
+
+    Args:
+        opened: the prompt ends within reasoning.
+        budget: see `Thought`.
+    """
+    if form.reasoning is None:
+        return None
+    markers = markers_of(form, tokenizer)
+    opening, close = form.reasoning.open.strip(SPACE), form.reasoning.close.strip(SPACE)
+    # Reasoning is recognised by its first token, also if more text belongs to its marker.
+    first = markers.translated(opening)[:1]
+    token = next((each for each, char in markers.chars.items() if char == first), None)
+    return Thought(
+        open=Marker(text=opening, token=token),
+        close=Marker(text=close, token=markers.tokens.get(close)),
+        opened=opened,
+        budget=budget,
+        end=form.reasoning.close,
+    )
+
+
+def tool_guidance(
+    form: OutputFormat,
+    tools: tuple[Tool, ...],
+    choice: str,
+    *,
+    parallel: bool,
+    opened: bool,
+    budget: int | None,
+    tokenizer: Tokenizer,
+) -> Guidance | None:
+    """Return the guidance of a request with tools; None if nothing is limited.
+
+    Args:
+        choice: `none`, `auto`, `required`, or the name of the tool that must be called.
+        parallel: several calls are allowed.
+        opened, budget: see `thought_of`.
+
+    Raises:
+        RequestError: a strict schema or a custom tool's grammar cannot be enforced in this format; `param` is `tools`.
+    """
+    thought = thought_of(form, tokenizer, opened=opened, budget=budget)
+    limited = thought if budget is not None else None
+    without = Guidance(thought=limited) if limited is not None else None
+    if form.calls is None or not tools or choice == "none":
+        return without
+    named = choice not in ("auto", "required")
+    chosen = tuple(tool for tool in tools if tool.name == choice) if named else tools
+    grammar = CallGrammar(form, form.calls, chosen, markers_of(form, tokenizer), many=parallel and not named)
+    if choice != "auto":
+        return Guidance(thought=thought, grammar=grammar.required())
+    lazy = grammar.lazy()
+    return without if lazy is None else Guidance(thought=limited, grammar=lazy)
+
+
+class CallGrammar:
+    """The grammar of calls of some tools.
+
+    Args:
+        many: several calls are allowed, if the format has them.
+    """
+
+    def __init__(
+        self, form: OutputFormat, calls: Calls, tools: Sequence[Tool], markers: Markers, *, many: bool
+    ) -> None:
+        self._form = form
+        self._calls = calls
+        self._tools = tools
+        self._markers = markers
+        self._many = many and calls.parallel
+        self._lark = Lark(markers)
+
+    def required(self) -> Grammar:
+        """Return the grammar of an output after its reasoning that has at least one call."""
+        calls, lark = self._calls, self._lark
+        start = calls.section_open or calls.open
+        if self._form.prefix and start.startswith(self._form.prefix):
+            start = start[len(self._form.prefix) :]
+        # A thought leaves the white space after its end, and a new message begins in formats with channels.
+        before = []
+        if self._form.reasoning is not None:
+            close = self._form.reasoning.close
+            before.append(optional(lark.text(close[len(close.rstrip(SPACE)) :])))
+        if self._form.content_open and self._form.ignored and not self._form.prefix:
+            before.append(optional(lark.text(self._form.ignored[0])))
+        body = self._body(opened=not calls.section_open)
+        more = ""
+        if not calls.section_open and self._many:
+            call = lark.rule(sequence(lark.text(calls.open), self._call()))
+            more = f"( {sequence(lark.text(calls.between), call)} )*"
+        return Grammar(source=lark.source(sequence(*before, lark.text(start), body, more)))
+
+    def lazy(self) -> Grammar | None:
+        """Return the grammar that begins where a call does; None if nothing shows where that is."""
+        openings = list(self._openings())
+        if not openings:
+            return None
+        texts = [text.lstrip(SPACE) for text in openings]
+        begins = [self._distinctive(text) or text.rstrip(SPACE) for text in texts]
+        if len({text[len(begin) :].strip(SPACE) for text, begin in zip(texts, begins, strict=True)}) > 1:
+            begins = [text.rstrip(SPACE) for text in texts]
+        rest = texts[0][len(begins[0]) :]
+        tokens = self._markers.tokens
+        return Grammar(
+            source=self._lark.source(sequence(self._lark.text(rest), self._body(opened=not self._calls.section_open))),
+            triggers=tuple(Marker(text=begin, token=tokens.get(begin)) for begin in begins),
+            repeats=self._many and not self._calls.section_open,
+        )
+
+    def _openings(self) -> Iterator[str]:
+        """Yield the texts that calls begin with, if nothing else of the format does."""
+        for text in (self._calls.section_open or self._calls.open, *self._calls.aliases):
+            stripped = text.strip(SPACE)
+            if not stripped.strip("[{(") or self._is_shared(stripped):
+                continue
+            if stripped[0].isalpha() and self._form.content_open:
+                # Text like a recipient's counts only in a header.
+                yield from (before + text for before in self._form.ignored[:1])
+            else:
+                yield text
+
+    def _is_shared(self, begin: str) -> bool:
+        """Return whether another text of the format begins so."""
+        reasoning = self._form.reasoning
+        others = [self._form.content_open, *self._form.content_aliases, *self._form.ignored]
+        others += [reasoning.open] if reasoning is not None else []
+        return any(each.lstrip(SPACE).startswith(begin) for each in others if each)
+
+    def _distinctive(self, text: str) -> str | None:
+        """Return the beginning of an opening text that no other text of the format has; None if there is none."""
+        token_text = next((each for each in self._markers.tokens if text.startswith(each)), None)
+        word = text.split(None, 1)[0]
+        found = [token_text, word if word[-1] in ">]" else None]
+        return next((each for each in found if each and not self._is_shared(each)), None)
+
+    def _body(self, *, opened: bool) -> str:
+        """Return the calls after the text that opens them."""
+        calls, lark = self._calls, self._lark
+        if opened:
+            return self._call()
+        call = lark.rule(sequence(lark.text(calls.open), self._call()))
+        return sequence(list_of(call, lark.text(calls.between), many=self._many), lark.text(calls.section_close))
+
+    def _call(self) -> str:
+        """Return a call of any of the tools after its opening text."""
+        options = [self._lark.rule(self._of(tool)) for tool in self._tools]
+        return sequence(either(options), self._lark.text(self._calls.close))
+
+    def _of(self, tool: Tool) -> str:
+        calls, lark = self._calls, self._lark
+        arguments = arguments_grammar(lark, calls, tool)
+        if calls.style is CallStyle.PYTHONIC:
+            return sequence(literal(tool.name), arguments)
+        if calls.style is CallStyle.OBJECT:
+            return self._object(tool, arguments)
+        id_text = lark.text(calls.id_separator)
+        if calls.id_place is IdPlace.BEFORE:
+            head = sequence(_ID, id_text, literal(tool.name), lark.text(calls.after_name))
+        elif calls.id_place is IdPlace.AFTER:
+            number = _INDEX if calls.id_separator.strip() == ":" else _ID
+            head = sequence(literal(tool.name), id_text, number, lark.text(calls.after_name))
+        else:
+            names = (calls.after_name, *calls.after_name_aliases)
+            head = either(lark.text(f"{tool.name}{each}") for each in names)
+        return sequence(head, arguments)
+
+    def _object(self, tool: Tool, arguments: str) -> str:
+        """Return a call as a JSON object."""
+        calls = self._calls
+        colon, comma = calls.arguments.key_separator, calls.arguments.item_separator
+
+        def key(name: str) -> str:
+            return json.dumps(name) + colon
+
+        parts = [literal("{")]
+        for name in calls.first_keys:
+            parts += [literal(key(name)), _extra(name), literal(comma)]
+        spelled = json.dumps(tool.name, ensure_ascii=False)
+        parts += [literal(f"{key(calls.name_key)}{spelled}{comma}{key(calls.arguments_key)}"), arguments]
+        for name in calls.extra_keys:
+            parts += [literal(f"{comma}{key(name)}"), _extra(name)]
+        return sequence(*parts, literal("}"))
+
+
+def _extra(name: str) -> str:
+    """Return the value of a further key of a call's object."""
+    return literal('"function"') if name == "type" else r'/"[a-zA-Z0-9_-]{1,40}"/'
