@@ -74,6 +74,7 @@ class Arguments(JsonRecord):
             if nothing says so.
         quote: around strings, for `ArgumentStyle.GEMMA`.
         raw_open, raw_close: may surround the string of a tagged argument, as XML's CDATA.
+        empty: in place of tagged arguments if there are none.
     """
 
     style: ArgumentStyle = ArgumentStyle.JSON
@@ -90,6 +91,7 @@ class Arguments(JsonRecord):
     quote: str = '<|"|>'
     raw_open: str = ""
     raw_close: str = ""
+    empty: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from typing import Any
 from ferrum.core.errors import RequestError
 from ferrum.core.output_format import Arguments, ArgumentStyle, Calls, CallStyle, Tool, ToolKind, ValueStyle
 from ferrum.core.values import shown
-from ferrum.formats.argument_types import STRING, argument_types
+from ferrum.formats.argument_types import STRING, Types, argument_types
 from ferrum.formats.custom_grammar import custom_grammar
-from ferrum.formats.grammar_values import Literals
+from ferrum.formats.grammar_values import JSON_CONSTANTS, PYTHON_CONSTANTS, Literals
 from ferrum.formats.json_text import INPUT
 from ferrum.formats.lark import Lark, either, json_of, literal, optional, sequence
 
@@ -28,7 +28,8 @@ def arguments_grammar(lark: Lark, calls: Calls, tool: Tool) -> str:
             `param` is `tools`.
     """
     if calls.style is CallStyle.PYTHONIC:
-        return Literals(lark, calls.arguments, python=True).arguments(tool)
+        constants = (*JSON_CONSTANTS, *PYTHON_CONSTANTS)
+        return Literals(lark, calls.arguments, python=True, constants=constants).arguments(tool)
     if calls.arguments.style is ArgumentStyle.GEMMA:
         return Literals(lark, calls.arguments, python=False).arguments(tool)
     if calls.arguments.style is ArgumentStyle.TAGGED:
@@ -64,7 +65,7 @@ def _tagged(lark: Lark, arguments: Arguments, tool: Tool) -> str:
     schema = object_schema(tool) if tool.strict else json.loads(tool.parameters or "{}")
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not isinstance(properties, dict) or not properties:
-        return "" if tool.strict else f"( {_any_argument(lark, arguments)} )*"
+        return _several("" if tool.strict else _any_argument(lark, arguments), lark.text(arguments.empty))
     required = schema.get("required", ())
     items: list[str] = []
     for name, each in properties.items():
@@ -72,7 +73,18 @@ def _tagged(lark: Lark, arguments: Arguments, tool: Tool) -> str:
         head = lark.text(_head(arguments, name, is_string=is_string))
         item = sequence(head, _value(lark, arguments, tool, name, each))
         items.append(optional(item) if tool.strict and name not in required else item)
-    return sequence(*items) if tool.strict else f"( {either(items)} )*"
+    if not tool.strict:
+        return _several(either(items), lark.text(arguments.empty))
+    return (
+        sequence(*items) if required or not arguments.empty else either([sequence(*items), lark.text(arguments.empty)])
+    )
+
+
+def _several(item: str, empty: str) -> str:
+    """Return any number of items, and the text that stands for none."""
+    if not item or not empty:
+        return f"( {item} )*" if item else empty
+    return either([f"( {item} )+", empty])
 
 
 def _head(arguments: Arguments, name: str, *, is_string: bool) -> str:
@@ -94,7 +106,7 @@ def _value(lark: Lark, arguments: Arguments, tool: Tool, name: str, schema: Any)
     close = lark.text(arguments.value_close)
     types = argument_types(tool).get(name)
     if arguments.values is ValueStyle.JSON or (types is not None and "string" not in types):
-        return sequence(json_of(_nested(tool, schema) if tool.strict else {}, arguments), close)
+        return sequence(_other_value(lark, arguments, tool, schema, types), close)
     if not tool.strict or not isinstance(schema, dict):
         return lark.until(arguments.value_close.lstrip())
     if types != STRING:
@@ -104,6 +116,19 @@ def _value(lark: Lark, arguments: Arguments, tool: Tool, name: str, schema: Any)
             param="tools",
         )
     return _strict_string(lark, arguments, tool, name, schema)
+
+
+def _other_value(lark: Lark, arguments: Arguments, tool: Tool, schema: Any, types: Types) -> str:
+    """Return a value that is no string. Templates render some as Python writes them."""
+    if arguments.values is ValueStyle.JSON:
+        return json_of(_nested(tool, schema) if tool.strict else {}, arguments)
+    if not tool.strict:
+        python = Literals(lark, arguments, python=True, constants=PYTHON_CONSTANTS).any()
+        return either([json_of({}, arguments), python])
+    options = [json_of(_nested(tool, schema), arguments)]
+    if types == frozenset({"boolean"}) and "enum" not in schema and "const" not in schema:
+        options += [literal("True"), literal("False")]
+    return either(options)
 
 
 def _nested(tool: Tool, schema: Any) -> dict[str, Any]:

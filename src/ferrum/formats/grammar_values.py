@@ -17,6 +17,8 @@ _SINGLE: Final = r"'([^'\\\x00-\x1f]|\\(['\\\/bfnrt]|u[0-9a-fA-F]{4}))*'"
 _NUMBER: Final = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/"
 _INTEGER: Final = r"/-?(0|[1-9][0-9]*)/"
 _NAME: Final = r"/[A-Za-z_][A-Za-z0-9_.-]*/"
+JSON_CONSTANTS: Final = ("true", "false", "null")
+PYTHON_CONSTANTS: Final = ("True", "False", "None")
 _CHECKED: Final = {
     *("type", "properties", "required", "items", "enum", "const", "description", "title", "default", "examples"),
     *("additionalProperties", "$schema", "$id"),
@@ -28,14 +30,17 @@ class Literals:
 
     Args:
         python: Python's keyword arguments, else Gemma's object.
+        constants: how true, false and null may be spelled.
     """
 
-    def __init__(self, lark: Lark, arguments: Arguments, *, python: bool) -> None:
+    def __init__(
+        self, lark: Lark, arguments: Arguments, *, python: bool, constants: tuple[str, ...] = JSON_CONSTANTS
+    ) -> None:
         self._lark = lark
         self._python = python
         self._arguments = arguments
         self._comma = literal(", " if python else arguments.item_separator)
-        self._any: str | None = None
+        self._constants = constants
 
     def arguments(self, tool: Tool) -> str:
         """Return an expression of a tool's arguments with their brackets. Raises RequestError."""
@@ -50,22 +55,19 @@ class Literals:
 
     def any(self) -> str:
         """Return a rule of any value."""
-        if self._any is None:
-            self._any = self._lark.reserve()
-            constants = ["true", "false", "null", *(("True", "False", "None") if self._python else ())]
-            self._lark.define(
-                self._any,
-                either(
-                    [
-                        self._string(),
-                        _NUMBER,
-                        *map(literal, constants),
-                        sequence(literal("["), self._items(self._any), literal("]")),
-                        sequence(literal("{"), self._items(sequence(self._key(), self._any)), literal("}")),
-                    ]
-                ),
-            )
-        return self._any
+        shared, key = self._lark.shared, (self._python, self._constants)
+        if key in shared:
+            return shared[key]
+        shared[key] = rule = self._lark.reserve()
+        options = [
+            self._string(),
+            _NUMBER,
+            *map(literal, self._constants),
+            sequence(literal("["), self._items(rule), literal("]")),
+            sequence(literal("{"), self._items(sequence(self._key(), rule)), literal("}")),
+        ]
+        self._lark.define(rule, either(options))
+        return rule
 
     def _items(self, item: str) -> str:
         return optional(sequence(item, f"( {sequence(self._comma, item)} )*"))

@@ -119,7 +119,7 @@ def _glm(line: str) -> Calls:
     )
 
 
-def _dsml(section: str) -> Calls:
+def _dsml(section: str, empty: str = "") -> Calls:
     """Return calls in DeepSeek's markup; V3.2 and V4 name the section differently."""
     other = {"function_calls": "tool_calls", "tool_calls": "function_calls"}[section]
     return Calls(
@@ -138,6 +138,7 @@ def _dsml(section: str) -> Calls:
             other_mark="false",
             value_open='">',
             value_close=f"</{_DSML}parameter>\n",
+            empty=empty,
         ),
     )
 
@@ -295,7 +296,7 @@ _FORMATS: Final = (
     _format("deepseek-v3", _DEEPSEEK_V3, Reasoning(open="<think>\n", close="\n</think>\n\n")),
     _format("deepseek-v3.1", _DEEPSEEK_V31, _THINK),
     _format("dsml", _dsml("function_calls"), _THINK),
-    _format("dsml-v4", _dsml("tool_calls"), _THINK),
+    _format("dsml-v4", _dsml("tool_calls", "\n"), _THINK),
     _format("llama3-json", _LLAMA3),
     _format("pythonic", _pythonic("[", "]", ", ", "<|python_start|>["), ignored=("<|python_end|>",)),
     _format("lfm2", _pythonic("<|tool_call_start|>[", "]<|tool_call_end|>", ", "), _THINK),

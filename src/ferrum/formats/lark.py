@@ -52,6 +52,9 @@ class Lark:
 
     Args:
         markers: of the format; their tokens stand in the grammar as tokens.
+
+    Attributes:
+        shared: names of rules that several parts of the grammar use, by their own keys.
     """
 
     def __init__(self, markers: Markers) -> None:
@@ -59,6 +62,7 @@ class Lark:
         self._ids = {char: token for token, char in markers.chars.items()}
         self._rules: dict[str, str] = {}
         self._names: dict[str, str] = {}
+        self.shared: dict[object, str] = {}
 
     def rule(self, body: str, options: str = "", *, terminal: bool = False) -> str:
         """Add a rule or a terminal, if it is new, and return its name."""
