@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterable, Sequence
 
@@ -84,6 +85,20 @@ def pushes_of(text: str | bytes, tokenizer: ToyTokenizer) -> list[tuple[int, byt
     """Return an output's tokens with their bytes, one byte or marker each."""
     ids = tokenizer.encode(text) if isinstance(text, str) else list(text)
     return [(each, tokenizer.token_bytes(each)) for each in ids]
+
+
+def cut_pushes(text: str, tokenizer: ToyTokenizer, chance: random.Random) -> list[tuple[int, bytes]]:
+    """Return an output's tokens with bytes in random pieces; markers stay whole."""
+    found: list[tuple[int, bytes]] = []
+    size = 0
+    for token, data in pushes_of(text, tokenizer):
+        if token < 256 and size > 0:
+            found[-1] = (found[-1][0], found[-1][1] + data)
+        else:
+            found.append((token, data))
+            size = chance.choice((1, 1, 2, 3, 7, 30)) if token < 256 else 0
+        size -= 1
+    return found
 
 
 def parts_of(pushes: Pushes, reading: Reading, tokenizer: Tokenizer) -> tuple[Part, ...]:
