@@ -1,7 +1,7 @@
 """Chat templates: render a conversation as the text that the model continues.
 
-Prepares the messages of clients, loads checkpoint templates and compiles them for the sandbox. `untrusted_template`
-runs templates from requests.
+Finds the form of message that a template reads, loads checkpoint templates and compiles them for the sandbox.
+`messages` converts those of clients; `untrusted_template` runs templates from requests.
 """
 
 from __future__ import annotations
@@ -11,26 +11,24 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from ferrum.core.errors import CheckpointError, FerrumError, RequestError, Unsupported
+from ferrum.core.errors import CheckpointError, FerrumError, RequestError
 from ferrum.text import template_probes as probes
+from ferrum.text.messages import REASONING, Message, conversation, for_template, has_calls, json_objects, plain_json
 from ferrum.text.model_files import ModelFiles
 from ferrum.text.tokenizer_config import read_tokenizer_config
-from ferrum.text.tool_calls import function_of, tool_calls, with_argument_text
+from ferrum.text.tool_calls import with_argument_text
 
 if TYPE_CHECKING:
     from jinja2 import Template
-
-Message = Mapping[str, Any]
-"""A message for a template: `role`, `content` and further fields; JSON values only."""
-
-_REASONING: Final = ("reasoning_content", "thinking", "reasoning")
-"""Clients' names for a message's reasoning. Most templates read the first, some the second."""
 
 _READS_TEXT: Final = re.compile(r"""[.'"]text\b""")
 """Matches the access to a part's text, which every template that reads parts contains."""
 
 _TESTS_NULL: Final = re.compile(r"""\bcontent(['"][\])])? is (not )?none\b""")
 """Matches the test for a null content."""
+
+_READS_THOUGHT: Final = re.compile(r"""['"]thinking['"]|[.'"](reasoning|thought)\b""")
+"""Matches the access to reasoning in a part of the content or under an unusual name."""
 
 _RESERVED: Final = {"messages", "tools", "documents", "add_generation_prompt"}
 
@@ -93,13 +91,14 @@ class ChatTemplate:
         extra = template_kwargs or {}
         if taken := sorted(_RESERVED & extra.keys()):
             raise RequestError(f"must not set {taken[0]!r}", param="chat_template_kwargs")
-        chat = _conversation(messages, keep_null=self._reads_null)
+        joining = _has_all_parts(messages) and self._refuses_all_parts
+        chat = conversation(messages, keep_null=self._reads_null, join_content=joining)
         final = _mark_end(chat) if continue_final_message else None
         variables = {
             **self.special_tokens,
             **{str(name): plain_json(value, "chat_template_kwargs") for name, value in extra.items()},
             "messages": chat,
-            "tools": None if tools is None else json_objects(tools, "tools"),
+            "tools": None if tools is None else self._described(json_objects(tools, "tools")),
             "documents": None if documents is None else json_objects(documents, "documents"),
             "add_generation_prompt": add_generation_prompt,
         }
@@ -121,8 +120,9 @@ class ChatTemplate:
 
     def prepare(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Convert messages to the form that this template reads. Errors as `for_template`."""
-        as_text = _has_calls(messages) and self.reads_argument_text
-        chat = for_template(messages, as_parts=self.reads_parts, argument_text=as_text)
+        called = has_calls(messages)
+        kept = called and (self.reads_argument_text or self.keeps_argument_text)
+        chat = for_template(messages, as_parts=self.reads_parts, argument_text=kept)
         for sent, message in zip(messages, chat, strict=True):
             calls, assistant = message.get("tool_calls"), sent.get("role") == "assistant"
             if assistant and sent.get("content") is None and sent.get("refusal") is None:
@@ -130,6 +130,11 @@ class ChatTemplate:
                 message |= self._calling_form[0] if calls else self._silent_form
             if calls and self._reads_null and self._calling_form[1]:
                 message["tool_calls"] = [with_argument_text(call) for call in calls]
+            if assistant and (reasoning := reasoning_of(message)) and self._reasoning_form != "fields":
+                if self._reasoning_form == "parts":
+                    message["content"] = _with_thought(message.get("content"), reasoning)
+                else:
+                    message[self._reasoning_form] = reasoning
         return chat
 
     @cached_property
@@ -137,8 +142,50 @@ class ChatTemplate:
         """Whether the template appends the arguments of a call as text, as DeepSeek-R1-Distill-Llama's does."""
         if self._reads_null and self._calling_form[1]:
             return True
-        objects, texts = (probes.calls(content="", argument_text=as_text) for as_text in (False, True))
-        return not self._renders(objects) and self._renders(texts)
+        objects, texts = self._probe(*(probes.calls(content="", argument_text=as_text) for as_text in (False, True)))
+        return objects is None and texts is not None
+
+    @cached_property
+    def keeps_argument_text(self) -> bool:
+        """Whether the template renders arguments given as text as they are, and objects as the same JSON.
+
+        Then a client's text is kept, so that the next prompt begins with the tokens that the model wrote.
+        """
+        odd = '{"a":  1}'
+        both = (probes.calls(content="", argument_text=False, arguments=value) for value in ({"a": 1}, odd))
+        given, sent = self._probe(*both)
+        if given is None or sent is None or odd not in sent:
+            return False
+        return sent in (given.replace(plain, odd) for plain in ('{"a": 1}', '{"a":1}'))
+
+    @cached_property
+    def _reasoning_form(self) -> str:
+        """Return where the template reads reasoning, as `template_probes.thoughts` names it; `fields` if nowhere."""
+        if not any(map(_READS_THOUGHT.search, self.sources.values())):
+            return "fields"
+        mark = _END_MARK.strip()
+        forms = probes.thoughts(mark)
+        texts = dict(zip(forms, self._probe(*forms.values()), strict=True))
+        return next((form for form, text in texts.items() if mark in (text or "")), "fields")
+
+    @cached_property
+    def _refuses_all_parts(self) -> bool:
+        """Whether a message may not have reasoning, content and calls, as in gpt-oss's template."""
+        both = (probes.calls(argument_text=False, content=text, thinking="a") for text in ("", "b"))
+        without, with_content = self._probe(*both)
+        return without is not None and with_content is None
+
+    def _described(self, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return tools as the template reads them: in OpenAI's form, or as the functions in it."""
+        functions = [tool.get("function") for tool in tools]
+        bare = [function for function in functions if isinstance(function, dict)]
+        return bare if len(bare) == len(tools) and bare and self._reads_functions else tools
+
+    @cached_property
+    def _reads_functions(self) -> bool:
+        """Whether the template writes a tool only if it is given without its envelope."""
+        [full], [bare] = (self._probe([probes.QUESTION], tools=[tool]) for tool in (probes.NAMED, probes.NAMED_BARE))
+        return bare is not None and probes.NAME in bare and probes.NAME not in (full or "")
 
     @cached_property
     def _tests_null(self) -> bool:
@@ -168,12 +215,27 @@ class ChatTemplate:
         return {} if self._renders(probes.SILENT) else {"content": ""}
 
     def _renders(self, chat: list[dict[str, Any]]) -> bool:
-        variables = {**self.special_tokens, "messages": chat, "tools": [probes.TOOL], "documents": None}
+        return self._probe(chat)[0] is not None
+
+    def _probe(
+        self, *chats: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = (probes.TOOL,)
+    ) -> list[str | None]:
+        """Return the texts of conversations of `template_probes`; None for those that the template refuses."""
+        common = {**self.special_tokens, "tools": list(tools), "documents": None, "add_generation_prompt": True}
         try:
-            self.fill(self._choose(with_tools=True), {**variables, "add_generation_prompt": True})
+            return self.fill_all(self._choose(with_tools=True), [{**common, "messages": chat} for chat in chats])
         except FerrumError:
-            return False
-        return True
+            return [None] * len(chats)
+
+    def fill_all(self, name: str, many: Sequence[dict[str, Any]]) -> list[str | None]:
+        """Render the source called `name` several times; None where it fails."""
+        texts: list[str | None] = []
+        for variables in many:
+            try:
+                texts.append(self.fill(name, variables))
+            except FerrumError:
+                texts.append(None)
+        return texts
 
     @property
     def source_for_tools(self) -> str:
@@ -231,54 +293,6 @@ def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
     return ChatTemplate(config.chat_templates, config.special_tokens, origin=config.chat_template_origin)
 
 
-def json_objects(values: Sequence[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
-    """Return copies of objects in exact JSON types. Raises RequestError about `param` for anything else."""
-    if not isinstance(values, list | tuple) or not all(isinstance(value, Mapping) for value in values):
-        raise RequestError("must be a list of objects", param=param)
-    return [plain_json(value, param) for value in values]
-
-
-def plain_json(value: Any, param: str) -> Any:
-    """Return a copy of a JSON value in exact JSON types.
-
-    Templates see no methods of the caller's classes.
-
-    Raises:
-        RequestError: the value is not JSON, or nested too deeply.
-    """
-    if value is None or type(value) in (str, int, float, bool):
-        return value
-    try:
-        if isinstance(value, Mapping):
-            return {str(name): plain_json(entry, param) for name, entry in value.items()}
-        if isinstance(value, list | tuple):
-            return [plain_json(entry, param) for entry in value]
-    except RecursionError:
-        raise RequestError("nested too deeply", param=param) from None
-    if isinstance(value, str):
-        return str.__str__(value)
-    raise RequestError(f"contains a {type(value).__name__}, which is not a JSON value", param=param)
-
-
-def _conversation(messages: Sequence[Message], *, keep_null: bool) -> list[dict[str, Any]]:
-    """Return a copy of the messages without null fields: most templates test fields for presence, not for null.
-
-    `keep_null` keeps the null content of messages with calls.
-    """
-    chat = json_objects(messages, "messages")
-    if not chat:
-        raise RequestError("must contain at least one message", param="messages")
-    for message in chat:
-        kept = "content" if keep_null and message.get("tool_calls") else None
-        for name in [name for name, value in message.items() if value is None and name != kept]:
-            del message[name]
-        reasoning = next((message[name] for name in _REASONING if name in message), None)
-        if reasoning is not None:
-            message["reasoning_content"] = reasoning
-            message.setdefault("thinking", reasoning)
-    return chat
-
-
 def _mark_end(chat: list[dict[str, Any]]) -> str:
     """Append the end mark to the final message's text and return that text."""
     content = chat[-1].get("content")
@@ -302,75 +316,21 @@ def _cut_at_mark(rendered: str, final: str) -> str:
     return rendered[:place].rstrip() if trimmed else rendered[:place]
 
 
-def for_template(
-    messages: Sequence[Message], *, as_parts: bool = False, argument_text: bool = False
-) -> list[dict[str, Any]]:
-    """Convert messages for a template: plain text, tool arguments as objects, `developer` as `system`.
-
-    A missing content of an assistant's message becomes an empty text.
-
-    Args:
-        messages: in OpenAI's form. Further fields are kept for the template.
-        as_parts: make content a list of parts instead of a text; see `ChatTemplate.reads_parts`.
-        argument_text: keep arguments sent as JSON text; see `ChatTemplate.reads_argument_text`.
-
-    Raises:
-        RequestError: the messages are not a list of objects, or one is malformed; `param` names the place.
-        Unsupported: content that is not text.
-    """
-    objects = json_objects(messages, "messages")
-    return [_message(message, f"messages[{place}]", as_parts, argument_text) for place, message in enumerate(objects)]
+def reasoning_of(message: Message) -> str | None:
+    """Return the reasoning of a message under the first of its names."""
+    found = next((message[name] for name in REASONING if message.get(name)), None)
+    return found if isinstance(found, str) else None
 
 
-def _has_calls(messages: Sequence[Message]) -> bool:
-    objects = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list | tuple) else []
-    return any(each.get("tool_calls") or each.get("function_call") for each in objects)
+def _has_all_parts(messages: Sequence[Message]) -> bool:
+    """Return whether a message has reasoning, content and calls."""
+    return any(
+        each.get("content") and each.get("tool_calls") and reasoning_of(each)
+        for each in (messages if isinstance(messages, list | tuple) else ())
+        if isinstance(each, Mapping)
+    )
 
 
-def joined(content: str | Sequence[Mapping[str, Any]], where: str) -> str:
-    """Return a text, or its parts joined by line breaks.
-
-    Raises:
-        RequestError: there are no parts.
-        Unsupported: a part is not text.
-    """
-    return content if isinstance(content, str) else "\n".join(_texts(content, where))
-
-
-def _message(message: dict[str, Any], where: str, as_parts: bool, argument_text: bool) -> dict[str, Any]:
-    if message.get("role") == "developer":
-        message["role"] = "system"
-    if message.get("content") is None:
-        message["content"] = message.get("refusal")  # a refusal is the assistant's text
-    content = message["content"]
-    if content is None and message.get("role") == "assistant":
-        content = ""
-    if isinstance(content, str | list):
-        texts = [content] if isinstance(content, str) else _texts(content, f"{where}.content")
-        message["content"] = [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)
-    # Templates test for the field: given an empty list, many would write neither calls nor text.
-    calls, called = message.pop("tool_calls", None), message.pop("function_call", None)
-    if called is not None:  # OpenAI's older form of a single call
-        function = function_of(called, f"{where}.function_call", argument_text)
-        message["tool_calls"] = [{"type": "function", "function": function}]
-    if calls:
-        message["tool_calls"] = tool_calls(calls, f"{where}.tool_calls", argument_text)
-    return message
-
-
-def _texts(parts: Sequence[Mapping[str, Any]], where: str) -> list[str]:
-    if not parts:
-        raise RequestError("must not be empty", param=where)
-    return [_part(part, f"{where}[{place}]") for place, part in enumerate(parts)]
-
-
-def _part(part: Mapping[str, Any], where: str) -> str:
-    if not isinstance(part, Mapping):
-        raise RequestError("must be an object", param=where)
-    kind = part.get("type")
-    if kind not in ("text", "refusal"):
-        raise Unsupported(f"{where}.type", f"{kind!r}; only text parts are supported")
-    text = part.get(kind)
-    if not isinstance(text, str):
-        raise RequestError("must be a string", param=f"{where}.{kind}")
-    return text
+def _with_thought(content: Any, reasoning: str) -> list[Any]:
+    texts = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
+    return [{"type": "thinking", "thinking": reasoning}, *texts]

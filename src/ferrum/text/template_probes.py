@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-_QUESTION: Final[dict[str, Any]] = {"role": "user", "content": "a"}
+QUESTION: Final[dict[str, Any]] = {"role": "user", "content": "a"}
 
-SILENT: Final[list[dict[str, Any]]] = [_QUESTION, {"role": "assistant"}, _QUESTION]
+SILENT: Final[list[dict[str, Any]]] = [QUESTION, {"role": "assistant"}, QUESTION]
 """The assistant's message has neither content nor calls."""
 
 TOOL: Final = {
@@ -18,18 +18,42 @@ TOOL: Final = {
 }
 
 
-def calls(*, argument_text: bool, **content: str | None) -> list[dict[str, Any]]:
+NAME: Final = "quorvimTool"
+NAMED_BARE: Final = {"name": NAME, "description": "b", "parameters": {"type": "object", "properties": {}}}
+NAMED: Final = {"type": "function", "function": NAMED_BARE}
+"""A tool whose name no template has, in OpenAI's form and without its envelope."""
+
+
+def calls(*, argument_text: bool, arguments: Any = None, **fields: str | None) -> list[dict[str, Any]]:
     """Return a conversation with a call in an earlier and in the last exchange.
 
     Args:
-        argument_text: give the arguments as JSON text instead of an object.
-        content: the field of the messages with calls; none: it is absent.
+        argument_text: give empty arguments as JSON text instead of an object.
+        arguments: used instead of empty ones.
+        fields: of the messages with calls: `content`, `thinking`; a missing one is absent.
     """
-    arguments = "{}" if argument_text else {}
+    if arguments is None:
+        arguments = "{}" if argument_text else {}
     call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": arguments}}
     exchange: list[dict[str, Any]] = [
-        _QUESTION,
-        {"role": "assistant", **content, "tool_calls": [call]},
+        QUESTION,
+        {"role": "assistant", **fields, "tool_calls": [call]},
         {"role": "tool", "name": "f", "tool_call_id": "call00000", "content": "b"},
     ]
     return [*exchange, {"role": "assistant", "content": "c"}, *exchange]
+
+
+def thoughts(text: str) -> dict[str, list[dict[str, Any]]]:
+    """Return conversations with this reasoning, by the form it has: names of fields, or parts of the content."""
+    parts: list[dict[str, Any]] = [{"type": "thinking", "thinking": text}, {"type": "text", "text": "c"}]
+    forms: dict[str, dict[str, Any]] = {
+        "fields": {"content": "c", "reasoning_content": text, "thinking": text},
+        "reasoning": {"content": "c", "reasoning": text},
+        "thought": {"content": "c", "thought": text},
+        "parts": {"content": parts},
+    }
+    exchange = calls(argument_text=False, content="")[:3]
+    return {
+        form: [QUESTION, {"role": "assistant", **fields}, exchange[0], exchange[1] | fields, exchange[2]]
+        for form, fields in forms.items()
+    }

@@ -38,10 +38,7 @@ def function_of(function: Any, where: str, argument_text: bool) -> dict[str, Any
             raise RequestError("must be valid JSON", param=f"{where}.arguments") from None
     if not isinstance(arguments, dict | None):
         raise RequestError("must be a JSON object", param=f"{where}.arguments")
-    arguments = arguments or {}
-    if argument_text:
-        arguments = sent if isinstance(sent, str) and sent else json.dumps(arguments, ensure_ascii=False)
-    return {**function, "arguments": arguments}
+    return {**function, "arguments": sent if argument_text and isinstance(sent, str) and sent else arguments or {}}
 
 
 def with_argument_text(call: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -30,18 +31,30 @@ class UntrustedTemplate(ChatTemplate):
 
     def fill(self, name: str, variables: dict[str, Any]) -> str:
         """Render in a child process. Raises RequestError also if a limit is exceeded."""
-        answer = run_bounded(__name__, {"source": self.sources[name], "variables": variables})
+        [answer] = self._answers(name, [variables])
         if "text" not in answer:
             raise RequestError(answer["message"], param=answer["param"])
         text: str = answer["text"]
         return text
 
+    def fill_all(self, name: str, many: Sequence[dict[str, Any]]) -> list[str | None]:
+        """Render several times in one child process."""
+        try:
+            return [answer.get("text") for answer in self._answers(name, many)]
+        except RequestError:  # a limit is exceeded, for all together
+            return [None] * len(many)
 
-def run_bounded(module: str, job: dict[str, Any]) -> dict[str, Any]:
-    """Call `child` of a module in a process with limits, and return what it writes.
+    def _answers(self, name: str, many: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        job = {"source": self.sources[name], "variables": list(many)}
+        answers: list[dict[str, Any]] = run_bounded(__name__, job)
+        return answers
+
+
+def run_bounded(module: str, job: dict[str, Any]) -> Any:
+    """Call `child` of a module in a process with limits, and return the JSON value that it writes.
 
     Args:
-        module: its `child` calls `bounded_job`, and writes one JSON object to standard output.
+        module: its `child` calls `bounded_job` and writes to standard output.
         job: the JSON object that the child reads.
 
     Raises:
@@ -57,8 +70,7 @@ def run_bounded(module: str, job: dict[str, Any]) -> dict[str, Any]:
     )
     if done.returncode:
         raise RequestError(f"exceeds {MEMORY >> 20} MiB or {SECONDS} s", param="chat_template")
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    return json.loads(done.stdout)
 
 
 def bounded_job() -> Any:
@@ -68,16 +80,20 @@ def bounded_job() -> Any:
 
 
 def child() -> None:
-    """Render the template on standard input; write the result or error to standard output."""
+    """Render the template on standard input for each set of variables; write the results or errors as a list."""
     job = bounded_job()
+    template = ChatTemplate(job["source"])
+    json.dump([_answer(template, variables) for variables in job["variables"]], sys.stdout)
+
+
+def _answer(template: ChatTemplate, variables: dict[str, Any]) -> dict[str, str]:
     try:
-        text = ChatTemplate(job["source"]).fill("default", job["variables"])
+        text = template.fill("default", variables)
         if len(text) > MAX_CHARACTERS:
             raise RequestError(f"renders more than {MAX_CHARACTERS} characters", param="chat_template")
-        answer = {"text": text}
     except RequestError as error:
-        answer = {"message": error.message, "param": error.param or "messages"}
-    json.dump(answer, sys.stdout)
+        return {"message": error.message, "param": error.param or "messages"}
+    return {"text": text}
 
 
 def _bound() -> None:
