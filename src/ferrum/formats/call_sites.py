@@ -44,8 +44,10 @@ def sites(text: str, calls: Sequence[Named]) -> list[Site]:
     start = 0
     for number, (name, arguments) in enumerate(calls):
         if text.count(name) != 1:
-            many = "more than once" if name in text else "not at all"
-            raise NotFoundError(f"the chat template writes the name of a call {many}")
+            problem = (
+                "writes the name of a call more than once" if name in text else "does not write the names of calls"
+            )
+            raise NotFoundError(f"the chat template {problem}")
         place = text.index(name)
         site = _object_around(text, start, place, name, arguments)
         found.append(site or _name_with_id(text, start, place, place + len(name), number))
