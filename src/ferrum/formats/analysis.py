@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ferrum.core.json_record import JsonRecord
-from ferrum.core.output_format import Calls, OutputFormat, Reasoning
+from ferrum.core.output_format import ArgumentStyle, Calls, OutputFormat, Reasoning
 from ferrum.formats import probes
 from ferrum.formats.calls_found import find_calls
 from ferrum.formats.known_formats import known_by_template
@@ -84,9 +84,12 @@ def _found(renderings: Renderings, source: str) -> tuple[OutputFormat | None, st
         )
         calls = find_calls(renderings, turn)
         complete = replace(found, calls=calls.calls)
-        verify(renderings, complete, turn, calls.rest)
+        python = verify(renderings, complete, turn, calls.rest)
     except NotFoundError as error:
         return (found if found is not None and found.reasoning is not None else None), str(error)
+    if python and calls.calls.arguments.style is ArgumentStyle.TAGGED:
+        arguments = replace(calls.calls.arguments, python_words=True)
+        complete = replace(found, calls=replace(calls.calls, arguments=arguments))
     return complete, ""
 
 

@@ -58,6 +58,9 @@ def tagged(empty: str, full: str) -> tuple[str, Arguments, str]:
     if quoted:
         key_to_value, value_close = key_to_value[:-1], value_close[1:]
         middle = middle[1:]
+    between = middle[len(value_close) :]
+    if between and not between.strip() and close.startswith(between):  # every argument ends so, if there are any
+        value_close, between, close = value_close + between, "", close.removeprefix(between)
     if not key_open or not value_close:
         raise NotFoundError("the chat template writes arguments without markers")
     found = Arguments(
@@ -65,7 +68,7 @@ def tagged(empty: str, full: str) -> tuple[str, Arguments, str]:
         key_open=key_open,
         key_close=key_to_value,
         value_close=value_close,
-        between=middle[len(value_close) :],
+        between=between,
         values=ValueStyle.JSON if quoted else ValueStyle.RAW,
     )
     return after_name, _split_keys(found), close

@@ -58,4 +58,7 @@ def frame(gaps: Gaps) -> Frame:
     end = shared_suffix(after, gaps.end)
     section_close = after[: len(after) - len(end)]
     trimmed = section_close.rstrip()
-    return Frame(section_open, open_, close, between, trimmed, section_close[len(trimmed) :] + end)
+    end = section_close[len(trimmed) :] + end
+    if between and not between.strip() and trimmed.startswith(between):  # every call ends so
+        close, between, trimmed = close + between, "", trimmed.removeprefix(between)
+    return Frame(section_open, open_, close, between, trimmed, end)

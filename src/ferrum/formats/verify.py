@@ -5,7 +5,7 @@ Values that are not strings may be spelled in JSON, or as Python writes them: ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ferrum.core.output_format import Calls, CallStyle, OutputFormat
@@ -24,6 +24,10 @@ _RICH: Final[Mapping[str, Any]] = {
     "array": ["e", 4],
     KEYS[1]: "42",
 }
+_PYTHON: Final = 2
+_EMPTY_CALL: Final = NAMES[2]
+"""The only name of a call without arguments."""
+
 _CONVERSATIONS: Final[tuple[tuple[Named, ...], ...]] = (
     ((NAMES[0], _RICH),),
     ((NAMES[0], {"whole": -7}),),
@@ -32,51 +36,71 @@ _CONVERSATIONS: Final[tuple[tuple[Named, ...], ...]] = (
 )
 
 
-def verify(renderings: Renderings, format: OutputFormat, turn: Turn, rest: str) -> None:
-    """Compare what the template and the format write for several conversations. Raises NotFoundError."""
+def verify(renderings: Renderings, format: OutputFormat, turn: Turn, rest: str) -> bool:
+    """Compare what the template and the format write for several conversations.
+
+    Returns:
+        Whether true, false and null are written as in Python where JSON would be possible.
+
+    Raises:
+        NotFoundError: they differ.
+    """
     assert format.calls is not None
-    ways = [(spell, numbered) for spell in _spellings(format.calls) for numbered in (False, True)]
+    ways = [(place, numbered) for place in range(len(_spellings(format.calls))) for numbered in (False, True)]
     for calls in _CONVERSATIONS:
         if len(calls) > 1 and not format.calls.parallel:
             continue
-        ids = [probes.call_id(place) for place in range(len(calls))]
         for content, reasoning in ((None, None), (CONTENT, None), (CONTENT, REASONING)):
             text = renderings.turn(probes.assistant(calls, content, reasoning))
             if text is None:
                 raise NotFoundError(f"the chat template does not render {len(calls)} calls")
-            ways = [
-                (spell, numbered)
-                for spell, numbered in ways
-                if _explains(
-                    text, write_calls(format.calls, calls, spell, () if numbered else ids) + rest, format, turn
-                )
-            ]
+            ways = [way for way in ways if _explains(text, _written(format.calls, calls, way), rest, format, turn)]
             if not ways:
                 raise NotFoundError("the chat template writes calls in a form that is not known")
+    return ways[0][0] >= _PYTHON
 
 
-def _spellings(calls: Calls) -> Iterator[Spelling]:
+def _written(format: Calls, calls: Sequence[Named], way: tuple[int, bool]) -> str:
+    """Return calls in one of the spellings, with the probes' ids or with numbers as ids."""
+    ids = () if way[1] else [probes.call_id(place) for place in range(len(calls))]
+    return write_calls(format, calls, _spellings(format)[way[0]], ids)
+
+
+def _spellings(calls: Calls) -> tuple[Spelling, ...]:
+    """Return the spellings that are tried; those from `_PYTHON` on are not JSON."""
     plain = json_spelling(calls.arguments)
     if calls.style is CallStyle.PYTHONIC:
-        yield repr
-        yield lambda value: plain(value) if isinstance(value, dict) else repr(value)
-        yield lambda value: plain(value) if isinstance(value, dict) else _unescaped(value)
-        return
-    yield plain
-    yield json_spelling(calls.arguments, ascii_only=True)
-    yield lambda value: plain(value) if isinstance(value, dict | list) else str(value)
-    yield lambda value: plain(value) if isinstance(value, dict) else str(value)
-    yield str
+        return (
+            repr,
+            lambda value: plain(value) if isinstance(value, dict) else repr(value),
+            lambda value: plain(value) if isinstance(value, dict) else _unescaped(value),
+        )
+    return (
+        plain,
+        json_spelling(calls.arguments, ascii_only=True),
+        lambda value: plain(value) if isinstance(value, dict | list) else str(value),
+        lambda value: plain(value) if isinstance(value, dict) else str(value),
+        str,
+    )
 
 
 def _unescaped(value: Any) -> str:
     return f"'{value}'" if isinstance(value, str) else repr(value)
 
 
-def _explains(text: str, ending: str, format: OutputFormat, turn: Turn) -> bool:
-    """Return whether a turn ends so, and has only content and reasoning of the probes before."""
+def _explains(text: str, written: str, rest: str, format: OutputFormat, turn: Turn) -> bool:
+    """Return whether a turn ends with the calls, and has only content and reasoning of the probes before.
+
+    Some templates write an empty line for a call without arguments.
+    """
+    assert format.calls is not None
+    ending = written + rest
     if not text.endswith(ending):
-        return False
+        ending = (
+            written.replace(_EMPTY_CALL + format.calls.after_name, _EMPTY_CALL + format.calls.after_name + "\n") + rest
+        )
+        if not text.endswith(ending):
+            return False
     before = text[: len(text) - len(ending)].removeprefix(turn.header).rstrip()
     leads = {"", *(each.strip() for each in turn.empty)}
     before = before.removesuffix(format.content_close.rstrip())

@@ -15,6 +15,16 @@ NamedArguments = tuple[str, Mapping[str, Any]]
 """The name and arguments of a call."""
 
 
+def spelling(calls: Calls) -> Spelling:
+    """Return the spelling of a format: literals of Python for calls in Python, JSON with its separators for others."""
+    plain = json_spelling(calls.arguments)
+    if calls.style is CallStyle.PYTHONIC:
+        return repr
+    if calls.arguments.python_words:
+        return lambda value: str(value) if value is None or isinstance(value, bool) else plain(value)
+    return plain
+
+
 def json_spelling(arguments: Arguments, *, ascii_only: bool = False) -> Spelling:
     """Return the spelling of JSON with the separators of a format."""
     separators = (arguments.item_separator, arguments.key_separator)
@@ -49,11 +59,10 @@ def write_calls(
     Args:
         calls: the format.
         written: the calls.
-        spell: of values that are not bare strings; by default literals of Python for calls in Python, and JSON with the
-            format's separators for others.
+        spell: of values that are not bare strings; that of the format if it is absent.
         ids: of the calls; their numbers if they are absent.
     """
-    spell = spell or (repr if calls.style is CallStyle.PYTHONIC else json_spelling(calls.arguments))
+    spell = spell or spelling(calls)
     names = ids or [str(place) for place in range(len(written))]
     texts = [
         calls.open + _call(calls, name, arguments, spell, id_) + calls.close
