@@ -73,7 +73,6 @@ class Arguments(JsonRecord):
         string_mark, other_mark: stand between `key_close` and `value_open` and say whether the value is a string; empty
             if nothing says so.
         quote: around strings, for `ArgumentStyle.GEMMA`.
-        python_words: the template writes tagged arguments that are true, false or null as True, False or None.
         raw_open, raw_close: may surround the string of a tagged argument, as XML's CDATA.
         empty: in place of tagged arguments if there are none.
     """
@@ -90,7 +89,6 @@ class Arguments(JsonRecord):
     string_mark: str = ""
     other_mark: str = ""
     quote: str = '<|"|>'
-    python_words: bool = False
     raw_open: str = ""
     raw_close: str = ""
     empty: str = ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ferrum.core.json_record import JsonRecord
-from ferrum.core.output_format import ArgumentStyle, Calls, OutputFormat, Reasoning
+from ferrum.core.output_format import Calls, OutputFormat, Reasoning
 from ferrum.formats import probes
 from ferrum.formats.calls_found import find_calls
 from ferrum.formats.known_formats import known_by_template
@@ -84,12 +84,9 @@ def _found(renderings: Renderings, source: str) -> tuple[OutputFormat | None, st
         )
         calls = find_calls(renderings, turn)
         complete = replace(found, calls=calls.calls)
-        python = verify(renderings, complete, turn, calls.rest)
+        verify(renderings, complete, turn, calls.rest)
     except NotFoundError as error:
         return (found if found is not None and found.reasoning is not None else None), str(error)
-    if python and calls.calls.arguments.style is ArgumentStyle.TAGGED:
-        arguments = replace(calls.calls.arguments, python_words=True)
-        complete = replace(found, calls=replace(calls.calls, arguments=arguments))
     return complete, ""
 
 
@@ -105,7 +102,7 @@ def _completed(found: OutputFormat, known: OutputFormat, source: str) -> OutputF
         found,
         name=known.name,
         calls=calls,
-        reasoning=found.reasoning or _reasoning_in(known, source),
+        reasoning=_reasoning_of(found, known, source),
         content_close=found.content_close or known.content_close,
         content_aliases=tuple(sorted(aliases)),
         ignored=known.ignored,
@@ -116,6 +113,15 @@ def _instead(found: OutputFormat | None, known: OutputFormat, source: str) -> Ou
     """Return a hand-written format, for a template that does not show how calls are written."""
     shown = found.reasoning if found is not None else None
     return replace(known, reasoning=_reasoning_in(known, source) or shown)
+
+
+def _reasoning_of(found: OutputFormat, known: OutputFormat, source: str) -> Reasoning | None:
+    """Return the reasoning that was found; the hand-written one if none was, or if they differ by an ignored text."""
+    written = _reasoning_in(known, source)
+    if found.reasoning is None or written is None:
+        return found.reasoning or written
+    closes = {written.close + text for text in known.ignored}
+    return written if found.reasoning.close in closes else found.reasoning
 
 
 def _reasoning_in(known: OutputFormat, source: str) -> Reasoning | None:

@@ -69,6 +69,7 @@ def tagged(empty: str, full: str) -> tuple[str, Arguments, str]:
         key_close=key_to_value,
         value_close=value_close,
         between=between,
+        empty=empty[len(after_name) : len(empty) - len(close)],
         values=ValueStyle.JSON if quoted else ValueStyle.RAW,
     )
     return after_name, _split_keys(found), close

@@ -53,7 +53,7 @@ def find_calls(renderings: Renderings, turn: Turn) -> FoundCalls:
     found = frame(Gaps(_before(renderings, turn, one), gap, one.after[length:], turn.end))
     calls = replace(
         calls,
-        section_open=found.section_open,
+        section_open=_shared_space(renderings, turn, one) + found.section_open if found.section_open else "",
         open=found.open,
         close=found.close,
         between=found.between,
@@ -76,16 +76,33 @@ def _render(renderings: Renderings, calls: Sequence[Named], optional: bool = Fal
 
 def _before(renderings: Renderings, turn: Turn, one: _Rendered) -> str:
     """Return the text between the content, or the header if content is left out, and the first call."""
+    text = _after_content(renderings, turn)
+    return _after_header(turn, one) if text is None else text
+
+
+def _after_content(renderings: Renderings, turn: Turn) -> str | None:
+    """Return the text between content and a call; None if the template leaves content out."""
     both = renderings.turn(probes.assistant(_ONE, content=probes.CONTENT))
-    if both is not None and both.count(probes.CONTENT) == 1:
-        _, _, after = both.partition(probes.CONTENT)
-        after = after.removeprefix(turn.content_close)
-        if NAMES[0] in after:
-            return after[: sites(after, _ONE)[0].start]
+    if both is None or both.count(probes.CONTENT) != 1:
+        return None
+    _, _, after = both.partition(probes.CONTENT)
+    after = after.removeprefix(turn.content_close)
+    return after[: sites(after, _ONE)[0].start] if NAMES[0] in after else None
+
+
+def _after_header(turn: Turn, one: _Rendered) -> str:
+    """Return the text between the header and a call without content."""
     text = one.text[: one.sites[0].start]
     leads = (turn.header + empty for empty in turn.empty)
     lead = max((each for each in leads if text.startswith(each)), key=len, default=turn.header)
     return text[len(lead) :]
+
+
+def _shared_space(renderings: Renderings, turn: Turn, one: _Rendered) -> str:
+    """Return the white space before the first call, if it is the same with and without content."""
+    texts = (_after_header(turn, one), _after_content(renderings, turn) or "")
+    spaces = {text[: len(text) - len(text.lstrip())] for text in texts}
+    return spaces.pop() if len(spaces) == 1 else ""
 
 
 def _call(renderings: Renderings, one: _Rendered) -> tuple[Calls, int]:

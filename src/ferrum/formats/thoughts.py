@@ -100,10 +100,10 @@ def _thought(renderings: Renderings) -> tuple[str, str] | None:
 
 def _markers(header: str, thought: tuple[str, str], content_open: str, prompts: list[str]) -> Reasoning | None:
     before, after = thought
-    open_, close = before[len(header) :].lstrip(), after
+    open_, close = before[len(header) :], after
     if content_open and after.strip() != content_open:
         close = after.removesuffix(content_open)
-    if not open_:
+    if not open_.strip():
         last = tags(before)[-1] if tags(before) else None
         prefilled = next((each for each in prompts if each.startswith(before) and each != before), "")
         if last is not None and last.group() in {tag.group().replace("/", "", 1) for tag in tags(close)}:

@@ -24,10 +24,6 @@ _RICH: Final[Mapping[str, Any]] = {
     "array": ["e", 4],
     KEYS[1]: "42",
 }
-_PYTHON: Final = 2
-_EMPTY_CALL: Final = NAMES[2]
-"""The only name of a call without arguments."""
-
 _CONVERSATIONS: Final[tuple[tuple[Named, ...], ...]] = (
     ((NAMES[0], _RICH),),
     ((NAMES[0], {"whole": -7}),),
@@ -36,15 +32,8 @@ _CONVERSATIONS: Final[tuple[tuple[Named, ...], ...]] = (
 )
 
 
-def verify(renderings: Renderings, format: OutputFormat, turn: Turn, rest: str) -> bool:
-    """Compare what the template and the format write for several conversations.
-
-    Returns:
-        Whether true, false and null are written as in Python where JSON would be possible.
-
-    Raises:
-        NotFoundError: they differ.
-    """
+def verify(renderings: Renderings, format: OutputFormat, turn: Turn, rest: str) -> None:
+    """Compare what the template and the format write for several conversations. Raises NotFoundError."""
     assert format.calls is not None
     ways = [(place, numbered) for place in range(len(_spellings(format.calls))) for numbered in (False, True)]
     for calls in _CONVERSATIONS:
@@ -57,7 +46,6 @@ def verify(renderings: Renderings, format: OutputFormat, turn: Turn, rest: str) 
             ways = [way for way in ways if _explains(text, _written(format.calls, calls, way), rest, format, turn)]
             if not ways:
                 raise NotFoundError("the chat template writes calls in a form that is not known")
-    return ways[0][0] >= _PYTHON
 
 
 def _written(format: Calls, calls: Sequence[Named], way: tuple[int, bool]) -> str:
@@ -67,7 +55,7 @@ def _written(format: Calls, calls: Sequence[Named], way: tuple[int, bool]) -> st
 
 
 def _spellings(calls: Calls) -> tuple[Spelling, ...]:
-    """Return the spellings that are tried; those from `_PYTHON` on are not JSON."""
+    """Return the spellings that are tried."""
     plain = json_spelling(calls.arguments)
     if calls.style is CallStyle.PYTHONIC:
         return (
@@ -89,18 +77,10 @@ def _unescaped(value: Any) -> str:
 
 
 def _explains(text: str, written: str, rest: str, format: OutputFormat, turn: Turn) -> bool:
-    """Return whether a turn ends with the calls, and has only content and reasoning of the probes before.
-
-    Some templates write an empty line for a call without arguments.
-    """
-    assert format.calls is not None
+    """Return whether a turn ends with the calls, and has only content and reasoning of the probes before."""
     ending = written + rest
     if not text.endswith(ending):
-        ending = (
-            written.replace(_EMPTY_CALL + format.calls.after_name, _EMPTY_CALL + format.calls.after_name + "\n") + rest
-        )
-        if not text.endswith(ending):
-            return False
+        return False
     before = text[: len(text) - len(ending)].removeprefix(turn.header).rstrip()
     leads = {"", *(each.strip() for each in turn.empty)}
     before = before.removesuffix(format.content_close.rstrip())

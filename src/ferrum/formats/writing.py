@@ -17,12 +17,7 @@ NamedArguments = tuple[str, Mapping[str, Any]]
 
 def spelling(calls: Calls) -> Spelling:
     """Return the spelling of a format: literals of Python for calls in Python, JSON with its separators for others."""
-    plain = json_spelling(calls.arguments)
-    if calls.style is CallStyle.PYTHONIC:
-        return repr
-    if calls.arguments.python_words:
-        return lambda value: str(value) if value is None or isinstance(value, bool) else plain(value)
-    return plain
+    return repr if calls.style is CallStyle.PYTHONIC else json_spelling(calls.arguments)
 
 
 def json_spelling(arguments: Arguments, *, ascii_only: bool = False) -> Spelling:
@@ -93,7 +88,7 @@ def _arguments(format: Arguments, arguments: Mapping[str, Any], spell: Spelling)
         return spell(arguments)
     if format.style is ArgumentStyle.GEMMA:
         return _gemma(format, arguments)
-    return format.between.join(_tagged(format, key, value, spell) for key, value in arguments.items())
+    return format.between.join(_tagged(format, *each, spell) for each in arguments.items()) or format.empty
 
 
 def _tagged(format: Arguments, key: str, value: Any, spell: Spelling) -> str:
