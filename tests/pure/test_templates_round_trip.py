@@ -10,7 +10,7 @@ import pytest
 
 from ferrum.core.errors import FerrumError
 from ferrum.core.output_format import OutputFormat, Tool
-from ferrum.formats import probes
+from ferrum.formats import probe_messages as probes
 from ferrum.formats.cuts import shared_prefix
 from ferrum.formats.find import find_format, opens_thought
 from ferrum.formats.markers import format_texts

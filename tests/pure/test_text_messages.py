@@ -9,7 +9,7 @@ import pytest
 from chat_samples import LLAMA, TEMPLATES
 from ferrum.core.errors import RequestError, Unsupported
 from ferrum.text.chat_template import ChatTemplate
-from ferrum.text.messages import for_template, joined
+from ferrum.text.template_messages import for_template, joined
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}

@@ -17,7 +17,7 @@ from typing import Annotated, Final
 
 import typer
 
-from ferrum.cli import bench, chat, doctor, formats, models, plan, quantize, replay, run, selfcheck, serve
+from ferrum.cli import bench, chat, doctor, models, output_formats, plan, quantize, replay, run, selfcheck, serve
 from ferrum.cli.error_lines import explain
 from ferrum.cli.exit_codes import INTERRUPTED
 from ferrum.core.version import installed_version
@@ -38,7 +38,7 @@ app.command("list", rich_help_panel=MANAGE)(models.list_models)
 app.command("pull", rich_help_panel=MANAGE)(models.pull)
 app.command("quantize", rich_help_panel=MANAGE)(quantize.quantize)
 app.command("plan", rich_help_panel=MANAGE)(plan.plan)
-app.command("formats", rich_help_panel=MANAGE)(formats.formats)
+app.command("formats", rich_help_panel=MANAGE)(output_formats.formats)
 app.add_typer(bench.app, name="bench", rich_help_panel=DIAGNOSE)
 app.command("replay", rich_help_panel=DIAGNOSE)(replay.replay)
 app.command("doctor", rich_help_panel=DIAGNOSE)(doctor.doctor)

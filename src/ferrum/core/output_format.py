@@ -163,7 +163,7 @@ class OutputFormat(JsonRecord):
 
 
 class ToolKind(StrEnum):
-    """What a tool takes: arguments by a JSON Schema, or a text of its own form (OpenAI's custom tools)."""
+    """What a tool takes: arguments by a JSON Schema, or a text in another form (OpenAI's custom tools)."""
 
     FUNCTION = "function"
     CUSTOM = "custom"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.output_format import Calls, OutputFormat, Reasoning
-from ferrum.formats import probes
+from ferrum.formats import probe_messages as probes
 from ferrum.formats.calls_found import find_calls
 from ferrum.formats.known_formats import known_by_template
 from ferrum.formats.renderings import NotFoundError, Renderings

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ferrum.core.output_format import Calls, CallStyle
-from ferrum.formats import probes
+from ferrum.formats import probe_messages as probes
 from ferrum.formats.call_arguments import json_arguments, marked, tagged
 from ferrum.formats.call_frames import Gaps, frame
 from ferrum.formats.call_sites import Site, key_of, sites
-from ferrum.formats.probes import KEYS, NAMES, NUMBER, TEXTS, Named
+from ferrum.formats.probe_messages import KEYS, NAMES, NUMBER, TEXTS, Named
 from ferrum.formats.renderings import NotFoundError, Renderings
 from ferrum.formats.thoughts import Turn
 

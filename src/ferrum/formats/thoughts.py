@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ferrum.core.output_format import Reasoning
-from ferrum.formats import probes
+from ferrum.formats import probe_messages as probes
 from ferrum.formats.cuts import shared_prefix, tags
 from ferrum.formats.renderings import NotFoundError, Renderings
 

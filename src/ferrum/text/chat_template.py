@@ -1,7 +1,7 @@
 """Chat templates: render a conversation as the text that the model continues.
 
 Finds the form of message that a template reads, loads checkpoint templates and compiles them for the sandbox.
-`messages` converts those of clients; `untrusted_template` runs templates from requests.
+`template_messages` converts those of clients; `untrusted_template` runs templates from requests.
 """
 
 from __future__ import annotations
@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ferrum.core.errors import CheckpointError, FerrumError, RequestError
 from ferrum.text import template_probes as probes
-from ferrum.text.messages import REASONING, Message, conversation, for_template, has_calls, json_objects, plain_json
 from ferrum.text.model_files import ModelFiles
+from ferrum.text.template_messages import (
+    REASONING,
+    Message,
+    conversation,
+    for_template,
+    has_calls,
+    json_objects,
+    plain_json,
+)
 from ferrum.text.tokenizer_config import read_tokenizer_config
 from ferrum.text.tool_calls import with_argument_text
 

@@ -44,7 +44,7 @@ from ferrum.server.openai.replies import (
     TopLogprob,
 )
 from ferrum.server.openai.tool_fields import chat_options
-from ferrum.text.messages import for_template, joined
+from ferrum.text.template_messages import for_template, joined
 from ferrum.text.tokenizer import Tokenizer
 
 
