@@ -25,7 +25,7 @@ _REASONING: Final = ("reasoning_content", "reasoning", "thinking")
 _KEYS: Final = {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"}
 _GROUP: Final = re.compile(r"\(\?P<(\w+)>(?:\\.|\[(?:\\.|[^\]])*\]|[^()\\])*\)")
 _SPACE: Final = re.compile(r"\\s[*+]\??|\(\?:\\s[*+]\)\??")
-_PLACEHOLDER: Final = re.compile(r"\{content\.(\w+)\}")
+_PLACEHOLDER: Final = re.compile(r"\{(content\.)?(\w+)\}")
 
 Field = Mapping[str, Any]
 
@@ -124,7 +124,7 @@ def _calls(field: Field) -> Calls:
         )
     if parser != "json" or len(opened) != 1 or arguments:
         raise _refused(f"has tool_calls in a form that is not known ({parser})")
-    name_key, arguments_key = _keys(field.get("transform"))
+    name_key, arguments_key = _keys(field)
     if field.get("transform_each"):
         return Calls(
             section_open=opened[0] + "[",
@@ -142,15 +142,17 @@ def _calls(field: Field) -> Calls:
     )
 
 
-def _keys(transform: Any) -> tuple[str, str]:
-    """Return the keys of name and arguments in the object of a call."""
+def _keys(field: Field) -> tuple[str, str]:
+    """Return the keys of name and arguments in the object of a call; of several objects, each is transformed."""
+    transform, each = field.get("transform"), bool(field.get("transform_each"))
     function = transform.get("function") if isinstance(transform, dict) else None
-    if function in (None, "{content}"):
+    if function == "{content}" and not each:
         return "name", "arguments"
     if isinstance(function, dict):
         found = [_PLACEHOLDER.fullmatch(str(function.get(key))) for key in ("name", "arguments")]
-        if found[0] is not None and found[1] is not None:
-            return found[0][1], found[1][1]
+        keys = [place[2] for place in found if place is not None and bool(place[1]) is not each]
+        if len(keys) == 2:
+            return keys[0], keys[1]
     raise _refused("has tool_calls with a transform that is not known")
 
 
