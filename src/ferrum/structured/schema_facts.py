@@ -1,0 +1,156 @@
+"""Proofs that no finite value satisfies some schemas together: they exclude each other, or recur without an end.
+
+"Empty" is proven, its opposite is not. Schemas here are those that `json_schema` has written: references lead to
+`$defs`, and `oneOf` is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ferrum.structured.schema_values import same
+
+Schema = dict[str, Any] | bool
+
+TYPES: Final = ("null", "boolean", "number", "string", "array", "object")
+_MOST_STEPS: Final = 30_000
+_MOST_DEPTH: Final = 100
+
+
+def type_of(value: Any) -> str:
+    """Return the JSON type of a value; integers are numbers."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "boolean"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object" if isinstance(value, Mapping) else "number"
+
+
+def types_of(schema: Mapping[str, Any]) -> set[str]:
+    """Return the types that a schema's own keywords allow; integers are numbers."""
+    named = schema.get("type", list(TYPES))
+    types = {"number" if each == "integer" else each for each in ([named] if isinstance(named, str) else named)}
+    for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
+        if values is not None:
+            types &= set(map(type_of, values))
+    return types
+
+
+class Facts:
+    """Proofs about schemas with these definitions. The work of all together is bounded.
+
+    Args:
+        definitions: by reference.
+    """
+
+    def __init__(self, definitions: Mapping[str, Schema]) -> None:
+        self._definitions = definitions
+        self._steps = 0
+        self._open: set[frozenset[int]] = set()
+
+    def empty(self, schemas: Sequence[Schema]) -> bool:
+        """Whether it is proven that no finite value satisfies all the schemas."""
+        parts: dict[int, dict[str, Any]] = {}
+        if not all(self._flatten(each, parts) for each in schemas):
+            return True
+        self._steps += 1
+        key = frozenset(parts)
+        if key in self._open:  # a value would have to contain a smaller one without end
+            return True
+        if self._steps > _MOST_STEPS or len(self._open) > _MOST_DEPTH:
+            return False
+        self._open.add(key)
+        try:
+            return self._no_type(list(parts.values())) or self._no_option(list(parts.values()))
+        finally:
+            self._open.remove(key)
+
+    def _flatten(self, schema: Schema, parts: dict[int, dict[str, Any]]) -> bool:
+        """Collect a schema and those it requires at the same value, by identity; return False if one is false."""
+        if isinstance(schema, bool):
+            return schema
+        if id(schema) in parts:
+            return True
+        parts[id(schema)] = schema
+        required = list(schema.get("allOf", ()))
+        if "$ref" in schema:
+            required.append(self._definitions[schema["$ref"]])
+        return all(self._flatten(each, parts) for each in required)
+
+    def _no_option(self, parts: list[dict[str, Any]]) -> bool:
+        """Whether some `anyOf` has only options that are empty together with the rest."""
+        for part in parts:
+            if "anyOf" in part:
+                rest = {name: value for name, value in part.items() if name != "anyOf"}
+                others = [rest if each is part else each for each in parts]
+                if all(self.empty([*others, option]) for option in part["anyOf"]):
+                    return True
+        return False
+
+    def _no_type(self, parts: list[dict[str, Any]]) -> bool:
+        types = set(TYPES).intersection(*map(types_of, parts))
+        return all(self._excluded(each, parts) for each in types)
+
+    def _excluded(self, kind: str, parts: list[dict[str, Any]]) -> bool:
+        """Whether no value of a type satisfies all the parts."""
+        if no_value(kind, parts):
+            return True
+        if kind == "number":
+            return _no_number(parts)
+        if kind == "string":
+            return _crossed(parts, "minLength", "maxLength")
+        if kind == "array":
+            least = max((part.get("minItems", 0) for part in parts), default=0)
+            places = range(min(least, 1 + max((len(part.get("prefixItems", ())) for part in parts), default=0)))
+            return _crossed(parts, "minItems", "maxItems") or any(self.empty(_items(parts, each)) for each in places)
+        if kind == "object":
+            names = {name for part in parts for name in part.get("required", ())}
+            if _crossed([*parts, {"minProperties": len(names)}], "minProperties", "maxProperties"):
+                return True
+            return any(self.empty(_values(parts, name)) for name in sorted(names))
+        return False
+
+
+def no_value(kind: str, parts: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether constants of the parts leave no value of a type."""
+    listed = [[part["const"]] for part in parts if "const" in part] + [part["enum"] for part in parts if "enum" in part]
+    if not listed:
+        return False
+    values = [value for value in listed[0] if type_of(value) == kind]
+    return not any(all(any(same(value, other) for other in each) for each in listed[1:]) for value in values)
+
+
+def _crossed(parts: Sequence[Mapping[str, Any]], low: str, high: str) -> bool:
+    """Whether the greatest lower bound is above the least upper bound."""
+    lows = [part[low] for part in parts if low in part]
+    highs = [part[high] for part in parts if high in part]
+    return bool(lows and highs and max(lows) > min(highs))
+
+
+def _no_number(parts: Sequence[Mapping[str, Any]]) -> bool:
+    for low, high in (("minimum", "exclusiveMaximum"), ("exclusiveMinimum", "maximum")):
+        lows = [part[low] for part in parts if low in part]
+        highs = [part[high] for part in parts if high in part]
+        if lows and highs and max(lows) >= min(highs):
+            return True
+    return _crossed(parts, "minimum", "maximum") or _crossed(parts, "exclusiveMinimum", "exclusiveMaximum")
+
+
+def _items(parts: Sequence[Mapping[str, Any]], place: int) -> list[Schema]:
+    found: list[Schema] = []
+    for part in parts:
+        prefix = part.get("prefixItems", ())
+        found.append(prefix[place] if place < len(prefix) else part.get("items", True))
+    return found
+
+
+def _values(parts: Sequence[Mapping[str, Any]], name: str) -> list[Schema]:
+    """Return the schemas of a property, as far as they do not depend on patterns."""
+    found: list[Schema] = []
+    for part in parts:
+        if name in part.get("properties", {}):
+            found.append(part["properties"][name])
+        elif "patternProperties" not in part:
+            found.append(part.get("additionalProperties", True))
+    return found

@@ -1,0 +1,186 @@
+"""From a constraint to a grammar in llguidance's form, and the check that the library compiles it.
+
+White space in JSON: by default one space, or one line break and up to 40 spaces or 10 tabs of indentation, wherever
+JSON allows it. So compact, spaced and indented JSON are all allowed, as models write them, but a model cannot write
+white space without end; none is allowed before the first and after the last character. vLLM's and llguidance's default
+is unlimited, llama.cpp's is limited as here. Strings are written without `\\u` escapes: an escaped name of a property
+would be another text for the same name. Properties keep the order of the schema.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ferrum.core.errors import InvalidGrammar, InvalidSchema, RequestError
+from ferrum.core.structured_outputs import StructuredOutputs
+from ferrum.structured.json_schema import checked_schema, walked
+from ferrum.structured.lark_text import checked_lark, literal
+from ferrum.structured.structural_tags import tag_grammars
+
+WHITE_SPACE: Final = r"\x20|\r?\n(?:\x20{0,40}|\t{0,10})"
+"""The white space between tokens of JSON, at most once in each place."""
+
+_ESCAPES: Final = 'nrbtf\\"'
+_MOST_LOCATED: Final = 200
+_MOST_MESSAGE: Final = 200
+_BLANK: Final = re.compile(r"(?:\\x20|\\[snrt]|[ \n\r\t\[\]()|?*+]|\?:|\{\d*,?\d*\})+")
+_LIBRARY_PLACE: Final = re.compile(r"^at \d+\(\d+\): |^\d+\(\d+\): ")
+
+
+def library() -> Any:
+    """Return llguidance. Raises RequestError if it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        raise RequestError("needs llguidance (pip install 'ferrum-llm[structured]')") from None
+    return llguidance
+
+
+def with_options(schema: Mapping[str, Any], *, white_space: str | None = WHITE_SPACE) -> dict[str, Any]:
+    """Return a checked schema with the options of JSON for llguidance; `white_space` None: compact."""
+    spaces = {"whitespace_flexible": False} if white_space is None else {"whitespace_pattern": white_space}
+    return {"x-guidance": {**spaces, "json_allowed_escapes": _ESCAPES}, **schema}
+
+
+def schema_source(schema: Mapping[str, Any], *, white_space: str | None = WHITE_SPACE) -> str:
+    """Return the grammar of a schema that `checked_schema` returned."""
+    return _joined([{"json_schema": with_options(schema, white_space=white_space)}])
+
+
+def grammar_source(outputs: StructuredOutputs) -> str:
+    """Return the grammar of a constraint, in llguidance's JSON of grammars.
+
+    Raises:
+        InvalidSchema, InvalidGrammar: the constraint is wrong or cannot be enforced; `param` is its field.
+        RequestError: llguidance is needed and not installed.
+    """
+    kind = outputs.given[0]
+    if kind in ("json", "json_object"):
+        schema = json.loads(outputs.json) if outputs.json is not None else {"type": "object"}
+        checked = checked_schema(schema, kind, closed=outputs.disable_additional_properties)
+        return schema_source(checked, white_space=_white_space(outputs))
+    try:
+        return _joined(_grammars(outputs))
+    except RequestError as error:
+        raise error.about(kind) from None
+
+
+def _grammars(outputs: StructuredOutputs) -> list[dict[str, Any]]:
+    if outputs.choice is not None:
+        return [{"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(map(literal, outputs.choice))}"}]
+    if outputs.regex is not None:
+        return [{"lark_grammar": f"start: {regex_literal(outputs.regex)}"}]
+    if outputs.grammar is not None:
+        return [{"lark_grammar": checked_lark(as_lark(outputs.grammar), nested_json)}]
+    assert outputs.structural_tag is not None
+    return tag_grammars(json.loads(outputs.structural_tag), nested_json, regex_literal, as_lark)
+
+
+def _joined(grammars: list[dict[str, Any]]) -> str:
+    return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
+
+
+def _white_space(outputs: StructuredOutputs) -> str | None:
+    """Return the pattern of white space; a client's own must match nothing else."""
+    if outputs.disable_any_whitespace:
+        return None
+    pattern = outputs.whitespace_pattern
+    if pattern is None:
+        return WHITE_SPACE
+    if not _BLANK.fullmatch(pattern):
+        raise InvalidGrammar(
+            r"may contain spaces, \s, \n, \r, \t, \x20 and repetitions only", param="whitespace_pattern"
+        )
+    pattern = pattern.replace(r"\s", r"[\x20\n\r\t]")
+    if fault := _fault(_joined([{"lark_grammar": f"start: {regex_literal(pattern)}"}])):
+        raise InvalidGrammar(_short(fault), param="whitespace_pattern")
+    return pattern
+
+
+def nested_json(schema: Any) -> str:
+    """Return a schema within Lark, after `%json`. Raises InvalidSchema."""
+    checked = checked_schema(schema, "")
+    return json.dumps(with_options(checked), ensure_ascii=False, separators=(",", ":"))
+
+
+def regex_literal(regex: str) -> str:
+    """Return a regular expression as a literal of Lark."""
+    escaped, within = [], False
+    for char in regex:
+        escaped.append("\\/" if char == "/" and not within else "\\n" if char == "\n" else char)
+        within = char == "\\" and not within
+    return f"/{''.join(escaped)}/"
+
+
+def as_lark(grammar: str) -> str:
+    """Return a grammar in Lark, converted from GBNF if it is that. Raises InvalidGrammar."""
+    library()
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        text: str = any_to_lark(grammar)
+    except Exception as error:  # noqa: BLE001 - the converter raises many types for wrong grammars
+        raise InvalidGrammar(f"is neither Lark nor GBNF: {_short(str(error))}") from None
+    return text
+
+
+def check_source(source: str) -> None:
+    """Compile a grammar within the library's limits.
+
+    Raises:
+        InvalidGrammar: it does not compile or is too large.
+        RequestError: llguidance is not installed.
+    """
+    message = _fault(source)
+    if message:
+        raise InvalidGrammar(_short(message))
+
+
+def _fault(source: str) -> str:
+    """Return the library's message about a grammar, or an empty one."""
+    guidance = library()
+    limits = guidance.LLParserLimits(verbose_errors=False)
+    message: str = guidance.LLMatcher.validate_grammar(source, None, limits=limits)
+    return "" if message.startswith("WARNING") else message
+
+
+def _short(message: str) -> str:
+    """Return the reason in a library's message, within a limit and without the library's place and excerpt."""
+    lines = message.strip().splitlines() or [""]
+    reason = next((each.strip() for each in lines[1:] if each.startswith("error: ")), "")
+    line = f"{_LIBRARY_PLACE.sub('', lines[0])} {reason}".strip()
+    return line if len(line) <= _MOST_MESSAGE else line[: _MOST_MESSAGE - 3] + "..."
+
+
+def checked_source(outputs: StructuredOutputs) -> str:
+    """Return the grammar of a constraint after it was compiled once. Raises as `grammar_source` and `check_source`."""
+    source, kind = grammar_source(outputs), outputs.given[0]
+    try:
+        check_source(source)
+    except InvalidGrammar as error:
+        if outputs.json is not None:
+            pointer = _pointer_of_fault(json.loads(outputs.json), closed=outputs.disable_additional_properties)
+            raise InvalidSchema(f"{pointer}: {error.message}", param=kind) from None
+        raise error.about(kind) from None
+    except RequestError as error:
+        raise error.about(kind) from None
+    return source
+
+
+def _pointer_of_fault(schema: Any, *, closed: bool) -> str:
+    """Return the pointer of the innermost schema that the library refuses for the same reason as the whole."""
+    whole, walk = walked(schema, closed=closed)
+    definitions = {"$defs": whole.get("$defs", {})}
+    found, message = "#", _short(_fault(schema_source(whole)))
+    tried = 0
+    for place, part in walk.sources[1:]:  # an outer schema precedes those within it
+        if isinstance(part, bool) or not place.pointer.startswith(found) or tried == _MOST_LOCATED:
+            continue
+        tried += 1
+        fault = _short(_fault(schema_source({**part, **definitions})))
+        if fault == message or (fault.startswith("Unsat") and f"'{place.path[-1]}'" in message):
+            found, message = place.pointer, fault
+    return found
