@@ -11,17 +11,18 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Final, TypeAlias
 
 from ferrum.core.errors import ContextOverflow, InvalidToken, RequestError, Unsupported
-from ferrum.core.guidance import Guidance
+from ferrum.core.guidance import Grammar, Guidance
 from ferrum.core.output_format import Reading
 from ferrum.core.params import SamplingParams
 from ferrum.core.span_checks import check_ids
 from ferrum.core.types import Pooling, Request
 from ferrum.core.values import integer, listed, shown, whole
+from ferrum.structured.source_cache import SourceCache
 from ferrum.text.tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int]
@@ -34,6 +35,8 @@ class FieldNames:
 
     prompt: str = "prompt"
     max_tokens: str = "max_tokens"
+    structured_outputs: str | None = None
+    """None: `structured_outputs.` and the constraint's own field."""
 
 
 API_NAMES: Final = FieldNames()
@@ -55,7 +58,7 @@ class RequestOptions:
         prediction: expected output (OpenAI's `prediction`); it changes the speed, never the output.
         context: limit of prompt and output tokens together; default: the model's.
         required_output: output tokens that must fit after the prompt; default: 1, or 0 if `max_tokens` is 0.
-        guidance: limits on the generated tokens.
+        guidance: limits on the generated tokens; the grammar of `params.structured_outputs` is added.
         reading: how reasoning and tool calls are separated from content.
         names: of the fields in errors.
     """
@@ -108,6 +111,7 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._clock = clock
         self._prioritised = prioritised
+        self._sources = SourceCache()
 
     def process(self, prompt: Prompt, params: SamplingParams, options: RequestOptions = DEFAULT_OPTIONS) -> Request:
         """Return a request that the engine accepts.
@@ -146,7 +150,7 @@ class InputProcessor:
             trace_id=name if options.trace_id is None else _string("trace_id", options.trace_id),
             pooling=options.pooling,
             prediction=() if options.prediction is None else self._predicted(options.prediction),
-            guidance=options.guidance,
+            guidance=self._guidance(params, options),
             reading=options.reading,
         )
 
@@ -159,7 +163,20 @@ class InputProcessor:
             raise RequestError("requires max_tokens = 0 and n = 1", param="pooling")
         if self._tokenizer is None:
             _check_no_text(params)
+        if params.structured_outputs is not None:
+            _check_structured(params, options)
         params.check_vocabulary(self._vocab_size)
+
+    def _guidance(self, params: SamplingParams, options: RequestOptions) -> Guidance | None:
+        """Return the limits on the tokens, with the grammar of a structured output."""
+        if params.structured_outputs is None:
+            return options.guidance
+        name = options.names.structured_outputs
+        try:
+            grammar = Grammar(source=self._sources.source(params.structured_outputs))
+        except RequestError as error:
+            raise error.about(f"structured_outputs.{error.param}" if name is None else name) from None
+        return replace(options.guidance or Guidance(), grammar=grammar)
 
     def _predicted(self, prediction: Prompt) -> tuple[int, ...]:
         tokens = self._encoded(prediction, add_special_tokens=False, param="prediction")
@@ -265,10 +282,26 @@ def _check_no_text(params: SamplingParams) -> None:
         "bad_words": bool(params.bad_words),
         "include_stop_str_in_output": params.include_stop_str_in_output,
         "skip_special_tokens": not params.skip_special_tokens,
+        "structured_outputs": params.structured_outputs is not None,
     }
     for name, is_given in given.items():
         if is_given:
             raise RequestError("the model has no tokenizer and serves token ids only", param=name)
+
+
+def _check_structured(params: SamplingParams, options: RequestOptions) -> None:
+    """Refuse what contradicts a structured output, which ends with the model's end token and only there."""
+    name = options.names.structured_outputs or "structured_outputs"
+    if options.pooling is not None:
+        raise RequestError("cannot be combined with pooling", param=name)
+    if options.guidance is not None and options.guidance.grammar is not None:
+        raise RequestError("cannot be combined with a grammar of tool calls", param=name)
+    if params.max_tokens == 0:
+        raise RequestError(f"must be at least 1 with {name}", param=options.names.max_tokens)
+    if params.min_tokens:
+        raise RequestError(f"must be 0 with {name}, which decides where the output may end", param="min_tokens")
+    if params.ignore_eos:
+        raise RequestError(f"must be false with {name}, which ends with an end token", param="ignore_eos")
 
 
 def token_ids(prompt: Any) -> tuple[int, ...]:

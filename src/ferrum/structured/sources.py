@@ -150,6 +150,8 @@ def _fault(source: str) -> str:
 def _short(message: str) -> str:
     """Return the reason in a library's message, within a limit and without the library's place and excerpt."""
     lines = message.strip().splitlines() or [""]
+    if "Regex is empty" in lines[0]:
+        return "Unsatisfiable schema: no string matches"
     reason = next((each.strip() for each in lines[1:] if each.startswith("error: ")), "")
     line = f"{_LIBRARY_PLACE.sub('', lines[0])} {reason}".strip()
     return line if len(line) <= _MOST_MESSAGE else line[: _MOST_MESSAGE - 3] + "..."
@@ -161,26 +163,26 @@ def checked_source(outputs: StructuredOutputs) -> str:
     try:
         check_source(source)
     except InvalidGrammar as error:
-        if outputs.json is not None:
-            pointer = _pointer_of_fault(json.loads(outputs.json), closed=outputs.disable_additional_properties)
-            raise InvalidSchema(f"{pointer}: {error.message}", param=kind) from None
-        raise error.about(kind) from None
+        if outputs.json is None:
+            raise error.about(kind) from None
+        pointer, reason = _located(json.loads(outputs.json), closed=outputs.disable_additional_properties)
+        raise InvalidSchema(f"{pointer}: {reason}", param=kind) from None
     except RequestError as error:
         raise error.about(kind) from None
     return source
 
 
-def _pointer_of_fault(schema: Any, *, closed: bool) -> str:
-    """Return the pointer of the innermost schema that the library refuses for the same reason as the whole."""
+def _located(schema: Any, *, closed: bool) -> tuple[str, str]:
+    """Return the pointer of the innermost schema that the library refuses as it does the whole, and the reason."""
     whole, walk = walked(schema, closed=closed)
     definitions = {"$defs": whole.get("$defs", {})}
-    found, message = "#", _short(_fault(schema_source(whole)))
+    found, message = walk.sources[0][0], _short(_fault(schema_source(whole)))
     tried = 0
     for place, part in walk.sources[1:]:  # an outer schema precedes those within it
-        if isinstance(part, bool) or not place.pointer.startswith(found) or tried == _MOST_LOCATED:
+        if isinstance(part, bool) or place.path[: len(found.path)] != found.path or tried == _MOST_LOCATED:
             continue
         tried += 1
         fault = _short(_fault(schema_source({**part, **definitions})))
         if fault == message or (fault.startswith("Unsat") and f"'{place.path[-1]}'" in message):
-            found, message = place.pointer, fault
-    return found
+            found, message = place, fault
+    return found.pointer, message
