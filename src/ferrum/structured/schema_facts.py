@@ -12,9 +12,11 @@ from typing import Any, Final
 from ferrum.structured.schema_values import same
 
 Schema = dict[str, Any] | bool
+Parts = dict[int, dict[str, Any]]
+"""Schemas that hold at the same value, by identity."""
 
 TYPES: Final = ("null", "boolean", "number", "string", "array", "object")
-_MOST_STEPS: Final = 30_000
+_MOST_STEPS: Final = 10_000
 _MOST_DEPTH: Final = 100
 
 
@@ -51,42 +53,51 @@ class Facts:
 
     def empty(self, schemas: Sequence[Schema]) -> bool:
         """Whether it is proven that no finite value satisfies all the schemas."""
-        parts: dict[int, dict[str, Any]] = {}
-        if not all(self._flatten(each, parts) for each in schemas):
+        parts: Parts = {}
+        if not all(self._flatten(each, parts, ()) for each in schemas):
             return True
-        self._steps += 1
         key = frozenset(parts)
         if key in self._open:  # a value would have to contain a smaller one without end
             return True
-        if self._steps > _MOST_STEPS or len(self._open) > _MOST_DEPTH:
+        if len(self._open) > _MOST_DEPTH:
             return False
         self._open.add(key)
         try:
-            return self._no_type(list(parts.values())) or self._no_option(list(parts.values()))
+            return self._search(parts, [part["anyOf"] for part in parts.values() if "anyOf" in part])
         finally:
             self._open.remove(key)
 
-    def _flatten(self, schema: Schema, parts: dict[int, dict[str, Any]]) -> bool:
-        """Collect a schema and those it requires at the same value, by identity; return False if one is false."""
+    def _flatten(self, schema: Schema, parts: Parts, around: tuple[int, ...]) -> bool:
+        """Collect a schema and those it requires at the same value; return False if one is false or requires itself."""
         if isinstance(schema, bool):
             return schema
+        if id(schema) in around:
+            return False
         if id(schema) in parts:
             return True
         parts[id(schema)] = schema
         required = list(schema.get("allOf", ()))
         if "$ref" in schema:
             required.append(self._definitions[schema["$ref"]])
-        return all(self._flatten(each, parts) for each in required)
+        return all(self._flatten(each, parts, (*around, id(schema))) for each in required)
 
-    def _no_option(self, parts: list[dict[str, Any]]) -> bool:
-        """Whether some `anyOf` has only options that are empty together with the rest."""
-        for part in parts:
-            if "anyOf" in part:
-                rest = {name: value for name, value in part.items() if name != "anyOf"}
-                others = [rest if each is part else each for each in parts]
-                if all(self.empty([*others, option]) for option in part["anyOf"]):
-                    return True
-        return False
+    def _search(self, parts: Parts, groups: list[list[Schema]]) -> bool:
+        """Whether the parts are empty together with each choice of options, one from every group."""
+        self._steps += 1
+        if self._steps > _MOST_STEPS:
+            return False
+        if self._no_type(list(parts.values())):
+            return True
+        if not groups:
+            return False
+        return all(self._no_option(option, parts, groups[1:]) for option in groups[0])
+
+    def _no_option(self, option: Schema, parts: Parts, groups: list[list[Schema]]) -> bool:
+        more = dict(parts)
+        if not self._flatten(option, more, ()):
+            return True
+        added = [part["anyOf"] for name, part in more.items() if name not in parts and "anyOf" in part]
+        return self._search(more, groups + added)
 
     def _no_type(self, parts: list[dict[str, Any]]) -> bool:
         types = set(TYPES).intersection(*map(types_of, parts))
