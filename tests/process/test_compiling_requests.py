@@ -2,68 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from queue import SimpleQueue
-from typing import overload
 
 import pytest
 
 from engine_fakes import FakeRecipe, ServedFake, expected, greedy, input_processor
 from ferrum.core.errors import FerrumError, RequestError
 from ferrum.core.guidance import Grammar, Guidance
-from ferrum.core.step import PendingMasks
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.engine import Engine
 from ferrum.engine.input_processor import RequestOptions
 from ferrum.engine.messages import Abort, Message, Shutdown
-from ferrum.scheduler.guides import UNLIMITED, Guides, StartGuide
+from ferrum.scheduler.guides import Guides, StartGuide
+from guides_kit import OpenGuide
 
 LIMITED = Guidance(grammar=Grammar(source="any"))
 Done = Callable[[StartGuide | FerrumError], None]
-
-
-class AllAllowed(PendingMasks):
-    """Masks that allow everything."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, place: int) -> bytes | None: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[bytes | None]: ...
-
-    def __getitem__(self, place: int | slice) -> bytes | Sequence[bytes | None] | None:
-        return None if isinstance(place, int) else AllAllowed(len(range(self._count)[place]))
-
-
-class Counted:
-    """A guide without limits that never rests."""
-
-    resting = False
-    watched = frozenset[int]()
-    rests_until = UNLIMITED
-
-    def __init__(self, open_guides: list[Counted]) -> None:
-        self.taken = 0
-        self._open = open_guides
-        open_guides.append(self)
-
-    def advance(self, tokens: tuple[int, ...]) -> None:
-        self.taken += len(tokens)
-
-    def masks(self, drafts: tuple[int, ...]) -> PendingMasks:
-        return AllAllowed(1 + len(drafts))
-
-    def forced(self, limit: int) -> tuple[int, ...]:
-        return ()
-
-    def close(self) -> None:
-        self._open.remove(self)
 
 
 class Compiler(Guides):
@@ -71,14 +26,23 @@ class Compiler(Guides):
 
     def __init__(self) -> None:
         self.waiting: list[Done] = []
-        self.open: list[Counted] = []
+        self.started: list[OpenGuide] = []
+
+    @property
+    def open(self) -> bool:
+        """Whether a guide has not been closed."""
+        return not all(each.closed for each in self.started)
+
+    def start(self) -> OpenGuide:
+        self.started.append(OpenGuide())
+        return self.started[-1]
 
     def compile(self, guidance: Guidance, ends: tuple[int, ...], done: Done) -> None:
         self.waiting.append(done)
 
     def finish(self, error: FerrumError | None = None) -> None:
         """Report the oldest one as compiled, or as failed."""
-        self.waiting.pop(0)((lambda: Counted(self.open)) if error is None else error)
+        self.waiting.pop(0)(self.start if error is None else error)
 
     def close(self) -> None:
         pass

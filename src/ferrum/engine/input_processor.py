@@ -163,6 +163,8 @@ class InputProcessor:
             raise RequestError("requires max_tokens = 0 and n = 1", param="pooling")
         if self._tokenizer is None:
             _check_no_text(params)
+            if options.guidance is not None:
+                raise RequestError("the model has no tokenizer, so its output cannot be limited", param="guidance")
         if params.structured_outputs is not None:
             _check_structured(params, options)
         params.check_vocabulary(self._vocab_size)
