@@ -24,6 +24,11 @@ def thinking(text: str | None = None, *, opened: bool = True) -> Thought:
     return Thought(open=letter("<"), close=close, opened=opened)
 
 
+def opened_by(text: str) -> Thought:
+    """Return a thought without a budget that a text opens."""
+    return Thought(open=Marker(text=text), close=letter(">"))
+
+
 CASES = {
     "grammar": (limits(), "ab\n", ["a", "b", END, END]),
     "grammar that may go on": (limits("start: /a+/"), "aa", ["a", "a" + END, "a" + END]),
@@ -35,6 +40,8 @@ CASES = {
     "thought closed by text": (limits(thought=thinking("]]")), "]x]]", ["any", "any", "any", "any", "a"]),
     "thought that may open": (limits(thought=thinking(opened=False)), "<x>", ["<a", "any", "any", "a"]),
     "thought that does not open": (limits(thought=thinking(opened=False)), "ab", ["<a", "b", END]),
+    "thought that two tokens open": (limits(thought=opened_by("<-")), "<-x>", ["<a", "-", "any", "any", "a"]),
+    "grammar that begins like a thought": (limits('start: "<b"', thought=opened_by("<-")), "<b", ["<", "-b", END]),
     "trigger within a thought": (limits(AB, letter("="), thought=BUDGET), "=a", ["any", "a", "b"]),
     "budget": (Guidance(thought=BUDGET), "xy!>z", ["any", "any", "!", ">", "any", "any"]),
     "budget, then grammar": (limits(thought=BUDGET), "xy!>a", ["any", "any", "!", ">", "a", "b"]),

@@ -29,7 +29,7 @@ class Thought(JsonRecord):
 
     Attributes:
         open, close: its markers.
-        opened: the prompt ends within it. Otherwise it begins if the first token is that of `open`.
+        opened: the prompt ends within it. Otherwise it begins if the first tokens are those of `open`.
         budget: tokens of reasoning after which `close` is forced; None: unlimited.
         end: the text that is forced at the budget: the format's own end, `close` included.
     """

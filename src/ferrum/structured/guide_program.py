@@ -18,6 +18,7 @@ class GuideProgram:
     Attributes:
         tokens: the vocabulary.
         thought: None if it makes no difference: without a budget, and before a grammar that begins at a trigger.
+        opening: the tokens with which the thought opens, if the prompt has not opened it.
         end: the tokens that are forced at the budget.
         grammar, matcher: the grammar and its matcher, which is only copied; None without a grammar.
         ends: the end tokens of the request.
@@ -26,6 +27,7 @@ class GuideProgram:
 
     tokens: GrammarTokens
     thought: Thought | None
+    opening: tuple[int, ...]
     end: tuple[int, ...]
     grammar: Grammar | None
     matcher: Any
@@ -46,7 +48,15 @@ def program_of(guidance: Guidance, tokens: GrammarTokens, matcher: Any, ends: tu
     end = () if thought is None or thought.budget is None else _end(thought, tokens.tokenizer)
     begins = () if grammar is None else grammar.triggers or (() if thought is None else (thought.close,))
     refused = refused_rests(begins, matcher, tokens) if begins else NO_RESTS
-    return GuideProgram(tokens, thought, end, grammar, matcher, ends or tokens.tokenizer.eos_token_ids, refused)
+    ends = ends or tokens.tokenizer.eos_token_ids
+    return GuideProgram(tokens, thought, _opening(thought, tokens.tokenizer), end, grammar, matcher, ends, refused)
+
+
+def _opening(thought: Thought | None, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the tokens of the open marker: Harmony's is spelled by three."""
+    if thought is None or thought.opened:
+        return ()
+    return tuple(encode_middle(tokenizer, thought.open.text)) if thought.open.token is None else (thought.open.token,)
 
 
 def _end(thought: Thought, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from ferrum.structured.markers import MarkerFinder
 class Phase(Enum):
     """The part of an output that its next token belongs to.
 
-    FIRST: the first token, which may open a thought. ENDED: the grammar is complete, only end tokens are left.
+    FIRST: the first tokens, which may open a thought. ENDED: the grammar is complete, only end tokens are left.
     FREE: nothing is limited from now on.
     """
 
@@ -51,6 +51,7 @@ class GuideState:
         self._close = MarkerFinder(() if thought is None else (thought.close,), token_bytes)
         self._triggers = MarkerFinder(() if grammar is None else grammar.triggers, token_bytes)
         self._matcher: Any = None
+        self._opened = 0
         self._thought_tokens = 0
         self.forced: tuple[int, ...] = ()
         self.phase = Phase.FIRST
@@ -58,6 +59,8 @@ class GuideState:
             self._leave_thought()
         elif thought.opened:
             self._think()
+        elif grammar is not None and not program.lazy:
+            self._matcher = program.matcher.deep_copy()
 
     def copy(self) -> GuideState:
         """Return an independent state at the same place."""
@@ -103,10 +106,8 @@ class GuideState:
         if self.phase is Phase.GRAMMAR:
             return self._grammar_mask(self._matcher)
         if self.phase is Phase.FIRST and self._program.grammar is not None and not self._program.lazy:
-            thought = self._program.thought
-            assert thought is not None
-            opening = () if thought.open.token is None else (thought.open.token,)
-            return self._grammar_mask(self._program.matcher.deep_copy(), opening)
+            opening = self._program.opening[self._opened : self._opened + 1]
+            return self._only(opening) if self._matcher is None else self._grammar_mask(self._matcher, opening)
         return self._without_refused() if self._program.refused and self.phase is not Phase.FREE else None
 
     def known(self) -> tuple[int, ...]:
@@ -189,16 +190,25 @@ class GuideState:
         return True
 
     def _take_first(self, token: int) -> bool:
-        thought = self._program.thought
-        assert thought is not None
-        if token == thought.open.token:
-            self._think()
+        """Take in a token that opens the thought, or that belongs to what comes without one."""
+        opening, matcher = self._program.opening, self._matcher
+        if token == opening[self._opened]:
+            self._opened += 1
+            if self._opened == len(opening):
+                self._think()
+            elif matcher is not None and not (matcher.validate_tokens([token]) and matcher.consume_token(token)):
+                self._matcher = None  # only the thought begins like this
             return True
-        self._leave_thought()
-        return self.phase is not Phase.GRAMMAR or self._match(token)
+        if self._program.grammar is None or self._program.lazy:
+            return self._leave_thought()
+        if matcher is None:
+            return False
+        self.phase = Phase.GRAMMAR
+        self._look_for_end()
+        return self._match(token)
 
     def _think(self) -> None:
-        self.phase = Phase.THOUGHT
+        self.phase, self._matcher = Phase.THOUGHT, None
         self._check_budget()
 
     def _check_budget(self) -> None:
