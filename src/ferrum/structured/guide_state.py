@@ -84,9 +84,11 @@ class GuideState:
     def rest(self) -> int:
         """How many tokens may follow before a mask is needed, watched ones excepted; 0: the next one needs it."""
         phase, thought = self.phase, self._program.thought
+        if self.forced:
+            return 0
         if phase is Phase.FREE:
             return UNLIMITED
-        if self.forced or phase in (Phase.GRAMMAR, Phase.ENDED) or self._triggers.by_bytes:
+        if phase in (Phase.GRAMMAR, Phase.ENDED) or self._triggers.by_bytes:
             return 0
         if phase is Phase.FIRST:
             return int(self._program.lazy or self._program.grammar is None)
@@ -112,9 +114,10 @@ class GuideState:
 
     def known(self) -> tuple[int, ...]:
         """Return the next tokens as far as there is no alternative to them; not always all of them."""
-        if self.forced or self.phase is not Phase.GRAMMAR:
-            return self.forced
-        return tuple(self._matcher.compute_ff_tokens())
+        if self.forced:
+            after, first = self.copy(), self.forced[0]
+            return (first, *after.known()) if after.take(first) else (first,)
+        return tuple(self._matcher.compute_ff_tokens()) if self.phase is Phase.GRAMMAR else ()
 
     def _only(self, tokens: tuple[int, ...]) -> bytes:
         mask = bytearray(self._program.tokens.end // 8 + 1)
