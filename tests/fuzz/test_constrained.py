@@ -107,6 +107,7 @@ Change the file src/name{}.py so that it prints "Good morning". Write only the p
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_real_model_writes_no_malformed_patch() -> None:
     with smollm2_llm(speculative="ngram") as llm:
-        assert_patches(llm, [Job(chat(llm, PATCH.format(n)), any_params(n, 400), APPLY_PATCH) for n in range(200)])
+        assert_patches(llm, [Job(chat(llm, PATCH.format(n)), any_params(n, 250), APPLY_PATCH) for n in range(200)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ from ferrum.engine.offline_batch import stream
 from ferrum.engine.records.record import read_record
 from ferrum.engine.records.record_files import file_name
 from ferrum.structured import grammar_tokens
+from fixed_costs import SetCosts
 from guided_kit import Job, generate, grammar, letter, schema_source, thought
 from outcomes import essence
 from tiny import directory_of, find
@@ -111,6 +114,19 @@ def test_installation_without_the_library_names_the_extra(monkeypatch: pytest.Mo
         (refused, other) = generate(llm, [Job("x", WARM, LIST), Job("x", WARM)])
         assert "pip install 'ferrum-llm[structured]'" in str(refused.outputs[0].error)
         assert other.outputs[0].error is None
+
+
+def test_tokens_that_a_grammar_forces_are_drafts_with_any_option(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("ferrum.engine.build.StepCosts", SetCosts)
+    text = "which the model has no choice about, " * 3
+    with LLM(str(spoken("qwen3"))) as llm:
+        (output,) = generate(llm, [Job("x", WARM.but(max_tokens=200), grammar(f'start: ("a" | "b") "{text}"'))])
+    assert output.outputs[0].text[1:] == text
+    found = re.search(r"(\d+) of (\d+) draft tokens were accepted", caplog.text)
+    assert found is not None and found[1] == found[2] and int(found[1]) > len(text) / 2
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5])

@@ -91,7 +91,6 @@ def test_bits_do_not_depend_on_serving(
         monkeypatch.setattr("ferrum.engine.build.Scheduler", partial(Scheduler, reserve=admit_all))
     assert essence(served(**WAYS[way])) == essence(alone)
     assert ("preempted" in caplog.text) is (way == "preempted")
-    assert way == "process" or "draft tokens were accepted" in caplog.text, "forced tokens are drafts with any option"
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
