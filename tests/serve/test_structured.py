@@ -82,7 +82,7 @@ def test_completions_are_constrained_too(assistant: Served) -> None:
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"guided_regex": "("}, "guided_regex"),
         ({"guided_choice": []}, "guided_choice"),
-        ({"grammar": "root ::="}, "grammar"),
+        ({"grammar": "root ::= ("}, "grammar"),
     ],
 )
 def test_malformed_constraints_are_refused_by_name(assistant: Served, body: dict[str, Any], param: str) -> None:

@@ -33,9 +33,8 @@ def said(prompt: str) -> str:
     if draw.random() < 0.7:
         pieces.append(f"<think>\n{''.join(draw.choices(TEXTS, k=draw.randrange(5)))}")
         pieces.append("\n</think>\n\n" if draw.random() < 0.8 else "")
-    for _ in range(draw.randrange(4)):
-        pieces.append(call(draw) if draw.random() < 0.5 else "".join(draw.choices(TEXTS, k=3)))
-    return "".join(pieces)
+    rest = (call(draw) if draw.random() < 0.5 else "".join(draw.choices(TEXTS, k=3)) for _ in range(draw.randrange(4)))
+    return "".join([*pieces, *rest])
 
 
 @pytest.fixture(scope="module")

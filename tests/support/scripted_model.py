@@ -20,7 +20,7 @@ from ferrum.engine.messages import EngineInfo
 from ferrum.engine.model_client import Parts
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
-from ferrum.structured.guides import CompiledGuides
+from ferrum.structured.compiled_guides import CompiledGuides
 from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.generation_config import GenerationConfig
 from ferrum.text.tokenizer import Tokenizer
@@ -55,6 +55,10 @@ class ByteTokenizer(Tokenizer):
     @property
     def special_ids(self) -> frozenset[int]:
         return frozenset(self._texts)
+
+    @property
+    def added_ids(self) -> frozenset[int]:
+        return self.special_ids
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._texts

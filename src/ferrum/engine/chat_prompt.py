@@ -15,12 +15,12 @@ from ferrum.core.guidance import Grammar, Guidance, Thought
 from ferrum.core.output_format import OutputFormat, Reading, Tool
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
-from ferrum.engine.input_processor import RequestOptions
+from ferrum.engine.input_processor import API_NAMES, FieldNames, RequestOptions
 from ferrum.engine.model_client import Message, ModelClient
 from ferrum.formats.find import FoundFormat, opens_thought
 from ferrum.formats.tool_grammar import thought_of, tool_guidance
 from ferrum.formats.tools import NO_CHOICE, ToolChoice
-from ferrum.structured.sources import check_source, grammar_source
+from ferrum.structured.sources import check_source
 
 _SPACE: Final = "/[ \\t\\r\\n]{0,8}/"
 """White space that models write between their reasoning and an output of a grammar."""
@@ -77,6 +77,7 @@ def chat_prompt(
     *,
     chat_template: str | None = None,
     untrusted: bool = False,
+    names: FieldNames = API_NAMES,
     **rendering: Any,
 ) -> ChatPrompt:
     """Render a conversation, and find how its reply is limited and read.
@@ -87,6 +88,7 @@ def chat_prompt(
         params: of the request; `structured_outputs` limits its content.
         options: tools and reasoning.
         chat_template, untrusted, rendering: see `ModelClient.render`.
+        names: of the fields in errors.
 
     Raises:
         RequestError: as `ModelClient.render`; `tools` if the format of the model's calls is not known; a schema or
@@ -101,7 +103,10 @@ def chat_prompt(
         **rendering,
     )
     found = client.output_format(chat_template, untrusted=untrusted)
-    return ChatPrompt(text, *_limits(client, text, found, params, options))
+    source = None
+    if params.structured_outputs is not None:
+        source = client.input_processor.grammar_of(params.structured_outputs, names)
+    return ChatPrompt(text, *_limits(client, text, found, source, options))
 
 
 def chat_request(
@@ -114,9 +119,9 @@ def chat_request(
 
 
 def _limits(
-    client: ModelClient, text: str, found: FoundFormat, params: SamplingParams, options: ChatOptions
+    client: ModelClient, text: str, found: FoundFormat, source: str | None, options: ChatOptions
 ) -> tuple[Guidance | None, Reading | None]:
-    """Return what limits the reply to a prompt, and how it is read."""
+    """Return what limits the reply to a prompt, and how it is read; `source` is the grammar of its content."""
     format, tokenizer = found.format, client.tokenizer
     assert tokenizer is not None, "`render` refuses conversations without one"
     if options.calls and (format is None or format.calls is None):
@@ -124,10 +129,10 @@ def _limits(
     if format is None:
         if options.budget is not None:
             raise RequestError(f"this model's reasoning cannot be read: {found.reason}", param="thinking_token_budget")
-        return _content_guidance(None, params), None
+        return _content_guidance(None, source), None
     opened = opens_thought(text, format)
     thought = thought_of(format, tokenizer, opened=opened, budget=options.budget)
-    guidance = _content_guidance(thought, params)
+    guidance = _content_guidance(thought, source)
     if options.calls:
         required = options.choice.mode == "required" or (guidance is not None and guidance.grammar is not None)
         calls = tool_guidance(
@@ -149,15 +154,12 @@ def _reading(format: OutputFormat, options: ChatOptions, *, opened: bool) -> Rea
     return Reading(format=format, tools=options.tools if options.calls else (), opened=opened)
 
 
-def _content_guidance(thought: Thought | None, params: SamplingParams) -> Guidance | None:
+def _content_guidance(thought: Thought | None, source: str | None) -> Guidance | None:
     """Return the limits of a reply without calls."""
-    limited = thought is not None and thought.budget is not None
-    if params.structured_outputs is None:
-        return Guidance(thought=thought) if limited else None
-    source = grammar_source(params.structured_outputs)
+    if source is None:
+        return Guidance(thought=thought) if thought is not None and thought.budget is not None else None
     if thought is not None:
-        source = joined_sources(f"start: {_SPACE} @g0", (source,))
-    check_source(source)
+        source = joined_sources(f"start: {_SPACE} @content", {"content": source})
     return Guidance(thought=thought, grammar=Grammar(source=source))
 
 
@@ -165,15 +167,15 @@ def _either(calls: Guidance | None, content: Guidance | None) -> Guidance | None
     """Return the limits of a reply that is either calls or content."""
     if calls is None or calls.grammar is None or content is None or content.grammar is None:
         return calls or content
-    source = joined_sources("start: @g0 | @g1", (calls.grammar.source, content.grammar.source))
+    source = joined_sources("start: @calls | @reply", {"calls": calls.grammar.source, "reply": content.grammar.source})
     check_source(source)
     return replace(calls, grammar=replace(calls.grammar, source=source))
 
 
-def joined_sources(start: str, sources: Sequence[str]) -> str:
-    """Return a grammar of several, which `start`, a Lark rule, names `@g0`, `@g1` and so on."""
+def joined_sources(start: str, sources: Mapping[str, str]) -> str:
+    """Return a grammar of several by name; `start` is a Lark rule that refers to them as `@NAME`."""
     grammars: list[Mapping[str, Any]] = [{"lark_grammar": start}]
-    for place, source in enumerate(sources):
+    for name, source in sources.items():
         first, *others = json.loads(source)["grammars"] if source.startswith("{") else [{"lark_grammar": source}]
-        grammars += [{**first, "name": f"g{place}"}, *others]
+        grammars += [{**first, "name": name}, *others]
     return json.dumps({"grammars": grammars})

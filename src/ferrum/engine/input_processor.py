@@ -20,6 +20,7 @@ from ferrum.core.guidance import Grammar, Guidance
 from ferrum.core.output_format import Reading
 from ferrum.core.params import SamplingParams
 from ferrum.core.span_checks import check_ids
+from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.core.types import Pooling, Request
 from ferrum.core.values import integer, listed, shown, whole
 from ferrum.structured.source_cache import SourceCache
@@ -58,7 +59,7 @@ class RequestOptions:
         prediction: expected output (OpenAI's `prediction`); it changes the speed, never the output.
         context: limit of prompt and output tokens together; default: the model's.
         required_output: output tokens that must fit after the prompt; default: 1, or 0 if `max_tokens` is 0.
-        guidance: limits on the generated tokens; the grammar of `params.structured_outputs` is added.
+        guidance: limits on the generated tokens. Without a grammar in it, that of `params.structured_outputs` is added.
         reading: how reasoning and tool calls are separated from content.
         names: of the fields in errors.
     """
@@ -170,15 +171,20 @@ class InputProcessor:
         params.check_vocabulary(self._vocab_size)
 
     def _guidance(self, params: SamplingParams, options: RequestOptions) -> Guidance | None:
-        """Return the limits on the tokens, with the grammar of a structured output."""
-        if params.structured_outputs is None:
-            return options.guidance
-        name = options.names.structured_outputs
+        """Return the limits on the tokens, with the grammar of a structured output unless they have one already."""
+        given = options.guidance
+        if params.structured_outputs is None or (given is not None and given.grammar is not None):
+            return given
+        grammar = Grammar(source=self.grammar_of(params.structured_outputs, options.names))
+        return replace(given or Guidance(), grammar=grammar)
+
+    def grammar_of(self, outputs: StructuredOutputs, names: FieldNames = API_NAMES) -> str:
+        """Return the grammar of a constraint, in llguidance's form. Raises RequestError by the caller's names."""
         try:
-            grammar = Grammar(source=self._sources.source(params.structured_outputs))
+            return self._sources.source(outputs)
         except RequestError as error:
+            name = names.structured_outputs
             raise error.about(f"structured_outputs.{error.param}" if name is None else name) from None
-        return replace(options.guidance or Guidance(), grammar=grammar)
 
     def _predicted(self, prediction: Prompt) -> tuple[int, ...]:
         tokens = self._encoded(prediction, add_special_tokens=False, param="prediction")
@@ -296,8 +302,6 @@ def _check_structured(params: SamplingParams, options: RequestOptions) -> None:
     name = options.names.structured_outputs or "structured_outputs"
     if options.pooling is not None:
         raise RequestError("cannot be combined with pooling", param=name)
-    if options.guidance is not None and options.guidance.grammar is not None:
-        raise RequestError("cannot be combined with a grammar of tool calls", param=name)
     if params.max_tokens == 0:
         raise RequestError(f"must be at least 1 with {name}", param=options.names.max_tokens)
     if params.min_tokens:

@@ -21,9 +21,21 @@ def _tool_call(call: Any, where: str, argument_text: bool) -> dict[str, Any]:
         raise RequestError("must be an object", param=where)
     if not isinstance(call.get("id"), str | None):
         raise RequestError("must be a string", param=f"{where}.id")
+    if call.get("type") == "custom":
+        return _custom_call(call, where)
     if call.get("type") not in ("function", None):
-        raise RequestError(f"must be 'function', not {shown(call['type'])}", param=f"{where}.type")
+        raise RequestError(f"must be 'function' or 'custom', not {shown(call['type'])}", param=f"{where}.type")
     return {**call, "function": function_of(call.get("function"), f"{where}.function", argument_text)}
+
+
+def _custom_call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a call of a custom tool as a function of one text: templates know functions only."""
+    custom = call.get("custom")
+    if not isinstance(custom, dict) or not all(isinstance(custom.get(each), str) for each in ("name", "input")):
+        raise RequestError("must be an object with the strings `name` and `input`", param=f"{where}.custom")
+    kept = {name: value for name, value in call.items() if name not in ("type", "custom")}
+    function = {"name": custom["name"], "arguments": {"input": custom["input"]}}
+    return {**kept, "type": "function", "function": function}
 
 
 def function_of(function: Any, where: str, argument_text: bool) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from ferrum.server.openai.checks import (
     rendered_chat,
     sampling_params,
 )
+from ferrum.server.openai.constraints import structured_outputs
 from ferrum.server.openai.message_parts import MessageParts
 from ferrum.server.openai.openai_builder import OpenAIBuilder, finite, prompt_logprobs, top
 from ferrum.server.openai.replies import (
@@ -75,12 +76,15 @@ def check_chat(model: ServedModel, body: ChatRequest, caller: Caller, name: str)
         reason = f"{body.max_completion_tokens} differs from max_tokens = {body.max_tokens}; send one of them"
         raise invalid("max_completion_tokens", reason)
     limit = min(limits, default=None)
-    names = FieldNames("messages", "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens")
-    given: dict[str, Any] = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None}
+    limited = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    constraint, constraint_name = structured_outputs(body)
+    names = FieldNames("messages", limited, constraint_name)
+    top_tokens = (body.top_logprobs or 0) if body.logprobs else None
+    given: dict[str, Any] = {"logprobs": top_tokens, "structured_outputs": constraint}
     if limit is not None:
         given["max_tokens"] = limit
     params = sampling_params(body, {"max_tokens": None, **client.recommended}, given)
-    prompt = rendered_chat(client, body, params, chat_options(body))
+    prompt = rendered_chat(client, body, params, chat_options(body), names)
     predicted = None
     if body.prediction is not None:
         predicted = joined(body.prediction.model_dump()["content"], "prediction.content")
@@ -141,10 +145,9 @@ class ChatReplyBuilder(OpenAIBuilder):
     def _new_parts(self, delta: Delta, *, always: bool) -> Iterable[dict[str, Any]]:
         """Return the fields of chunks for what is new; with `always` at least one."""
         if delta.parts is None:
-            found = [{"content": delta.text or ""}] if delta.text else []
-        else:
-            found = [fields for fields in self._parts.deltas(delta.index, delta.parts) if fields]
-        return found or ([{"content": ""}] if always else [])
+            return [{"content": delta.text or ""}] if delta.text or always else []
+        found = [fields for fields in self._parts.deltas(delta.index, delta.parts) if fields]
+        return found or ([{}] if always else [])
 
     def _finish(self, delta: Delta) -> Finish | None:
         """Return how a choice ended: a complete reply with calls by them. Raises as `finish_of`."""

@@ -19,7 +19,6 @@ from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.openai.bodies import ChatRequest, GenerationBody
-from ferrum.server.openai.constraints import structured_outputs
 from ferrum.server.openai.conversation import RenderRequest, TemplateBody, TokenizeRequest
 from ferrum.server.openai.truncation import truncated
 
@@ -72,9 +71,11 @@ def render(client: ModelClient, body: TemplateBody | TokenizeRequest) -> str:
     return text
 
 
-def rendered_chat(client: ModelClient, body: ChatRequest, params: SamplingParams, options: ChatOptions) -> ChatPrompt:
+def rendered_chat(
+    client: ModelClient, body: ChatRequest, params: SamplingParams, options: ChatOptions, names: FieldNames
+) -> ChatPrompt:
     """Render a chat, and find how its reply is limited and read. Raises as `chat_prompt`."""
-    prompt = chat_prompt(client, _messages(body), params, options, **_rendering(client, body))
+    prompt = chat_prompt(client, _messages(body), params, options, names=names, **_rendering(client, body))
     _check_rendered(client, body, prompt.text)
     return prompt
 
@@ -127,7 +128,7 @@ def several(field: str, given: str | list[int] | list[str] | list[list[int]], li
 def sampling_params(body: GenerationBody, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
     """Return the body's parameters over the defaults, and `given` over both."""
     of_body = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
-    return over_recommended(defaults, {**of_body, **given, "structured_outputs": structured_outputs(body)})
+    return over_recommended(defaults, {**of_body, **given})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ What it shares with chats is in `openai.checks` and `openai_builder`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from ferrum.core.params import ALL_TOKENS
@@ -29,6 +30,7 @@ from ferrum.server.openai.checks import (
     sampling_params,
     several,
 )
+from ferrum.server.openai.constraints import structured_outputs
 from ferrum.server.openai.openai_builder import MINUS_INFINITY, OpenAIBuilder, finite, prompt_logprobs, top
 from ferrum.server.openai.replies import CompletionChoice, CompletionLogprobs, CompletionReply
 from ferrum.server.openai.text_offsets import Offsets, text_offsets
@@ -62,20 +64,23 @@ def check_completion(model: ServedModel, body: CompletionRequest, caller: Caller
     special = body.add_special_tokens is not False
     if body.suffix is not None:
         texts = _infilled(client, body, texts, begin=special)
+    constraint, constraint_name = structured_outputs(body)
     given = {
+        "structured_outputs": constraint,
         "max_tokens": DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         "logprobs": body.logprobs if generated == n else _wider(body.logprobs, 0),
         "prompt_logprobs": _wider(body.prompt_logprobs, body.logprobs if body.echo else None),
     }
     params = sampling_params(body, client.recommended, given).but(n=generated)
     prompts = Prompts(model, body, caller, params, body.max_tokens, special)
+    names = FieldNames(structured_outputs=constraint_name)
     requests = (
         tuple(
-            prompts.request(text, part_id(name, place), FieldNames(f"prompt[{place}]"))
+            prompts.request(text, part_id(name, place), replace(names, prompt=f"prompt[{place}]"))
             for place, text in enumerate(texts)
         )
         if len(texts) > 1
-        else (prompts.request(texts[0], name, FieldNames()),)
+        else (prompts.request(texts[0], name, names),)
     )
     _check_prompt_logprobs(body, generated, requests, client.info.vocab_size)
     if body.logprobs is not None and not body.stream:

@@ -54,8 +54,8 @@ RESPONSE_FORMAT: Final[dict[str, Any]] = {
 """The form of `response_format` in the document."""
 
 
-def structured_outputs(body: GenerationBody) -> StructuredOutputs | None:
-    """Return the constraint of a body, None without one.
+def structured_outputs(body: GenerationBody) -> tuple[StructuredOutputs | None, str | None]:
+    """Return the constraint of a body, None without one, and the client's name of its field if there is one name.
 
     Raises:
         RequestError: there are several, or one is malformed; `param` is the field as the client named it.
@@ -65,38 +65,34 @@ def structured_outputs(body: GenerationBody) -> StructuredOutputs | None:
     if isinstance(given.get("response_format"), Mapping) and given["response_format"].get("type") == "text":
         del given["response_format"]
     if not given:
-        return None
+        return None, None
     if len(given) > 1:
         first, second, *_ = given
         raise invalid(second, f"cannot be combined with {first}; send one constraint")
     ((name, value),) = given.items()
+    constraint = {ALIASES[name]: value} if name in ALIASES else value
     if name == "response_format":
-        return _made(*_of_format(value))
-    if name == "structured_outputs":
-        return _made(value, {each: f"structured_outputs.{each}" for each in value})
-    return _made({ALIASES[name]: value}, {ALIASES[name]: name})
-
-
-def _made(constraint: Mapping[str, Any], names: Mapping[str, str]) -> StructuredOutputs:
-    """Return a constraint; its errors name the client's field."""
+        constraint, name = _of_format(value)
     try:
-        return StructuredOutputs.from_dict(constraint)
+        made = StructuredOutputs.from_dict(constraint)
     except RequestError as error:
-        raise error.about(names.get(error.param or "", error.param or "structured_outputs")) from None
+        inner = error.param if error.param in constraint else None
+        raise error.about(name if name != "structured_outputs" or inner is None else f"{name}.{inner}") from None
+    return made, None if name == "structured_outputs" else name
 
 
-def _of_format(form: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-    """Return the constraint of a `response_format`, and the client's names of its fields."""
+def _of_format(form: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """Return the constraint of a `response_format`, and the client's name of its field."""
     match form:
         case {"type": "json_object", "schema": schema} if schema is not None:
-            return {"json": schema}, {"json": "response_format.schema"}
+            return {"json": schema}, "response_format.schema"
         case {"type": "json_object"}:
-            return {"json_object": True}, {}
+            return {"json_object": True}, "response_format"
         case {"type": "json_schema", "json_schema": {"schema": schema}} if schema is not None:
-            return {"json": schema}, {"json": "response_format.json_schema.schema"}
+            return {"json": schema}, "response_format.json_schema.schema"
         case {"type": "json_schema"}:
             raise invalid("response_format.json_schema", "must be an object with a `schema`")
         case {"type": "structural_tag"}:
-            return {"structural_tag": form}, {"structural_tag": "response_format"}
+            return {"structural_tag": form}, "response_format"
     kinds = "'text', 'json_object', 'json_schema' or 'structural_tag'"
     raise invalid("response_format.type", f"must be {kinds}, not {form.get('type')!r}")

@@ -28,10 +28,18 @@ _FUNCTION_CALL: Final[dict[str, Any]] = {
 _TOOL_CALL: Final[dict[str, Any]] = {
     "properties": {
         "id": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-        "type": {"enum": ["function", None]},
+        "type": {"enum": ["function", "custom", None]},
         "function": {"type": "object", **_FUNCTION_CALL},
+        "custom": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "input": {"type": "string"}},
+            "required": ["name", "input"],
+        },
     },
-    "required": ["function"],
+    "anyOf": [
+        {"required": ["function"], "properties": {"type": {"enum": ["function", None]}}},
+        {"required": ["type", "custom"], "properties": {"type": {"const": "custom"}}},
+    ],
 }
 """Parts and calls are checked in `text`, for all callers."""
 
