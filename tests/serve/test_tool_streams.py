@@ -48,7 +48,7 @@ def options(draw: random.Random) -> dict[str, Any]:
     every: dict[str, list[Any]] = {
         "tools": [[], [WEATHER], [WEATHER, look, CUSTOM]],
         "n": [1, 1, 2],
-        "max_tokens": [4000, 7, 40],
+        "max_tokens": [600, 7, 40],
         "parallel_tool_calls": [True, False],
         "include_reasoning": [True, True, False],
         "thinking_token_budget": [None, None, 0, 5],
