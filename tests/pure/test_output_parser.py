@@ -8,7 +8,16 @@ import re
 
 import pytest
 
-from ferrum.core.output_format import Reading, Tool
+from ferrum.core.output_format import (
+    Arguments,
+    ArgumentStyle,
+    Calls,
+    CallStyle,
+    OutputFormat,
+    Reading,
+    Reasoning,
+    Tool,
+)
 from ferrum.formats.known_formats import KNOWN
 from ferrum.formats.parser import OutputParser
 from ferrum.formats.parts import Call, Part, PartKind, joined_parts, message_of
@@ -153,7 +162,7 @@ def test_text_is_held_back_only_while_it_may_be_a_marker() -> None:
     parser = OutputParser(Reading(format=KNOWN["qwen3"], tools=TOOLS), ToyTokenizer())
     out = ["".join(part.text for part in parser.push(byte, bytes([byte]))) for byte in b"a < b <tool_box>\n c"]
     assert "".join(out[:5]) == "a < b" and "".join(out) == "a < b <tool_box>\n c"
-    assert out[11] == "" and out[12] == "<tool_b"
+    assert out[11] == "" and out[12] == " <tool_b"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +189,7 @@ def test_text_is_held_back_only_while_it_may_be_a_marker() -> None:
 def test_untyped_values_have_the_types_of_the_schema(text: str, schema: object, value: object) -> None:
     whole = {"type": "object", "properties": {"x": schema}, "$defs": {"text": {"type": "string"}}}
     output = f"<tool_call>\n<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>\n</tool_call>"
-    (call,) = parsed(output, KNOWN["qwen-xml"], (Tool(name="f", parameters=json.dumps(whole)),)).calls
+    (call,) = parsed(output, KNOWN["qwen-xml"], (Tool(name="f", parameters=json.dumps(whole)),), ToyTokenizer()).calls
     assert json.loads(call.arguments) == {"x": value}
 
 
@@ -232,3 +241,12 @@ def test_several_thoughts_and_a_trailing_one_are_reasoning() -> None:
 def test_arguments_before_the_name_and_as_text_are_read() -> None:
     text = '<tool_call>{"id": [1], "arguments": "{\\"city\\": \\"x\\"}", "name": "weather"}</tool_call>'
     assert parsed(text, KNOWN["hermes"], TOOLS).calls == (Call("weather", '{"city": "x"}'),)
+
+
+@pytest.mark.parametrize("style", CallStyle)
+@pytest.mark.parametrize("arguments", ArgumentStyle)
+def test_formats_without_any_marker_read_text_to_its_end(style: CallStyle, arguments: ArgumentStyle) -> None:
+    calls = Calls(style=style, arguments=Arguments(style=arguments, quote=""))
+    form = OutputFormat(name="file", source="file", calls=calls, reasoning=Reasoning(open="", close=""))
+    for text in ("{ping", "ping{a:1}", "[ping()]", "text {x", '{"name": "ping"}'):
+        assert_in_order(parts_of(pushes_of(text, ToyTokenizer()), Reading(format=form, tools=TOOLS), ToyTokenizer()))

@@ -51,6 +51,10 @@ class ToyTokenizer(Tokenizer):
     def special_ids(self) -> frozenset[int]:
         return self._special
 
+    @property
+    def added_ids(self) -> frozenset[int]:
+        return frozenset(self.ids.values())
+
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special
 

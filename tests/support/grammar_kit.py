@@ -42,6 +42,16 @@ class ToyMatcher:
         ids = self.tokenizer.encode(text)
         return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
+    def rest(self, text: str) -> str | None:
+        """Return a text without its longest beginning that is complete in the grammar and without special tokens."""
+        matcher = self.matcher.deep_copy()
+        ids, complete = self.tokenizer.encode(text), -1
+        for index, token in enumerate(ids, 1):
+            if matcher.is_stopped() or matcher.try_consume_tokens([token]) == 0:
+                break
+            complete = index if matcher.is_accepting() else complete
+        return None if complete < 0 else self.tokenizer.decode(ids[complete:])
+
     def refused_at(self, text: str) -> str:
         """Return the part of a text that the grammar allows, for messages."""
         ids = self.tokenizer.encode(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +64,23 @@ def calls_of(calls: Sequence[tuple[str, Arguments]], arguments_as_text: bool) ->
         {
             "id": f"call0000{index}",
             "type": "function",
-            "function": {"name": name, "arguments": json.dumps(each) if arguments_as_text else each},
+            "function": {
+                "name": name,
+                "arguments": json.dumps(each, ensure_ascii=False) if arguments_as_text else each,
+            },
         }
         for index, (name, each) in enumerate(calls)
     ]
 
 
+@cache
+def _template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, {"bos_token": "<BOS>", "eos_token": "<EOS>"})
+
+
 def _rendered(source: str, messages: list[dict[str, Any]], prompt: bool) -> str:
-    template = ChatTemplate(source, {"bos_token": "<BOS>", "eos_token": "<EOS>"})
     variables = {"date_string": "1 Jan 2030", "datetime": "1 Jan 2030", "functions": "[]"}
-    return template.render(messages, add_generation_prompt=prompt, tools=_TOOLS, template_kwargs=variables)
+    return _template(source).render(messages, add_generation_prompt=prompt, tools=_TOOLS, template_kwargs=variables)
 
 
 def output_of(source: str, form: OutputFormat, calls: Sequence[tuple[str, Arguments]], **fields: str) -> str:

@@ -9,6 +9,7 @@ import ast
 import json
 import re
 import warnings
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
 from ferrum.core.errors import RequestError
@@ -23,6 +24,11 @@ with warnings.catch_warnings():
 _PIECE: Final = re.compile(
     r"""(?P<comment>//[^\n]*|\#[^\n]*)|(?P<string>"(?:\\.|[^"\\])*"i?)|(?P<regex>/(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\n])+/[imslux]*)"""
     r"""|(?P<import>%import\s+common\.(?P<name>\w+)(?:\s*->\s*(?P<alias>\w+))?)|(?P<refused>%(?:json|lark|regex|llguidance|import)|~(?!\d)|&|<[^>\n]*>)"""
+)
+_WORD: Final = re.compile(
+    r"""(?P<string>"(?:\\.|[^"\\])*"i?)|(?P<regex>/(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\n])+/[imslux]*)"""
+    r"""|(?P<defined>(?m:^)[?!]?[A-Za-z_][\w-]*[ \t]*:)|(?P<alias>->[ \t]*\w+)|(?P<word>[A-Za-z_][\w-]*)"""
+    r"""|(?P<other>.|\n)"""
 )
 _COMMON: Final = {
     "LF": r"\n",
@@ -72,8 +78,40 @@ def custom_grammar(tool: Tool, *, escaped: bool) -> str | None:
         return None
     if tool.syntax == "regex":
         return f"/{escaped_regex(tool.definition, tool.name) if escaped else _delimited(tool.definition)}/"
-    source = _PIECE.sub(lambda found: _rewritten(found, tool.name), tool.definition) if escaped else tool.definition
+    source = tool.definition
+    if escaped:
+        source = _as_terminals(_PIECE.sub(lambda found: _rewritten(found, tool.name), source))
     return f"%lark {{\n{source}\n}}"
+
+
+def _as_terminals(source: str) -> str:
+    """Return a grammar with its rules as terminals, unless they refer to themselves or ignore text.
+
+    An escape may begin where a terminal ends. The library's lexer does not go back there, but within one it need not.
+    """
+    parts = [(found.lastgroup or "", found.group()) for found in _WORD.finditer(source)]
+    defined = {text.rstrip(": \t").lstrip("?!") for kind, text in parts if kind == "defined"}
+    uses: dict[str, set[str]] = {}
+    name = ""
+    for kind, text in parts:
+        if kind == "defined":
+            name = text.rstrip(": \t").lstrip("?!")
+            uses.setdefault(name, set())
+        elif kind == "word" and text in defined:
+            uses.setdefault(name, set()).add(text)
+    try:
+        TopologicalSorter(uses).prepare()
+    except CycleError:
+        return source
+    if "%ignore" in source:
+        return source
+    names = {each: f"R_{each.upper().replace('-', '_')}" for each in defined}
+    out = []
+    for kind, text in parts:
+        if kind == "defined":
+            text = names[text.rstrip(": \t").lstrip("?!")] + ":"
+        out.append("" if kind == "alias" else names.get(text, text) if kind == "word" else text)
+    return "".join(out) + f"\nstart: {names.get('start', 'start')}"
 
 
 def _delimited(pattern: str) -> str:

@@ -32,9 +32,11 @@ class QuotePlan:
     close: Choice
 
 
-def quote_plan(quote: str, markers: Markers) -> QuotePlan:
-    """Return the plan of a format's quotes."""
+def quote_plan(quote: str, markers: Markers) -> QuotePlan | None:
+    """Return the plan of a format's quotes; None without any."""
     pattern = markers.pattern(quote)
+    if not pattern.segments:
+        return None
     closing = pattern
     if not any(map(is_mark, pattern.segments[0])):
         # Text of a string may hold the quote; it counts if the string can end there.

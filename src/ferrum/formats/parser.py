@@ -152,6 +152,7 @@ class OutputParser:
         assert calls is not None
         reader.raw = [reader.matched]
         plan = cast(CallPlan, self._markers.plans[self._form.calls])
+        self._start = False  # what is no call is text
         while (yield from calls.read(opened=not section)):
             if not section:
                 return

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
+from ferrum.core.errors import RequestError
 from ferrum.core.guidance import Grammar, Guidance, Marker, Thought
 from ferrum.core.output_format import Calls, CallStyle, IdPlace, OutputFormat, Tool
+from ferrum.core.values import shown
 from ferrum.formats.grammar_arguments import arguments_grammar
 from ferrum.formats.lark import Lark, either, list_of, literal, optional, sequence
 from ferrum.formats.markers import SPACE, Markers, markers_of
@@ -62,6 +64,7 @@ def tool_guidance(
 
     Raises:
         RequestError: a strict schema or a custom tool's grammar cannot be enforced in this format; `param` is `tools`.
+            Or no tool has the name.
     """
     thought = thought_of(form, tokenizer, opened=opened, budget=budget)
     limited = thought if budget is not None else None
@@ -70,6 +73,8 @@ def tool_guidance(
         return without
     named = choice not in ("auto", "required")
     chosen = tuple(tool for tool in tools if tool.name == choice) if named else tools
+    if not chosen:
+        raise RequestError(f"names no tool: {shown(choice)}", param="tool_choice")
     grammar = CallGrammar(form, form.calls, chosen, markers_of(form, tokenizer), many=parallel and not named)
     if choice != "auto":
         return Guidance(thought=thought, grammar=grammar.required())

@@ -101,6 +101,7 @@ def triggers(form: OutputFormat, markers: Markers, state: State, *, reasoning: b
     pairs = list(_message(form, markers, state, reasoning))
     if calls and form.calls is not None:
         pairs += _calls(form, form.calls, markers, state)
+    pairs = [each for each in pairs if each[0].firsts]  # a marker without text marks nothing
     return Triggers(choice(pattern for pattern, _ in pairs), tuple(role for _, role in pairs))
 
 
