@@ -50,7 +50,7 @@ def function_of(function: Any, where: str, argument_text: bool) -> dict[str, Any
             raise RequestError("must be valid JSON", param=f"{where}.arguments") from None
     if not isinstance(arguments, dict | None):
         raise RequestError("must be a JSON object", param=f"{where}.arguments")
-    return {**function, "arguments": sent if argument_text and isinstance(sent, str) and sent else arguments or {}}
+    return {**function, "arguments": (sent or "{}") if argument_text and isinstance(sent, str) else arguments or {}}
 
 
 def with_argument_text(call: Any) -> Any:
