@@ -14,6 +14,7 @@ from ferrum.core.errors import ConfigError
 from ferrum.core.output_format import CallStyle, OutputFormat
 from ferrum.formats import facts
 from ferrum.formats.analysis import analyse
+from ferrum.formats.call_ids import new_id
 from ferrum.formats.chosen import chosen_format
 from ferrum.formats.find import find_format, opens_thought, prompt_reasoning
 from ferrum.formats.known_formats import KNOWN, known_by_template
@@ -198,3 +199,23 @@ def test_styles_cover_all_that_models_write() -> None:
 def test_table_of_the_document_is_up_to_date() -> None:
     text = format_table.DOCUMENT.read_text("utf-8")
     assert format_table.with_table(text) == text, "run python tests/support/format_table.py"
+
+
+def test_new_ids_of_calls_are_those_that_templates_write() -> None:
+    kimi, mistral = KNOWN["kimi-k2"].calls, KNOWN["mistral-ids"].calls
+    assert kimi is not None and mistral is not None
+    assert new_id(kimi, "get_weather", 2) == "functions.get_weather:2"
+    first, second = new_id(mistral, "f", 0), new_id(mistral, "f", 0)
+    assert re.fullmatch(r"[A-Za-z0-9]{9}", first) and first != second
+
+
+def test_template_that_writes_only_ids_has_the_format_whose_ids_have_names() -> None:
+    """As the template of Kimi-K2.5."""
+    source = (
+        "{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.tool_calls %}"
+        "<|tool_calls_section_begin|>{% for c in m.tool_calls %}<|tool_call_begin|>{{ c.id }}"
+        "<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}"
+        "<|tool_calls_section_end|>{% endif %}{% endfor %}"
+    )
+    found = find_format(ChatTemplate(source), None, None).format
+    assert found is not None and found.calls == KNOWN["kimi-k2"].calls

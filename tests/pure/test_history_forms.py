@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -104,3 +105,24 @@ def test_templates_that_read_bare_functions_get_them() -> None:
     assert rendered(ChatTemplate(source)) == "[weather: Looks out.]"
     enveloped = ChatTemplate(source.replace("tool.", "tool.function."))
     assert rendered(enveloped) == "[weather: Looks out.]"
+
+
+@pytest.mark.parametrize("name", ["mistralai-Mistral-Nemo-Instruct-2407", "Mistral-Small-3.2-24B-Instruct-2506"])
+def test_ids_of_other_servers_are_shortened_where_the_template_refuses_them(name: str) -> None:
+    sent = calling("{}")
+    sent["tool_calls"][0]["id"] = "call_aVeryLongIdOfAnotherServer"
+    result = {"role": "tool", "tool_call_id": "call_aVeryLongIdOfAnotherServer", "content": "rain"}
+    text = rendered(TEMPLATES[name], sent, result)
+    [short] = set(re.findall(r"[0-9a-f]{9}", text))
+    assert text.count(short) == 2 and "AnotherServer" not in text
+    kept = rendered(TEMPLATES[name], calling("{}"), result | {"tool_call_id": "call00001"})
+    assert kept.count("call00001") == 2 and len(kept) == len(text)
+
+
+def test_ids_of_other_templates_stay() -> None:
+    sent = calling("{}")
+    sent["tool_calls"][0]["id"] = "functions.weather:0"
+    template = ChatTemplate(
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.id }}{% endfor %}{% endfor %}"
+    )
+    assert rendered(template, sent) == "functions.weather:0"

@@ -9,6 +9,7 @@ from typing import Any, Final
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.output_format import Calls, OutputFormat, Reasoning
 from ferrum.formats import probe_messages as probes
+from ferrum.formats.call_ids import written_id
 from ferrum.formats.calls_found import find_calls
 from ferrum.formats.known_formats import known_by_template
 from ferrum.formats.renderings import NotFoundError, Renderings
@@ -23,6 +24,8 @@ _SWITCHES: Final[Mapping[str, tuple[Any, ...]]] = {
     "reasoning_effort": ("low", "medium", "high"),
 }
 """Variables of templates about reasoning, with values between which the prompt may differ."""
+
+_WORDS: Final = (probes.NAMES[0], probes.KEYS[0], probes.TEXTS[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +141,13 @@ def _contradicts(renderings: Renderings, known: OutputFormat) -> bool:
     """Return whether the template renders a call, but not as a hand-written format writes it."""
     assert known.calls is not None
     call = (probes.NAMES[0], {probes.KEYS[0]: probes.TEXTS[0]})
-    text = renderings.turn(probes.assistant([call]))
-    if text is None or not any(word in text for word in (probes.NAMES[0], probes.KEYS[0], probes.TEXTS[0])):
-        return False
-    written = write_calls(known.calls, [call], ids=[probes.call_id(0)])
-    return "".join(written.split()) not in "".join(text.split())
+    ids = (probes.call_id(0), "0")
+    written = ["".join(write_calls(known.calls, [call], ids=[each]).split()) for each in ids]
+    # Some templates write the id of a call only, in which models of this format write the name.
+    sent = (ids[0], written_id(known.calls, call[0], 0))
+    texts = [renderings.turn(probes.assistant([call], ids=[each])) or "" for each in sent]
+    shown = ["".join(text.split()) for text in texts if any(word in text for word in _WORDS)]
+    return bool(shown) and not any(each in text for each in written for text in shown)
 
 
 def _renders_tools(renderings: Renderings) -> bool:

@@ -44,14 +44,23 @@ def user() -> dict[str, Any]:
     return {"role": "user", "content": QUESTION}
 
 
-def assistant(calls: Sequence[Named] = (), content: str | None = None, reasoning: str | None = None) -> dict[str, Any]:
-    """Return an answer in OpenAI's form, with arguments as objects."""
+def assistant(
+    calls: Sequence[Named] = (),
+    content: str | None = None,
+    reasoning: str | None = None,
+    ids: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return an answer in OpenAI's form, with arguments as objects; `ids` replaces those of `call_id`."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if reasoning is not None:
         message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = [
-            {"id": call_id(place), "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+            {
+                "id": ids[place] if ids else call_id(place),
+                "type": "function",
+                "function": {"name": name, "arguments": dict(arguments)},
+            }
             for place, (name, arguments) in enumerate(calls)
         ]
     return message

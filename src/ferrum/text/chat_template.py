@@ -24,7 +24,7 @@ from ferrum.text.template_messages import (
     plain_json,
 )
 from ferrum.text.tokenizer_config import read_tokenizer_config
-from ferrum.text.tool_calls import with_argument_text
+from ferrum.text.tool_calls import with_argument_text, with_short_ids
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -37,6 +37,9 @@ _TESTS_NULL: Final = re.compile(r"""\bcontent(['"][\])])? is (not )?none\b""")
 
 _READS_THOUGHT: Final = re.compile(r"""['"]thinking['"]|[.'"](reasoning|thought)\b""")
 """Matches the access to reasoning in a part of the content or under an unusual name."""
+
+_COUNTS_ID: Final = re.compile(r"""\bid(['"]\])?\s*\|\s*length""")
+"""Matches the count of an id's characters."""
 
 _RESERVED: Final = {"messages", "tools", "documents", "add_generation_prompt"}
 
@@ -143,7 +146,7 @@ class ChatTemplate:
                     message["content"] = _with_thought(message.get("content"), reasoning)
                 else:
                     message[self._reasoning_form] = reasoning
-        return chat
+        return with_short_ids(chat) if called and self._refuses_long_ids else chat
 
     @cached_property
     def reads_argument_text(self) -> bool:
@@ -175,6 +178,14 @@ class ChatTemplate:
         forms = probes.thoughts(mark)
         texts = dict(zip(forms, self._probe(*forms.values()), strict=True))
         return next((form for form, text in texts.items() if mark in (text or "")), "fields")
+
+    @cached_property
+    def _refuses_long_ids(self) -> bool:
+        """Whether ids of calls must have nine letters and digits, as in some of Mistral's templates."""
+        if not any(map(_COUNTS_ID.search, self.sources.values())):
+            return False
+        short, long = self._probe(*(probes.calls(argument_text=False, content="", call_id=each) for each in probes.IDS))
+        return short is not None and long is None
 
     @cached_property
     def _refuses_all_parts(self) -> bool:

@@ -24,21 +24,29 @@ NAMED: Final = {"type": "function", "function": NAMED_BARE}
 """A tool whose name no template has, in OpenAI's form and without its envelope."""
 
 
-def calls(*, argument_text: bool, arguments: Any = None, **fields: str | None) -> list[dict[str, Any]]:
+IDS: Final = ("call00000", "call_000000000000")
+"""A short id of a call, and a longer one such as other servers give."""
+
+
+def calls(
+    *, argument_text: bool, arguments: Any = None, call_id: str | None = None, **fields: str | None
+) -> list[dict[str, Any]]:
     """Return a conversation with a call in an earlier and in the last exchange.
 
     Args:
         argument_text: give empty arguments as JSON text instead of an object.
         arguments: used instead of empty ones.
+        call_id: of the calls; by default a short one.
         fields: of the messages with calls: `content`, `thinking`; a missing one is absent.
     """
     if arguments is None:
         arguments = "{}" if argument_text else {}
-    call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    call_id = call_id or IDS[0]
+    call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": arguments}}
     exchange: list[dict[str, Any]] = [
         QUESTION,
         {"role": "assistant", **fields, "tool_calls": [call]},
-        {"role": "tool", "name": "f", "tool_call_id": "call00000", "content": "b"},
+        {"role": "tool", "name": "f", "tool_call_id": call_id, "content": "b"},
     ]
     return [*exchange, {"role": "assistant", "content": "c"}, *exchange]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from typing import Any
+from typing import Any, Final
 
 from ferrum.core.errors import RequestError
 from ferrum.core.values import shown
+
+ID_LENGTH: Final = 9
+"""Characters of ids of calls that every template accepts."""
 
 
 def tool_calls(calls: Any, where: str, argument_text: bool) -> list[dict[str, Any]]:
@@ -59,3 +63,20 @@ def with_argument_text(call: Any) -> Any:
         case {"function": {"arguments": dict(arguments)} as function}:
             return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
     return call
+
+
+def with_short_ids(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose ids of calls have nine letters and digits: a hash of longer ones."""
+    for message in chat:
+        if isinstance(message.get("tool_call_id"), str):
+            message["tool_call_id"] = _short_id(message["tool_call_id"])
+        for call in message.get("tool_calls") or ():
+            if isinstance(call.get("id"), str):
+                call["id"] = _short_id(call["id"])
+    return chat
+
+
+def _short_id(sent: str) -> str:
+    if len(sent) == ID_LENGTH and sent.isalnum():
+        return sent
+    return hashlib.sha256(sent.encode("utf-8", "surrogatepass")).hexdigest()[:ID_LENGTH]
