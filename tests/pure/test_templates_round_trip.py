@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from ferrum.core.errors import FerrumError
-from ferrum.core.output_format import OutputFormat, Tool
+from ferrum.core.output_format import Calls, OutputFormat, Tool
 from ferrum.formats import probe_messages as probes
 from ferrum.formats.cuts import shared_prefix
 from ferrum.formats.find import find_format, opens_thought
 from ferrum.formats.markers import format_texts
 from ferrum.formats.parts import Call, Message
+from ferrum.formats.tool_grammar import tool_guidance
 from format_kit import ToyTokenizer, marker_texts, parsed
+from grammar_kit import ToyMatcher
 from real_templates import TEMPLATES
 
 FORMATS = {
@@ -118,3 +120,36 @@ def test_what_a_template_writes_is_read_back(name: str, tokens: bool) -> None:
         assert normal(parsed(text, form, TOOLS, toy, opened=opened)) == meant, text
         count += 1
     assert count >= 10
+
+
+OTHER_TEXTS = {
+    "LFM2.5-8B-A1B": "texts without escapes, which Python would not read",
+    "Reka-Edge": "escapes for all letters that are not ASCII, which grammars of JSON do not write",
+}
+"""What some templates write; grammars are held to their other calls."""
+
+
+def begin_of(calls: Calls) -> str:
+    """Return the first line of what calls begin with."""
+    return (calls.section_open + calls.open).strip().partition("\n")[0] or "{"
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - WITHOUT_CALLS))
+def test_grammar_allows_what_a_template_writes(name: str) -> None:
+    form = FORMATS[name]
+    assert form.calls is not None
+    toy = ToyTokenizer(marker_texts(form))
+    guidance = tool_guidance(form, TOOLS, "required", parallel=True, opened=False, budget=None, tokenizer=toy)
+    assert guidance is not None and guidance.grammar is not None
+    matcher = ToyMatcher(guidance.grammar.source, toy)
+    count = 0
+    for text, meant, _ in outputs(name):
+        if meant.content or meant.reasoning or not meant.calls:
+            continue
+        if name in OTHER_TEXTS and any(probes.KEYS[0] in call.arguments for call in meant.calls):
+            continue
+        start = text.index(begin_of(form.calls)) if begin_of(form.calls) in text else 0
+        endings = {text[at:].strip() for at in (0, start)} | {text[start:], text.strip("\n")}
+        assert any(matcher.accepts(each) or matcher.accepts(f"\n\n{each}") for each in endings), text
+        count += 1
+    assert count >= 2

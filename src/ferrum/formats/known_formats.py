@@ -371,6 +371,8 @@ _SIGNS: Final = (
     _Sign("command-r7b", ("<|START_ACTION|>", "tool_name")),
     _Sign("granite3", ("<|tool_call|>", "<|start_of_role|>")),
     _Sign("lfm2", ("<|tool_call_start|>",)),
+    _Sign("lfm2", ("<|tool_list_start|>",)),
+    _Sign("lfm2", ("List of tools: [", "<|im_start|>")),
     _Sign("olmo3", ("<function_calls>", "<functions>")),
     _Sign("apriel", ("<tool_calls>[", "[BEGIN FINAL RESPONSE]")),
     _Sign("qwen3", ("<tool_call>", "</tool_call>", "<think>")),
