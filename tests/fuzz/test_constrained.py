@@ -74,11 +74,12 @@ def test_real_model_ends_natural_schemas_with_valid_json(count: int) -> None:
     assert ended >= 0.95 * count
 
 
-def assert_patches(llm: LLM, jobs: Sequence[Job]) -> None:
+def assert_patches(llm: LLM, jobs: Sequence[Job], least: int) -> None:
+    """Check that at least `least` patches end, and that none of them is malformed."""
     outputs = generate(llm, jobs)
     ended = [choice.text for output in outputs for choice in output.outputs if choice.finish_reason == "stop"]
     assert {choice.finish_reason for output in outputs for choice in output.outputs} <= {"stop", "length"}
-    assert len(ended) >= len(jobs) / 2
+    assert len(ended) >= least
     assert [text for text in ended if not is_patch(text)] == []
 
 
@@ -92,7 +93,7 @@ def test_random_model_writes_no_malformed_patch() -> None:
             Job("a patch", SamplingParams(seed=seed, temperature=1.0, logit_bias=likely, max_tokens=700), APPLY_PATCH)
             for seed in range(12)
         ]
-        assert_patches(llm, jobs)
+        assert_patches(llm, jobs, 6)
 
 
 PATCH = """Write a patch in this format:
@@ -110,4 +111,4 @@ Change the file src/name{}.py so that it prints "Good morning". Write only the p
 @pytest.mark.timeout(1800)
 def test_real_model_writes_no_malformed_patch() -> None:
     with smollm2_llm(speculative="ngram") as llm:
-        assert_patches(llm, [Job(chat(llm, PATCH.format(n)), any_params(n, 250), APPLY_PATCH) for n in range(200)])
+        assert_patches(llm, [Job(chat(llm, PATCH.format(n)), any_params(n, 250), APPLY_PATCH) for n in range(600)], 200)

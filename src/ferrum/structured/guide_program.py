@@ -56,7 +56,10 @@ def _opening(thought: Thought | None, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the tokens of the open marker: Harmony's is spelled by three."""
     if thought is None or thought.opened:
         return ()
-    return tuple(encode_middle(tokenizer, thought.open.text)) if thought.open.token is None else (thought.open.token,)
+    text, token = thought.open.text, thought.open.token
+    if token is not None and tokenizer.token_bytes(token) == text.encode():
+        return (token,)
+    return tuple(encode_middle(tokenizer, text))
 
 
 def _end(thought: Thought, tokenizer: Tokenizer) -> tuple[int, ...]:
