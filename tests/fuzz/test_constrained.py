@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from constrained_kit import any_params, is_valid, random_model, schema_jobs, smollm2
+from constrained_kit import any_params, is_valid, random_model, schema_guidance, schema_jobs, smollm2
 from ferrum import LLM, SamplingParams
-from guided_kit import Job, generate, grammar, schema_source
+from guided_kit import Job, generate, grammar
 from outcomes import essence
 from patch_reader import is_patch
 from schemas import natural_schemas
@@ -55,7 +55,7 @@ def natural_jobs(llm: LLM, count: int) -> list[tuple[dict[str, Any], Job]]:
         name = list(schemas)[number % len(schemas)]
         schema = schemas[name]
         prompt = chat(llm, f"Write one {name} as JSON. Keep it short. The JSON Schema:\n{json.dumps(schema)}")
-        jobs.append((schema, Job(prompt, any_params(number, 400), grammar(schema_source(schema)))))
+        jobs.append((schema, Job(prompt, any_params(number, 400), schema_guidance(schema))))
     return jobs
 
 

@@ -17,6 +17,7 @@ from ferrum import LLM, SamplingParams
 from ferrum.core.errors import RequestError, StepError
 from ferrum.core.guidance import Grammar, Guidance
 from ferrum.core.output_format import OutputFormat, Reading
+from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.engine.engine import Engine
 from ferrum.engine.input_processor import RequestOptions
 from ferrum.engine.offline_batch import stream
@@ -153,3 +154,12 @@ def test_record_of_a_limited_request_is_replayed(tmp_path: Path, capsys: pytest.
     assert (record.request.guidance, record.request.reading) == (guidance, reading)
     code, out, err = ferrum("replay", str(path))
     assert (code, err) == (0, "") and "same bits" in out
+
+
+def test_structured_outputs_of_the_sampling_parameters_are_enforced(llm: LLM) -> None:
+    """The library's own door, in one batch with a request that has no limits."""
+    limits = [{"choice": ["yes", "no"]}, {"regex": "[a-f]{4}"}, {"json": {"type": "boolean"}}, None]
+    params = [WARM.but(structured_outputs=each and StructuredOutputs.from_dict(each)) for each in limits]
+    first, second, third, free = (each.outputs[0] for each in llm.generate(["x"] * 4, params, use_tqdm=False))
+    assert first.text in ("yes", "no") and re.fullmatch("[a-f]{4}", second.text) and third.text in ("true", "false")
+    assert {first.finish_reason, second.finish_reason, third.finish_reason} == {"stop"} and free.error is None

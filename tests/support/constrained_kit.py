@@ -14,7 +14,10 @@ import jsonschema_rs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from ferrum import SamplingParams
-from guided_kit import Job, grammar, schema_source
+from ferrum.core.guidance import Guidance
+from ferrum.structured.json_schema import checked_schema
+from ferrum.structured.sources import schema_source
+from guided_kit import Job, grammar
 from schemas import bounded_schemas
 from text_samples import BOS, EOS, write
 from tiny import Case, directory_of
@@ -70,11 +73,16 @@ def any_params(number: int, max_tokens: int) -> SamplingParams:
     )
 
 
+def schema_guidance(schema: dict[str, Any]) -> Guidance:
+    """Return the limits of a client's schema."""
+    return grammar(schema_source(checked_schema(schema, "schema")))
+
+
 def schema_jobs(count: int, max_tokens: int) -> list[tuple[dict[str, Any], Job]]:
     """Return jobs over 200 bounded schemas."""
     schemas = bounded_schemas()
     return [
-        (schema, Job("some JSON: ", any_params(number, max_tokens), grammar(schema_source(schema))))
+        (schema, Job("some JSON: ", any_params(number, max_tokens), schema_guidance(schema)))
         for number, schema in ((number, schemas[number % len(schemas)]) for number in range(count))
     ]
 
