@@ -26,6 +26,7 @@ class Compiler(Guides):
 
     def __init__(self) -> None:
         self.waiting: list[Done] = []
+        self.cancelled: list[Done] = []
         self.started: list[OpenGuide] = []
 
     @property
@@ -37,8 +38,9 @@ class Compiler(Guides):
         self.started.append(OpenGuide())
         return self.started[-1]
 
-    def compile(self, guidance: Guidance, ends: tuple[int, ...], done: Done) -> None:
+    def compile(self, guidance: Guidance, ends: tuple[int, ...], done: Done) -> Callable[[], object]:
         self.waiting.append(done)
+        return lambda: self.cancelled.append(done)
 
     def finish(self, error: FerrumError | None = None) -> None:
         """Report the oldest one as compiled, or as failed."""
@@ -121,6 +123,7 @@ def test_request_that_is_aborted_while_it_compiles_ends_once(
     bench.run()
     bench.inbox.put(Abort("r"))
     bench.run()
+    assert compiler.cancelled == compiler.waiting, "it had begun, so that it is reported nevertheless"
     again = bench.send(request_id="r")
     bench.run()
     compiler.finish(late)

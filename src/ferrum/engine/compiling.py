@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -15,6 +16,15 @@ from ferrum.scheduler.guides import Guides, StartGuide
 _NO_GUIDES: Final = "this engine cannot limit the tokens of a request: its model has no tokenizer"
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiling:
+    """A request, what cancels its compilation, and its choices that have ended."""
+
+    request: Request
+    cancel: Callable[[], object]
+    left: set[int] = field(default_factory=set)
+
+
 class CompilingRequests:
     """The requests whose grammars are being compiled. The engine's thread owns it.
 
@@ -25,7 +35,7 @@ class CompilingRequests:
 
     def __init__(self, guides: Guides | None, inbox: Inbox) -> None:
         self._guides, self._inbox = guides, inbox
-        self._requests: dict[str, tuple[Request, set[int]]] = {}
+        self._requests: dict[str, _Compiling] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -36,7 +46,7 @@ class CompilingRequests:
     @property
     def choices(self) -> int:
         """Number of choices that wait."""
-        return sum(request.params.n - len(left) for request, left in self._requests.values())
+        return sum(each.request.params.n - len(each.left) for each in self._requests.values())
 
     def add(self, request: Request, *, taken: bool) -> list[TokenEvent]:
         """Begin to compile a request's grammar; return its last events if it is refused.
@@ -50,17 +60,18 @@ class CompilingRequests:
             return last_events(request, FinishReason.ERROR, error)
         if self._guides is None or request.guidance is None:
             return last_events(request, FinishReason.ERROR, RequestError(_NO_GUIDES, param="guidance"))
-        self._requests[request.request_id] = request, set()
-        self._guides.compile(request.guidance, request.eos_token_ids, partial(_report, self._inbox, request))
+        done = partial(_report, self._inbox, request)
+        cancel = self._guides.compile(request.guidance, request.eos_token_ids, done)
+        self._requests[request.request_id] = _Compiling(request, cancel)
         return []
 
     def take(self, request: Request) -> frozenset[int] | None:
         """Remove a compiled request; return its choices that have ended, or None if all have."""
         kept = self._requests.get(request.request_id)
-        if kept is None or kept[0] is not request:
+        if kept is None or kept.request is not request:
             return None
         del self._requests[request.request_id]
-        return frozenset(kept[1])
+        return frozenset(kept.left)
 
     def abort(
         self, request_id: str, choice: int | None = None, reason: FinishReason = FinishReason.ABORT
@@ -68,18 +79,21 @@ class CompilingRequests:
         """End a request, or one choice of it; ignore those that are not here."""
         if request_id not in self._requests:
             return []
-        request, left = self._requests[request_id]
+        kept = self._requests[request_id]
+        request, left = kept.request, kept.left
         events = [each for each in last_events(request, reason, left=left) if choice in (None, each.choice)]
         left.update(each.choice for each in events)
         if len(left) == request.params.n:
             del self._requests[request_id]
+            kept.cancel()  # else those who leave would keep others waiting
         return events
 
     def expire(self, now: float) -> list[TokenEvent]:
         """End the requests whose deadline has passed."""
         if not self._requests:
             return []
-        due = [name for name, (each, _) in self._requests.items() if each.deadline is not None and each.deadline <= now]
+        deadlines = ((name, each.request.deadline) for name, each in self._requests.items())
+        due = [name for name, deadline in deadlines if deadline is not None and deadline <= now]
         return [event for name in due for event in self.abort(name, reason=FinishReason.DEADLINE)]
 
     def abort_all(self) -> list[TokenEvent]:

@@ -57,13 +57,13 @@ class Guides(Protocol):
 
     def compile(
         self, guidance: Guidance, ends: tuple[int, ...], done: Callable[[StartGuide | FerrumError], None]
-    ) -> None:
-        """Compile the grammar without waiting for it.
+    ) -> Callable[[], object]:
+        """Compile the grammar without waiting for it; return what cancels that, if it has not begun.
 
         Args:
             guidance: the limits of a request.
             ends: its end tokens; empty: those of the tokenizer.
-            done: called once, from any thread, with what starts guides or with the error.
+            done: called once, from any thread, with what starts guides or with the error; never if it is cancelled.
         """
 
     def close(self) -> None:

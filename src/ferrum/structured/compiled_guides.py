@@ -49,8 +49,8 @@ class CompiledGuides(Guides):
 
     def compile(
         self, guidance: Guidance, ends: tuple[int, ...], done: Callable[[StartGuide | FerrumError], None]
-    ) -> None:
-        self._compiler.submit(self._compile, guidance, ends, done)
+    ) -> Callable[[], object]:
+        return self._compiler.submit(self._compile, guidance, ends, done).cancel
 
     def close(self) -> None:
         for each in (self._compiler, self._masker):
