@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import string
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from ferrum.core.output_format import ToolKind
 from ferrum.core.types import Request
+from ferrum.formats.call_ids import new_id
 from ferrum.formats.parts import Part, PartKind, message_of
 from ferrum.server.openai.replies import CustomCall, FunctionCall, ToolCall
-
-ID_LENGTH: Final = 9
-_LETTERS: Final = string.digits + string.ascii_lowercase
 
 
 class MessageParts:
@@ -48,7 +44,7 @@ class MessageParts:
             elif part.kind is PartKind.CALL:
                 names = self._calls.setdefault(index, [])
                 names.append(part.text)
-                yield self._call(index, part.text, "", call_id=part.id or self._id(index, len(names) - 1))
+                yield self._call(index, part.text, "", call_id=part.id or new_id(self._reply, index, len(names) - 1))
             elif part.kind is PartKind.ARGUMENTS:
                 yield self._call(index, self._calls[index][-1], part.text)
 
@@ -72,7 +68,7 @@ class MessageParts:
                 fields["function_call"] = FunctionCall(name=first.name, arguments=first.arguments)
             else:
                 fields["tool_calls"] = [
-                    ToolCall(id=each.id or self._id(index, place), **self._named(each.name, each.arguments))
+                    ToolCall(id=each.id or new_id(self._reply, index, place), **self._named(each.name, each.arguments))
                     for place, each in enumerate(whole.calls)
                 ]
         return fields
@@ -93,9 +89,3 @@ class MessageParts:
         if kind == "custom":
             return {**head, "custom": CustomCall(**named, input=arguments)}
         return {**head, "function": FunctionCall(**named, arguments=arguments)}
-
-    def _id(self, index: int, place: int) -> str:
-        """Return 9 letters and digits: Mistral's templates refuse any other form in a history."""
-        digest = hashlib.sha256(f"{self._reply} {index} {place}".encode()).digest()
-        number = int.from_bytes(digest[:8], "big")
-        return "".join(_LETTERS[number // 36**digit % 36] for digit in range(ID_LENGTH))
