@@ -140,7 +140,7 @@ def test_one_call_is_all_without_parallel_calls() -> None:
     call = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
     assert guided("hermes")[0].accepts(f"{call}\n{call}")
     assert not guided("hermes", parallel=False)[0].accepts(f"{call}\n{call}")
-    section = "[TOOL_CALLS][" + '{"name": "ping", "arguments": {}, "id": "a"}'
+    section = "[TOOL_CALLS][" + '{"name": "ping", "arguments": {}, "id": "abcdefgh1"}'
     assert guided("mistral-list")[0].accepts(f"{section}, {section[13:]}]")
     assert not guided("mistral-list", parallel=False)[0].accepts(f"{section}, {section[13:]}]")
 
@@ -269,3 +269,31 @@ def test_choices_that_limit_nothing_have_no_guidance() -> None:
         assert tool_guidance(KNOWN["qwen3"], tools, choice, budget=None, **arguments) is None  # type: ignore[arg-type]
         limited = tool_guidance(KNOWN["qwen3"], tools, choice, budget=9, **arguments)  # type: ignore[arg-type]
         assert limited is not None and limited.grammar is None and limited.thought is not None
+
+
+def test_strict_schemas_as_pydantic_writes_them_compile_in_tags() -> None:
+    whole = {
+        "type": "object",
+        "properties": {
+            "color": {"$ref": "#/$defs/Color"},
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "Note"},
+            "size": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        },
+        "required": ["color", "note", "size"],
+        "additionalProperties": False,
+        "$defs": {"Color": {"type": "string", "enum": ["red", "blue"], "title": "Color"}},
+    }
+    tools = (Tool(name="f", parameters=json.dumps(whole), strict=True),)
+    matcher, _, toy = guided("glm-4.7", tools=tools)
+    for color, note, size, right in (
+        ("red", "x", "5", True),
+        ("blue", "null", "null", True),
+        ("green", "x", "5", False),
+    ):
+        items = zip(("color", "note", "size"), (color, note, size), strict=True)
+        tags = "".join(f"<arg_key>{key}</arg_key><arg_value>{each}</arg_value>" for key, each in items)
+        text = f"<tool_call>f{tags}</tool_call>"
+        assert matcher.accepts(text) is right, matcher.refused_at(text)
+        if right:
+            arguments = json.loads(parsed(text, KNOWN["glm-4.7"], tools, toy).calls[0].arguments)
+            assert arguments["note"] in ("x", None) and arguments["size"] in (5, None)

@@ -39,8 +39,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Types:
     """Return the types of a schema."""
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return None
-    if isinstance(schema.get("$ref"), str):
-        return _types(_referred(schema["$ref"], root), root, depth + 1)
+    schema = resolved(schema, root)
     kind = schema.get("type")
     if isinstance(kind, str):
         return frozenset({kind})
@@ -55,6 +54,22 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Types:
             found = [_types(each, root, depth + 1) for each in schema[key]]
             return None if None in found else frozenset().union(*(each for each in found if each is not None))
     return None
+
+
+def resolved(schema: Mapping[str, Any], root: Any) -> Mapping[str, Any]:
+    """Return a schema with what it refers to, or what its only part of `allOf` says, in place."""
+    for _ in range(_MAX_DEPTH):
+        parts = schema.get("allOf")
+        if isinstance(schema.get("$ref"), str):
+            other, key = _referred(schema["$ref"], root), "$ref"
+        elif isinstance(parts, list) and len(parts) == 1:
+            other, key = parts[0], "allOf"
+        else:
+            break
+        if not isinstance(other, dict):
+            break
+        schema = {**other, **{name: each for name, each in schema.items() if name != key}}
+    return schema
 
 
 def _referred(reference: str, root: Any) -> Any:

@@ -19,6 +19,10 @@ from ferrum.formats.triggers import CallPlan
 
 _ID: Final = re.compile(r"[\w.-]*")
 _MAX_ID: Final = 128
+_GOOD_ID: Final = re.compile(r"[a-zA-Z0-9]{9}|[\w.-]+:[0-9]{1,4}")
+"""An id that templates accept in histories. Mistral's raise for others; Kimi's models expect a name and a number."""
+
+_LAST_WORD: Final = re.compile(r"[\w.]*\Z")
 
 
 class Names:
@@ -81,9 +85,9 @@ class CallReader:
             yield from space(self._reader)
             yield from choose(self._reader, part)
 
-    def _begin(self, tool: Tool) -> None:
+    def _begin(self, tool: Tool, call_id: str = "") -> None:
         self._begun()
-        self._emit(Part(PartKind.CALL, tool.name))
+        self._emit(Part(PartKind.CALL, tool.name, call_id))
         self._input = InputText() if tool.kind is ToolKind.CUSTOM else None
 
     def _argument(self, text: str) -> None:
@@ -108,19 +112,21 @@ class CallReader:
                 return self._names.spelled.get(found)
             found += self._reader.take(self._reader.at + 1)
 
-    def _id(self) -> Steps[None]:
-        size = 0
-        while size < _MAX_ID:
-            found = _ID.match(self._reader.text, self._reader.at)
-            assert found is not None
-            size += len(self._reader.take(found.end()))
+    def _id(self) -> Steps[str]:
+        found = ""
+        while len(found) < _MAX_ID:
+            word = _ID.match(self._reader.text, self._reader.at)
+            assert word is not None
+            found += self._reader.take(word.end())
             if self._reader.at < len(self._reader.text) or self._reader.ended:
-                return
+                break
             yield
+        return found
 
     def _named(self) -> Steps[bool]:
+        call_id = ""
         if self._calls.id_place is IdPlace.BEFORE and self._plan.id_separator is not None:
-            yield from self._id()
+            call_id = yield from self._id()
             if (yield from choose(self._reader, self._plan.id_separator)) < 0:
                 return False
             yield from space(self._reader)
@@ -130,32 +136,32 @@ class CallReader:
         if self._calls.id_place is IdPlace.AFTER and self._plan.id_separator is not None:
             yield from space(self._reader)
             if (yield from choose(self._reader, self._plan.id_separator)) >= 0:
-                yield from self._id()
+                call_id = id_text(self._calls, tool.name, (yield from self._id()))
         yield from space(self._reader)
         if self._plan.after_name is not None and (yield from choose(self._reader, self._plan.after_name)) < 0:
             return False
         yield from space(self._reader)
-        return (yield from self._named_arguments(tool))
+        return (yield from self._named_arguments(tool, call_id if _GOOD_ID.fullmatch(call_id) else ""))
 
-    def _named_arguments(self, tool: Tool) -> Steps[bool]:
+    def _named_arguments(self, tool: Tool, call_id: str) -> Steps[bool]:
         reader, style = self._reader, self._calls.arguments.style
         char = yield from peek(reader)
         if style is ArgumentStyle.TAGGED and self._plan.tagged is not None:
             if not char or char not in {first for each in self._plan.tagged.begin.patterns for first in each.firsts}:
                 return False
-            self._begin(tool)
+            self._begin(tool, call_id)
             types = argument_types(tool)
             plan, arguments = self._plan.tagged, self._calls.arguments
             yield from tagged_arguments(reader, self._argument, plan, arguments, types, self._markers)
         elif char == "{":
-            self._begin(tool)
+            self._begin(tool, call_id)
             if style is ArgumentStyle.GEMMA:
                 reader.take(reader.at + 1)
                 yield from LiteralReader(reader, self._argument, self._plan.quote, self._markers).read()
             else:
                 yield from json_value(reader, self._argument, self._breaks)
         elif self._plan.close and (yield from choose(reader, self._plan.close[0])) >= 0:
-            self._begin(tool)
+            self._begin(tool, call_id)
             self._argument("{}")
         else:
             return False
@@ -263,6 +269,14 @@ class CallReader:
             if text.ended or stop < len(rest) or reader.ended:
                 return
             yield
+
+
+def id_text(calls: Calls, name: str, found: str) -> str:
+    """Return the id of a call whose id follows its name: with the name if only a sign stands between them."""
+    if len(calls.id_separator.strip()) != 1:
+        return found
+    word = _LAST_WORD.search(calls.open)
+    return f"{word.group() if word else ''}{name}{calls.id_separator.strip()}{found}"
 
 
 def _nothing(text: str) -> None:

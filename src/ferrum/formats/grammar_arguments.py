@@ -9,7 +9,7 @@ from typing import Any
 from ferrum.core.errors import RequestError
 from ferrum.core.output_format import Arguments, ArgumentStyle, Calls, CallStyle, Tool, ToolKind, ValueStyle
 from ferrum.core.values import shown
-from ferrum.formats.argument_types import STRING, Types, argument_types
+from ferrum.formats.argument_types import STRING, Types, argument_types, resolved
 from ferrum.formats.custom_grammar import custom_grammar
 from ferrum.formats.grammar_values import JSON_CONSTANTS, PYTHON_CONSTANTS, Literals
 from ferrum.formats.json_text import INPUT
@@ -109,13 +109,22 @@ def _value(lark: Lark, arguments: Arguments, tool: Tool, name: str, schema: Any)
         return sequence(_other_value(lark, arguments, tool, schema, types), close)
     if not tool.strict or not isinstance(schema, dict):
         return lark.until(arguments.value_close.lstrip())
-    if types != STRING:
+    whole = json.loads(tool.parameters)
+    schema = resolved(schema, whole)
+    if types == STRING:
+        return _strict_string(lark, arguments, tool, name, schema)
+    parts = [resolved(each, whole) for each in schema.get("anyOf", ()) if isinstance(each, dict)]
+    strings = [each for each in parts if each.get("type") == "string"] or [schema]
+    if types != frozenset({"string", "null"}) or len(strings) > 1:
         raise RequestError(
             f"the argument {shown(name)} of the strict tool {shown(tool.name)} may be a string or something else, "
             "which this model's format of calls cannot enforce (give it one type, or leave out strict)",
             param="tools",
         )
-    return _strict_string(lark, arguments, tool, name, schema)
+    allowed = {key: each for key, each in strings[0].items() if key != "anyOf"}
+    if isinstance(allowed.get("enum"), list):
+        allowed["enum"] = [each for each in allowed["enum"] if each is not None]
+    return either([sequence(lark.text("null"), close), _strict_string(lark, arguments, tool, name, allowed)])
 
 
 def _other_value(lark: Lark, arguments: Arguments, tool: Tool, schema: Any, types: Types) -> str:

@@ -18,7 +18,7 @@ from ferrum.formats.lark import Lark, either, list_of, literal, optional, sequen
 from ferrum.formats.markers import SPACE, Markers, markers_of
 from ferrum.text.tokenizer import Tokenizer
 
-_ID = "/[a-zA-Z0-9_-]{1,40}/"
+_ID = "/[a-zA-Z0-9]{9}/"
 _INDEX = "/[0-9]{1,4}/"
 
 
@@ -213,4 +213,5 @@ class CallGrammar:
 
 def _extra(name: str) -> str:
     """Return the value of a further key of a call's object."""
-    return literal('"function"') if name == "type" else r'/"[a-zA-Z0-9_-]{1,40}"/'
+    options = {"type": literal('"function"'), "id": '/"[a-zA-Z0-9]{9}"/'}
+    return options.get(name, '/"[a-zA-Z0-9_-]{1,40}"/')
