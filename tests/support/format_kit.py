@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ferrum.core.output_format import OutputFormat, Reading, Tool
-from ferrum.formats.markers import format_texts
 from ferrum.formats.parser import OutputParser
 from ferrum.formats.parts import Message, Part, joined_parts, message_of
+from ferrum.formats.patterns import format_texts
 from ferrum.text.tokenizer import Tokenizer
 
 _PIECES = re.compile(r"<[^<>\n]{1,60}>|\[[A-Z_/]+\]|[^\w\s]DSML[^\w\s]")

@@ -14,7 +14,7 @@ from typing import Final
 from ferrum.core.output_format import Arguments, Calls, ValueStyle
 from ferrum.formats.argument_types import STRING, Types, typed_json
 from ferrum.formats.json_text import escaped
-from ferrum.formats.markers import SPACE, Choice, Markers, Pattern, choice, is_mark
+from ferrum.formats.patterns import SPACE, Choice, Markers, Pattern, choice, is_mark
 from ferrum.formats.reader import Reader, Sink, Steps, choose, peek, space, until
 
 _OUTSIDE: Final = re.compile('["{}\\[\\]\ud800-\udfff]')

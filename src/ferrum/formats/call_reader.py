@@ -12,8 +12,8 @@ from ferrum.formats.argument_readers import json_value, tagged_arguments
 from ferrum.formats.argument_types import argument_types
 from ferrum.formats.json_text import InputText, StringText
 from ferrum.formats.literals import LiteralReader
-from ferrum.formats.markers import Markers
 from ferrum.formats.parts import Part, PartKind
+from ferrum.formats.patterns import Markers
 from ferrum.formats.reader import Reader, Sink, Steps, choose, peek, space
 from ferrum.formats.triggers import CallPlan
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ferrum.core.output_format import Arguments
-from ferrum.formats.markers import Markers, is_mark
+from ferrum.formats.patterns import Markers, is_mark
 
 _SPECIAL: Final = re.compile(r"[.*+?()\[\]{}|^$\\/&~#-]")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ferrum.formats.json_text import escaped
-from ferrum.formats.markers import SPACE, Choice, Markers, Pattern, choice, is_mark
+from ferrum.formats.patterns import SPACE, Choice, Markers, Pattern, choice, is_mark
 from ferrum.formats.reader import Reader, Sink, Steps, choose, peek, space, until
 
 _WORDS: Final = {"True": "true", "False": "false", "None": "null"}

@@ -11,8 +11,8 @@ from typing import cast
 
 from ferrum.core.output_format import Reading
 from ferrum.formats.call_reader import CallReader, Names
-from ferrum.formats.markers import SPACE, Markers, markers_of
 from ferrum.formats.parts import Part, PartKind
+from ferrum.formats.patterns import SPACE, Markers, markers_of
 from ferrum.formats.reader import Reader, Steps, choose, peek, space, until
 from ferrum.formats.triggers import CallPlan, Role, State, Triggers, call_plan, triggers
 from ferrum.text.tokenizer import Tokenizer

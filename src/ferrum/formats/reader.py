@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from ferrum.formats.markers import MORE, SPACE, Choice
+from ferrum.formats.patterns import MORE, SPACE, Choice
 
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]

@@ -15,7 +15,7 @@ from ferrum.core.output_format import Calls, CallStyle, IdPlace, OutputFormat, T
 from ferrum.core.values import shown
 from ferrum.formats.grammar_arguments import arguments_grammar
 from ferrum.formats.lark import Lark, either, list_of, literal, optional, sequence
-from ferrum.formats.markers import SPACE, Markers, markers_of
+from ferrum.formats.patterns import SPACE, Markers, markers_of
 from ferrum.text.tokenizer import Tokenizer
 
 _ID = "/[a-zA-Z0-9]{9}/"

@@ -9,7 +9,7 @@ from enum import StrEnum
 from ferrum.core.output_format import ArgumentStyle, Calls, CallStyle, OutputFormat
 from ferrum.formats.argument_readers import TaggedPlan, tagged_plan
 from ferrum.formats.literals import QuotePlan, quote_plan
-from ferrum.formats.markers import Choice, Markers, Pattern, choice
+from ferrum.formats.patterns import Choice, Markers, Pattern, choice
 
 
 class Role(StrEnum):

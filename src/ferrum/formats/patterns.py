@@ -12,7 +12,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from ferrum.core.output_format import OutputFormat
-from ferrum.text.tokenizer import Tokenizer
+from ferrum.text.tokenizer import Tokenizer, encode_middle
 
 NO: Final = -1
 MORE: Final = -2
@@ -162,7 +162,7 @@ def format_texts(form: OutputFormat) -> Iterator[str]:
 
 def token_of(text: str, tokenizer: Tokenizer) -> int | None:
     """Return the one token that spells a text, or None."""
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    ids = encode_middle(tokenizer, text)
     return ids[0] if len(ids) == 1 and tokenizer.token_bytes(ids[0]) == text.encode() else None
 
 
