@@ -49,6 +49,26 @@ BOTH: Final[dict[str, Any]] = {
     "truncate_prompt_tokens": 1,
     "return_token_ids": True,
 }
+CONSTRAINTS: Final[dict[str, Any]] = {
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"choice": ["a"]},
+    "guided_json": {"type": "integer"},
+    "guided_regex": "a*",
+    "guided_choice": ["a"],
+    "guided_grammar": 'root ::= "a"',
+    "json_schema": {"type": "integer"},
+    "response_schema": {"type": "integer"},
+    "regex": "a*",
+    "grammar": 'root ::= "a"',
+    "ebnf": 'root ::= "a"',
+    "structural_tag": {
+        "type": "structural_tag",
+        "structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}],
+        "triggers": ["<f"],
+    },
+}
+"""Constraints on the output, which a request to ignore end tokens contradicts."""
+
 CHAT: Final[dict[str, Any]] = {
     **BOTH,
     "messages": [{"role": "user", "content": "other"}],
@@ -72,41 +92,24 @@ CHAT_NO_OPS: Final[dict[str, Any]] = {
 }
 COMPLETION_NO_OPS: Final[dict[str, Any]] = {"user": "u", "spaces_between_special_tokens": True}
 REFUSED: Final[dict[str, Any]] = {
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "required",
-    "parallel_tool_calls": 1,
-    "functions": [{"name": "f"}],
-    "function_call": {"name": "f"},
     "documents": [{"text": "a"}],
     "audio": {},
     "web_search_options": {},
     "moderation": {},
-    "structured_outputs": {"choice": ["a"]},
     "logprob_token_ids": [1],
-    "thinking_token_budget": 5,
     "use_beam_search": True,
     "truncation_side": "right",
-    "grammar": 'root ::= "a"',
-    "ebnf": 'root ::= "a"',
-    "regex": "a*",
-    "json_schema": {},
-    "response_schema": {},
-    "structural_tag": "{}",
-    "guided_json": {},
-    "guided_regex": "a*",
-    "guided_choice": ["a"],
-    "guided_grammar": 'root ::= "a"',
     "logits_processors": ["a"],
-    "response_format": {"type": "json_object"},
     "modalities": ["text", "audio"],
-    "include_reasoning": False,
     "priority": 3,
 }
 NEEDS_ANOTHER: Final = {
     "model", "stream_options", "top_logprobs", "echo", "continue_final_message", "add_special_tokens",
     "return_tokens_as_token_ids", "reasoning_effort", "max_completion_tokens",
+    "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call",
+    "thinking_token_budget", "include_reasoning",
 }  # fmt: skip
-"""Fields that need others; separate tests cover them."""
+"""Fields that need others, or a model with tools and reasoning; separate tests cover them."""
 
 
 def seen(server: Served, path: str, body: dict[str, Any]) -> Any:
@@ -139,6 +142,15 @@ def test_field_changes_something(server: Served, path: str, field: str, value: A
     assert seen(server, path, {**base(path), field: value}) != seen(server, path, base(path))
 
 
+@pytest.mark.parametrize("field", CONSTRAINTS)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_constraint_changes_the_output(server: Served, path: str, field: str) -> None:
+    plain = {name: value for name, value in base(path).items() if name not in ("ignore_eos", "min_tokens")}
+    assert seen(server, path, {**plain, field: CONSTRAINTS[field]}) != seen(server, path, plain)
+    error = error_of(server.post(path, **plain, **{field: CONSTRAINTS[field]}, ignore_eos=True), 400)
+    assert error["param"] == "ignore_eos"
+
+
 @pytest.mark.parametrize(
     ("path", "fields"), [("/v1/chat/completions", CHAT_NO_OPS), ("/v1/completions", COMPLETION_NO_OPS)]
 )
@@ -157,16 +169,20 @@ def test_unsupported_field_is_refused_by_name(server: Served, field: str) -> Non
 
 
 def test_null_equals_absent(server: Served) -> None:
-    chat = dict.fromkeys({*CHAT, *CHAT_NO_OPS, *REFUSED, *NEEDS_ANOTHER} - {"messages", "model", "max_tokens"})
+    chat = dict.fromkeys(
+        {*CHAT, *CHAT_NO_OPS, *CONSTRAINTS, *REFUSED, *NEEDS_ANOTHER} - {"messages", "model", "max_tokens"}
+    )
     assert server.chat(**chat).status_code == 200
     completion = dict.fromkeys({*COMPLETION, "suffix", "stream_options"} - {"prompt", "max_tokens"})
     assert server.complete(**completion).status_code == 200
 
 
 def test_every_field_of_the_document_is_covered() -> None:
-    assert set(ChatRequest.model_fields) == {*CHAT, *NEEDS_ANOTHER} | (set(ChatRequest.model_fields) & REFUSED.keys())
+    assert set(ChatRequest.model_fields) == {*CHAT, *CONSTRAINTS, *NEEDS_ANOTHER} | (
+        set(ChatRequest.model_fields) & REFUSED.keys()
+    )
     assert set(CompletionRequest.model_fields) <= {
-        *COMPLETION, *COMPLETION_NO_OPS, *NEEDS_ANOTHER, *REFUSED, "suffix"
+        *COMPLETION, *COMPLETION_NO_OPS, *CONSTRAINTS, *NEEDS_ANOTHER, *REFUSED, "suffix"
     }  # fmt: skip
     assert {*ChatRequest.REFUSED, *CompletionRequest.REFUSED} <= REFUSED.keys()
     assert ChatRequest.NO_OPS.keys() == CHAT_NO_OPS.keys()

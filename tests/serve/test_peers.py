@@ -54,16 +54,23 @@ def test_value_that_asks_for_nothing_is_served(server: Served, field: str, value
     reply = server.chat(temperature=0, **{field: value})
     assert reply.status_code == 200 and "x-ferrum-ignored" not in reply.headers
     assert reply.json()["choices"] == server.chat(temperature=0).json()["choices"]
-    if field in ("tools", "documents"):
+    if field == "documents":
         for route in ("/v1/chat/completions/render", "/tokenize"):
             assert server.post(route, messages=USER, **{field: value}).status_code == 200
 
 
-@pytest.mark.parametrize("field", ["guided_json", "regex", "grammar", "use_beam_search", "truncation_side"])
-def test_constraint_is_never_ignored(server: Served, field: str) -> None:
+@pytest.mark.parametrize("field", ["logits_processors", "use_beam_search", "truncation_side"])
+def test_field_that_would_change_the_output_is_never_ignored(server: Served, field: str) -> None:
     for path, fields in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": USER})):
         error = error_of(server.post(path, model="fake", **fields, **{field: "x"}), 400)
         assert (error["code"], error["param"]) == ("unsupported_parameter", field)
+
+
+@pytest.mark.parametrize("field", ["guided_regex", "regex", "grammar", "ebnf"])
+def test_constraint_of_another_server_holds(server: Served, field: str) -> None:
+    grammar = "xy" if "regex" in field else 'root ::= "x" "y"'
+    assert server.complete(**{field: grammar}).json()["choices"][0]["text"] == "xy"
+    assert server.chat(**{field: grammar}).json()["choices"][0]["message"]["content"] == "xy"
 
 
 def test_empty_stop_list_and_best_of_zero_count_as_absent(server: Served) -> None:

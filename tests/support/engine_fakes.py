@@ -25,6 +25,7 @@ from ferrum.engine.model_client import Parts
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.sequence import Sequence
+from ferrum.structured.compiled_guides import CompiledGuides
 from ferrum.text.generation_config import GenerationConfig
 
 VOCABULARY = 97
@@ -171,7 +172,7 @@ class FakeRecipe:
             prefixes=scope_of(pages) if self.prefixes else None,
         )
         info = EngineInfo("fake", VOCABULARY, self.context, pages.capacity_tokens, "fake-1", memory=self._memory())
-        return Built(executor, scheduler, info, recorded=self.recorded)
+        return Built(executor, scheduler, info, CompiledGuides(LetterTokenizer, VOCABULARY), recorded=self.recorded)
 
     def _memory(self) -> MemoryPlan:
         part = PoolPart(name="full", num_pages=self.num_pages, page_size=self.page_size, page_bytes=8 * self.page_size)
