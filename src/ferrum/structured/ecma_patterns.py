@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
+MOST_CHARACTERS: Final = 4096
+"""Limit of a pattern."""
+
 MOST_REPEATS: Final = 10_000
 """Limit of a counted repetition."""
 
@@ -27,6 +30,8 @@ _NAMED_GROUP: Final = re.compile(r"\?<[A-Za-z_$][\w$]*>")
 
 def translated(pattern: str) -> str:
     """Return the pattern in the syntax of Rust's regex. Raises ValueError."""
+    if len(pattern) > MOST_CHARACTERS:
+        raise ValueError(f"has more than {MOST_CHARACTERS} characters")
     return _Reader(pattern).read()
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from ferrum.core.errors import InvalidSchema
 from ferrum.structured import schema_keywords, schema_logic, schema_objects
 from ferrum.structured.schema_facts import Facts, Schema
+from ferrum.structured.schema_limits import MOST_MEETING, MOST_NESTED, Meeting, nested_levels
 from ferrum.structured.schema_places import MOST_LEVELS, Place, Resources, is_schema
 from ferrum.structured.schema_values import Multiples
 
@@ -91,14 +92,24 @@ class Walk:
         while self._pending:
             name, place = self._pending.pop()
             self._definitions[name] = self.schema(place)
-        facts = Facts({f"#/$defs/{name}": each for name, each in self._definitions.items()})
-        if facts.empty([schema]):
-            root.refuse("no finite value satisfies the schema")
+        definitions = {f"#/$defs/{name}": each for name, each in self._definitions.items()}
+        self._check_limits(root, schema, definitions)
+        facts = Facts(definitions)
         for place, options in self._alternatives:
             schema_logic.check_exclusive(place, options, facts)
+        if Facts(definitions).empty([schema]):
+            root.refuse("no finite value satisfies the schema")
         assert not isinstance(schema, bool) or schema  # false is empty
         written = {} if schema is True else dict(schema)
         return written | ({"$defs": dict(self._definitions)} if self._definitions else {})
+
+    def _check_limits(self, root: Place, schema: Schema, definitions: Mapping[str, Schema]) -> None:
+        if nested_levels(schema, definitions) > MOST_NESTED:
+            root.refuse(f"has more than {MOST_NESTED} schemas within each other, through references")
+        meeting = Meeting(definitions)
+        for place, each in reversed(self.sources):
+            if meeting.most(each) > MOST_MEETING:
+                place.refuse(f"more than {MOST_MEETING} patterns may have to match together")
 
     def schema(self, place: Place) -> Schema:
         """Return a schema written again. Raises InvalidSchema."""

@@ -11,8 +11,12 @@ from ferrum.core.errors import InvalidGrammar
 
 _PIECES: Final = re.compile(
     r"""(?P<kept>"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/)|(?P<json>%json\b)|(?P<option>%llguidance\b)"""
-    r"""|(?P<attribute>\b(?:max_tokens|temperature|stop)\s*=)"""
+    r"""|(?P<attribute>\b(?:max_tokens|temperature|stop)\s*=)|(?P<rule>:)"""
 )
+MOST_RULES: Final = 500
+"""Rules and terminals; llguidance's recursion through them ends the process at about 2500."""
+
+MOST_CHARACTERS: Final = 64 * 1024
 _READER: Final = json.JSONDecoder()
 
 
@@ -32,10 +36,15 @@ def checked_lark(text: str, nested: Callable[[Any], str]) -> str:
         InvalidGrammar: it uses an attribute that prevents taking tokens back, or options of the library.
         InvalidSchema: a nested schema is wrong or cannot be enforced.
     """
-    found, place = [], 0
+    if len(text) > MOST_CHARACTERS:
+        raise InvalidGrammar(f"has {len(text)} characters in Lark, more than {MOST_CHARACTERS}")
+    found, place, rules = [], 0, 0
     while match := _PIECES.search(text, place):
         found.append(text[place : match.end()])
         place = match.end()
+        rules += match["rule"] is not None
+        if rules > MOST_RULES:
+            raise InvalidGrammar(f"has more than {MOST_RULES} rules and terminals")
         if match["attribute"] is not None:
             name = match["attribute"].rstrip("= \t\n")
             raise InvalidGrammar(f"the attribute {name} is not supported: tokens could not be taken back")

@@ -16,8 +16,9 @@ Parts = dict[int, dict[str, Any]]
 """Schemas that hold at the same value, by identity."""
 
 TYPES: Final = ("null", "boolean", "number", "string", "array", "object")
-_MOST_STEPS: Final = 10_000
+_MOST_STEPS: Final = 30_000
 _MOST_DEPTH: Final = 100
+"""Of nested proofs, and of schemas that require each other at one value. Python's own stack is limited."""
 
 
 def type_of(value: Any) -> str:
@@ -49,6 +50,7 @@ class Facts:
     def __init__(self, definitions: Mapping[str, Schema]) -> None:
         self._definitions = definitions
         self._steps = 0
+        self._depth = 0
         self._open: set[frozenset[int]] = set()
 
     def empty(self, schemas: Sequence[Schema]) -> bool:
@@ -59,8 +61,6 @@ class Facts:
         key = frozenset(parts)
         if key in self._open:  # a value would have to contain a smaller one without end
             return True
-        if len(self._open) > _MOST_DEPTH:
-            return False
         self._open.add(key)
         try:
             return self._search(parts, [part["anyOf"] for part in parts.values() if "anyOf" in part])
@@ -73,7 +73,7 @@ class Facts:
             return schema
         if id(schema) in around:
             return False
-        if id(schema) in parts:
+        if id(schema) in parts or len(around) > _MOST_DEPTH:
             return True
         parts[id(schema)] = schema
         required = list(schema.get("allOf", ()))
@@ -84,13 +84,15 @@ class Facts:
     def _search(self, parts: Parts, groups: list[list[Schema]]) -> bool:
         """Whether the parts are empty together with each choice of options, one from every group."""
         self._steps += 1
-        if self._steps > _MOST_STEPS:
+        if self._steps > _MOST_STEPS or self._depth > _MOST_DEPTH:
             return False
-        if self._no_type(list(parts.values())):
-            return True
-        if not groups:
-            return False
-        return all(self._no_option(option, parts, groups[1:]) for option in groups[0])
+        self._depth += 1
+        try:
+            if self._no_type(list(parts.values())):
+                return True
+            return bool(groups) and all(self._no_option(option, parts, groups[1:]) for option in groups[0])
+        finally:
+            self._depth -= 1
 
     def _no_option(self, option: Schema, parts: Parts, groups: list[list[Schema]]) -> bool:
         more = dict(parts)

@@ -7,13 +7,13 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ferrum.structured.schema_facts import Facts, Schema
-from ferrum.structured.schema_negation import negated
+from ferrum.structured.schema_negation import check_size, negated
 from ferrum.structured.schema_places import Place
 
 if TYPE_CHECKING:
     from ferrum.structured.json_schema import Rule, Walk, Written
 
-MOST_OPTIONS: Final = 200
+MOST_OPTIONS: Final = 100
 """Limit of the options of `oneOf`, which are compared in pairs."""
 
 
@@ -79,7 +79,9 @@ def check_exclusive(place: Place, options: list[Schema], facts: Facts) -> None:
 
 
 def _not(walk: Walk, place: Place, out: Written) -> None:
-    out.parts.append(negated(walk.schema(place), place))
+    schema = walk.schema(place)
+    check_size(schema, place)
+    out.parts.append(negated(schema, place))
 
 
 def _if(walk: Walk, place: Place, out: Written) -> None:
@@ -87,6 +89,7 @@ def _if(walk: Walk, place: Place, out: Written) -> None:
     if "then" not in siblings and "else" not in siblings:
         return
     condition = walk.schema(place)
+    check_size(condition, place)
     then = walk.schema(place.owner.at("then")) if "then" in siblings else True
     otherwise = walk.schema(place.owner.at("else")) if "else" in siblings else True
     out.parts.append({"anyOf": [{"allOf": [condition, then]}, {"allOf": [negated(condition, place), otherwise]}]})

@@ -24,6 +24,21 @@ _REVERSED: Final = {
 """By keyword: its type, the keyword of the opposite, and what to add to the limit."""
 
 
+MOST_SIZE: Final = 2_000
+"""Values within a schema that is negated; nested conditions double it each time."""
+
+
+def check_size(schema: Schema, place: Place) -> None:
+    """Refuse a schema that is too large to be negated."""
+    pending: list[Any] = [schema]
+    for _ in range(MOST_SIZE):
+        if not pending:
+            return
+        value = pending.pop()
+        pending.extend(value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())
+    place.refuse(f"is too large: it has more than {MOST_SIZE} values when conditions are resolved")
+
+
 def negated(schema: Schema, place: Place) -> Schema:
     """Return a schema of the values that a written schema excludes. Errors name the place."""
     if isinstance(schema, bool):

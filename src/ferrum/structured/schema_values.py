@@ -14,8 +14,8 @@ MOST_COUNT: Final = 2**31 - 1
 MOST_EXACT: Final = 2**53
 _MOST_DIGITS: Final = 17
 _MOST_PLACES: Final = 12
-_MOST_REMAINDER: Final = 4 * 10**8
-"""llguidance keeps ten times a remainder in 32 bits."""
+MOST_UNITS: Final = 10_000
+"""Limit of `multipleOf`: llguidance takes 10 microseconds for each possible remainder to compile it."""
 
 
 def number(place: Place, *, least: float | None = None) -> int | float:
@@ -88,14 +88,15 @@ class Multiples:
     """The values of `multipleOf` in one schema. They may all meet, so their common multiple is limited."""
 
     def __init__(self) -> None:
-        self._found: list[Decimal] = []
+        self._found: set[Decimal] = set()
 
     def add(self, place: Place) -> int | float:
         """Return a valid `multipleOf`. Raises InvalidSchema."""
         value = number(place, least=0)
-        self._found.append(Decimal(repr(value)))
+        self._found.add(Decimal(repr(value)).normalize())
         places = max(-int(each.as_tuple().exponent) for each in self._found)
-        if math.lcm(*(int(each.scaleb(places)) for each in self._found)) > _MOST_REMAINDER:
-            limit = f"{_MOST_REMAINDER:,} units in the last decimal place"
-            place.refuse(f"the common multiple of all multipleOf exceeds {limit}")
+        units = [int(each.scaleb(places)) for each in self._found]
+        if math.lcm(*units) > MOST_UNITS:
+            limit = f"{MOST_UNITS:,} units in the last decimal place"
+            place.refuse(f"exceeds {limit}, alone or as the common multiple of all multipleOf")
         return value

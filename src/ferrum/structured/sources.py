@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -23,8 +24,12 @@ from ferrum.structured.structural_tags import tag_grammars
 WHITE_SPACE: Final = r"\x20|\r?\n(?:\x20{0,40}|\t{0,10})"
 """The white space between tokens of JSON, at most once in each place."""
 
+MOST_REGEX: Final = 16 * 1024
+"""Characters of a regular expression; its first mask takes up to 0.2 seconds."""
+
 _ESCAPES: Final = 'nrbtf\\"'
-_MOST_LOCATED: Final = 200
+_LOCATING: Final = 0.3
+"""Seconds to find the place of a fault that only the library sees."""
 _MOST_MESSAGE: Final = 200
 _BLANK: Final = re.compile(r"(?:\\x20|\\[snrt]|[ \n\r\t\[\]()|?*+]|\?:|\{\d*,?\d*\})+")
 _LIBRARY_PLACE: Final = re.compile(r"^at \d+\(\d+\): |^\d+\(\d+\): ")
@@ -107,7 +112,9 @@ def nested_json(schema: Any) -> str:
 
 
 def regex_literal(regex: str) -> str:
-    """Return a regular expression as a literal of Lark."""
+    """Return a regular expression as a literal of Lark. Raises InvalidGrammar if it is too long."""
+    if len(regex) > MOST_REGEX:
+        raise InvalidGrammar(f"has {len(regex)} characters, more than {MOST_REGEX}")
     escaped, within = [], False
     for char in regex:
         escaped.append("\\/" if char == "/" and not within else "\\n" if char == "\n" else char)
@@ -153,7 +160,8 @@ def _short(message: str) -> str:
     if "Regex is empty" in lines[0]:
         return "Unsatisfiable schema: no string matches"
     reason = next((each.strip() for each in lines[1:] if each.startswith("error: ")), "")
-    line = f"{_LIBRARY_PLACE.sub('', lines[0])} {reason}".strip()
+    first = lines[0].partition(":  (")[0]  # the library's form of a regex follows
+    line = f"{_LIBRARY_PLACE.sub('', first)} {reason}".strip()
     return line if len(line) <= _MOST_MESSAGE else line[: _MOST_MESSAGE - 3] + "..."
 
 
@@ -177,11 +185,12 @@ def _located(schema: Any, *, closed: bool) -> tuple[str, str]:
     whole, walk = walked(schema, closed=closed)
     definitions = {"$defs": whole.get("$defs", {})}
     found, message = walk.sources[0][0], _short(_fault(schema_source(whole)))
-    tried = 0
+    end = time.monotonic() + _LOCATING
     for place, part in walk.sources[1:]:  # an outer schema precedes those within it
-        if isinstance(part, bool) or place.path[: len(found.path)] != found.path or tried == _MOST_LOCATED:
+        if isinstance(part, bool) or place.path[: len(found.path)] != found.path:
             continue
-        tried += 1
+        if time.monotonic() > end:
+            break
         fault = _short(_fault(schema_source({**part, **definitions})))
         if fault == message or (fault.startswith("Unsat") and f"'{place.path[-1]}'" in message):
             found, message = place, fault
