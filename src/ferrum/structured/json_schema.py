@@ -160,8 +160,11 @@ class Walk:
 def walked(schema: Any, *, closed: bool = False) -> tuple[dict[str, Any], Walk]:
     """Return the written schema, and the walk that knows where its parts come from. Raises InvalidSchema."""
     root = Place(schema)
-    walk = Walk(root, closed=closed)
-    return walk.whole(root), walk
+    try:
+        walk = Walk(root, closed=closed)
+        return walk.whole(root), walk
+    except RecursionError:  # the caller's stack may be deep already
+        root.refuse("is nested too deeply")
 
 
 def checked_schema(schema: Any, param: str, *, closed: bool = False) -> dict[str, Any]:

@@ -17,7 +17,7 @@ Parts = dict[int, dict[str, Any]]
 
 TYPES: Final = ("null", "boolean", "number", "string", "array", "object")
 _MOST_STEPS: Final = 30_000
-_MOST_DEPTH: Final = 100
+_MOST_DEPTH: Final = 60
 """Of nested proofs, and of schemas that require each other at one value. Python's own stack is limited."""
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ferrum.structured.schema_facts import Schema
 
-MOST_NESTED: Final = 300
+MOST_NESTED: Final = 200
 """Levels of schemas through references; llguidance's stack ends after about 1000."""
 
 MOST_MEETING: Final = 8
