@@ -80,6 +80,7 @@ ENFORCED: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("oneOf of tagged objects", {"oneOf": [CAT, DOG]}, [{"kind": "cat", "lives": 9}, {"kind": "dog"}],
      [{"kind": "cow"}, {"kind": "cat", "lives": "x"}]),
     ("oneOf of required", {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, [{"a": 1}], [{}, {"a": 1, "b": 2}, 5]),
+    ("oneOf of one", {"oneOf": [{"required": ["a"]}]}, [5, {"a": 1}], [{}]),
     ("not a type", {"not": {"type": "string"}}, [1, None, {}], ["a"]),
     ("not constants", {"type": ["string", "integer"], "not": {"enum": ["a", 3]}}, ["", "ab", "b", 2, 4], ["a", 3]),
     ("not required", {**OBJECT, "not": {"required": ["a"]}}, [{}, {"b": 1}], [{"a": 1}]),

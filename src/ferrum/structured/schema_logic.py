@@ -62,7 +62,7 @@ def _single_names(options: list[Any]) -> list[str]:
         if not isinstance(required, list) or len(required) != 1:
             return []
         names.append(required[0])
-    return names if len(set(names)) == len(names) else []
+    return names if len(set(names)) == len(names) > 1 else []
 
 
 def _only(name: str, names: list[str]) -> Schema:
