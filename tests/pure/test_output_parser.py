@@ -22,6 +22,7 @@ from ferrum.core.output_format import (
 from ferrum.formats.known_formats import KNOWN
 from ferrum.formats.parser import OutputParser
 from ferrum.formats.parts import Call, Message, Part, PartKind, joined_parts, message_of
+from ferrum.formats.patterns import format_texts
 from format_kit import ToyTokenizer, cut_pushes, marker_texts, parsed, parts_of, pushes_of
 from format_samples import SAMPLES, TOOLS, calls_begin
 
@@ -265,3 +266,41 @@ def test_ids_that_models_write_are_kept_if_templates_accept_them() -> None:
     kimi = "<|tool_call_begin|>functions.ping:12<|tool_call_argument_begin|>{}<|tool_call_end|>"
     assert parsed(kimi, KNOWN["kimi-k2"], TOOLS).calls[0].id == "functions.ping:12"
     assert parsed(SAMPLES["solar"].text, KNOWN["solar"], TOOLS).calls[1].id == "call00002"
+
+
+def test_calls_of_qwen_without_their_first_tag_are_calls() -> None:
+    text = "Hi.\n<function=weather>\n<parameter=city>\nBonn\n</parameter>\n</function>\n</tool_call>"
+    for toy in toys("qwen-xml"):
+        message = parsed(text, KNOWN["qwen-xml"], TOOLS, toy)
+        assert (message.content, message.calls) == ("Hi.", (Call("weather", '{"city": "Bonn"}'),))
+
+
+@pytest.mark.parametrize("name", [name for name, form in KNOWN.items() if form.reasoning is None and not form.prefix])
+def test_output_without_calls_is_content_in_full(name: str) -> None:
+    chance, toy = random.Random(name), ToyTokenizer()
+    pieces = [
+        *filter(None, format_texts(KNOWN[name])),
+        "ping",
+        "pin",
+        "{",
+        "}",
+        '"',
+        "(",
+        " ",
+        "\n",
+        "é",
+        "[",
+        "]",
+        ": ",
+    ]
+    for _ in range(200):
+        text = "".join(chance.choices(pieces, k=8))
+        message = parsed(text, KNOWN[name], TOOLS, toy)
+        assert message.calls or (message.content or "") == without(text, KNOWN[name].ignored)
+
+
+def without(text: str, ignored: tuple[str, ...]) -> str:
+    """Return text without what carries nothing; such texts take the white space next to them along."""
+    for each in ignored:
+        text = re.sub(rf"\s*{re.escape(each)}\s*", "", text)
+    return text

@@ -10,7 +10,7 @@ import pytest
 
 from ferrum.core.errors import RequestError
 from ferrum.core.guidance import Marker
-from ferrum.core.output_format import Reading, Tool, ToolKind
+from ferrum.core.output_format import OutputFormat, Reading, Tool, ToolKind
 from ferrum.formats.custom_grammar import escaped_regex
 from ferrum.formats.known_formats import KNOWN
 from ferrum.formats.parts import Message, message_of
@@ -89,6 +89,14 @@ def guided(
     return ToyMatcher(guidance.grammar.source, toy), guidance.grammar.triggers, toy
 
 
+def begun(form: OutputFormat, trigger: Marker) -> str:
+    """Return the text of a call up to a trigger."""
+    assert form.calls is not None
+    openings = (form.calls.section_open or form.calls.open, *form.calls.aliases)
+    opening = next((each.lstrip() for each in openings if trigger.text in each), trigger.text)
+    return opening[: opening.index(trigger.text)] + trigger.text
+
+
 def check_calls(message: Message, text: str) -> None:
     assert message.calls and message.content is None, text
     for call in message.calls:
@@ -125,7 +133,7 @@ def test_every_text_of_a_grammar_is_read_as_calls(name: str, choice: str, tokens
         walk = matcher.walk(chance, hints)
         if walk is None:
             continue
-        ids = [*(toy.encode(chance.choice(triggers).text) if triggers else ()), *walk]
+        ids = [*(toy.encode(begun(form, chance.choice(triggers))) if triggers else ()), *walk]
         parts = parts_of([(each, toy.token_bytes(each)) for each in ids], Reading(format=form, tools=TOOLS), toy)
         check_calls(message_of(parts), toy.decode(ids, skip_special_tokens=False))
 

@@ -69,6 +69,7 @@ _XML_ARGUMENTS: Final = Arguments(
 _QWEN_XML: Final = Calls(
     style=CallStyle.NAMED,
     open="<tool_call>\n<function=",
+    aliases=("<function=",),
     after_name=">\n",
     close="</function>\n</tool_call>",
     between="\n",

@@ -121,18 +121,15 @@ class CallGrammar:
 
     def lazy(self) -> Grammar | None:
         """Return the grammar that begins where a call does; None if nothing shows where that is."""
-        openings = list(self._openings())
+        openings = [self._trigger(text.lstrip(SPACE)) for text in self._openings()]
         if not openings:
             return None
-        texts = [text.lstrip(SPACE) for text in openings]
-        begins = [self._distinctive(text) or text.rstrip(SPACE) for text in texts]
-        if len({text[len(begin) :].strip(SPACE) for text, begin in zip(texts, begins, strict=True)}) > 1:
-            begins = [text.rstrip(SPACE) for text in texts]
-        rest = texts[0][len(begins[0]) :]
-        tokens = self._markers.tokens
+        # One grammar follows all triggers, so those of aliases with another rest are left out.
+        rest = openings[0][1]
+        triggers = dict.fromkeys(marker for marker, each in openings if each.strip(SPACE) == rest.strip(SPACE))
         return Grammar(
             source=self._lark.source(sequence(self._lark.text(rest), self._body(opened=not self._calls.section_open))),
-            triggers=tuple(Marker(text=begin, token=tokens.get(begin)) for begin in begins),
+            triggers=tuple(triggers),
             repeats=self._many and not self._calls.section_open,
         )
 
@@ -155,12 +152,18 @@ class CallGrammar:
         others += [reasoning.open] if reasoning is not None else []
         return any(each.lstrip(SPACE).startswith(begin) for each in others if each)
 
-    def _distinctive(self, text: str) -> str | None:
-        """Return the beginning of an opening text that no other text of the format has; None if there is none."""
-        token_text = next((each for each in self._markers.tokens if text.startswith(each)), None)
+    def _trigger(self, text: str) -> tuple[Marker, str]:
+        """Return what shows that an opening text begins, and the rest of it.
+
+        A token is best, since then only this token needs to be looked for.
+        """
         word = text.split(None, 1)[0]
-        found = [token_text, word if word[-1] in ">]" else None]
-        return next((each for each in found if each and not self._is_shared(each)), None)
+        found = min(((word.find(each), each) for each in self._markers.tokens if each in word), default=None)
+        if found is not None and not self._is_shared(word[: found[0]] + found[1]):
+            token_text = found[1]
+            return Marker(text=token_text, token=self._markers.tokens[token_text]), text[found[0] + len(token_text) :]
+        begin = word if word[-1] in ">]" and not self._is_shared(word) else text.rstrip(SPACE)
+        return Marker(text=begin), text[len(begin) :]
 
     def _body(self, *, opened: bool) -> str:
         """Return the calls after the text that opens them."""
