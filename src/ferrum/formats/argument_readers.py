@@ -136,9 +136,7 @@ def trailing(text: str) -> str:
 def tagged_plan(calls: Calls, markers: Markers) -> TaggedPlan:
     """Return the plan of a format's tagged arguments."""
     arguments = calls.arguments
-    closes = [
-        Pattern((each,)) for text in (calls.close, calls.section_close) for each in markers.pattern(text).segments
-    ]
+    closes = [*markers.words(calls.close), *markers.words(calls.section_close)]
     key_open = markers.pattern(arguments.key_open)
     value_close = markers.pattern(arguments.value_close)
     if not any(is_mark(char) for each in value_close.segments for char in each):

@@ -127,8 +127,15 @@ class Markers:
         return text
 
     def pattern(self, text: str, *, follow: tuple[Pattern, ...] = ()) -> Pattern:
-        """Return the pattern of a text of the format."""
-        return Pattern(tuple(self.translated(text).split()), follow)
+        """Return the pattern of a text of the format.
+
+        There may be white space next to tokens: some vocabularies put a space before text.
+        """
+        return Pattern(tuple(_MARKS.sub(r" \g<0> ", self.translated(text)).split()), follow)
+
+    def words(self, text: str) -> tuple[Pattern, ...]:
+        """Return patterns of the parts of a text between white space."""
+        return tuple(map(self.pattern, text.split()))
 
     def visible(self, text: str) -> str:
         """Return text without the characters that stand for tokens."""

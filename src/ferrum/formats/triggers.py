@@ -82,7 +82,7 @@ def call_plan(calls: Calls, markers: Markers) -> CallPlan:
     tagged = calls.arguments.style is ArgumentStyle.TAGGED and calls.style is CallStyle.NAMED
     return CallPlan(
         open=one(calls.open),
-        close=tuple(choice([Pattern((each,))]) for each in markers.pattern(calls.close).segments),
+        close=tuple(choice([each]) for each in markers.words(calls.close)),
         after=one(calls.section_close, calls.between) if calls.section_close.strip() else None,
         after_name=one(calls.after_name, *calls.after_name_aliases),
         id_separator=one(calls.id_separator),
