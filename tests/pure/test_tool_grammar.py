@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -305,3 +306,20 @@ def test_strict_schemas_as_pydantic_writes_them_compile_in_tags() -> None:
         if right:
             arguments = json.loads(parsed(text, KNOWN["glm-4.7"], tools, toy).calls[0].arguments)
             assert arguments["note"] in ("x", None) and arguments["size"] in (5, None)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_text_between_tagged_arguments_is_written_and_read(strict: bool) -> None:
+    known = KNOWN["glm-4.7"]
+    assert known.calls is not None
+    form = replace(known, calls=replace(known.calls, arguments=replace(known.calls.arguments, between=" ; ")))
+    whole = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}
+    tools, toy = (Tool(name="f", parameters=json.dumps(whole), strict=strict),), ToyTokenizer()
+    guidance = tool_guidance(form, tools, "f", parallel=False, opened=False, budget=None, tokenizer=toy)
+    assert guidance is not None and guidance.grammar is not None
+    matcher = ToyMatcher(guidance.grammar.source, toy)
+    tags = {key: f"<arg_key>{key}</arg_key><arg_value>{each}</arg_value>" for key, each in (("a", "x"), ("b", 5))}
+    for keys in ("", "a", "b", "ab"):
+        text = f"<tool_call>f{' ; '.join(tags[key] for key in keys)}</tool_call>"
+        assert matcher.accepts(text), matcher.refused_at(text)
+        assert json.loads(parsed(text, form, tools, toy).calls[0].arguments).keys() == set(keys)

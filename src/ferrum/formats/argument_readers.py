@@ -110,6 +110,7 @@ class TaggedPlan:
         key_end, mark_end, value_end: end a key, the mark of its type, and a value, which the call ends, too.
         before, after: white space that the template writes around a value.
         raw_open, raw_close: see `Arguments`; None without.
+        between: see `Arguments`; None if it is white space.
     """
 
     begin: Choice
@@ -121,6 +122,7 @@ class TaggedPlan:
     after: str
     raw_open: Choice | None
     raw_close: Choice | None
+    between: Choice | None
 
 
 def leading(text: str) -> str:
@@ -141,13 +143,15 @@ def tagged_plan(calls: Calls, markers: Markers) -> TaggedPlan:
     value_close = markers.pattern(arguments.value_close)
     if not any(is_mark(char) for each in value_close.segments for char in each):
         # Text of a value may hold the closing tag; the tag counts if an argument or the end of the call follows.
-        value_close = Pattern(value_close.segments, (key_open, *closes))
+        next_key = Pattern((*markers.pattern(arguments.between).segments, *key_open.segments))
+        value_close = Pattern(value_close.segments, (next_key, *closes))
     marked = [Pattern((), (each,)) for each in closes if is_mark(each.segments[0][0])]
     value_open = markers.pattern(arguments.value_open)
     has_mark = bool(arguments.string_mark)
     opens = choice([value_open]) if value_open.segments else None
     raw_open = markers.pattern(arguments.raw_open)
     raw_close = Pattern((*markers.pattern(arguments.raw_close).segments, *value_close.segments), value_close.follow)
+    between = markers.pattern(arguments.between)
     return TaggedPlan(
         begin=choice([key_open, *closes]),
         key_end=choice([markers.pattern(arguments.key_close)], markers.breaks),
@@ -158,6 +162,7 @@ def tagged_plan(calls: Calls, markers: Markers) -> TaggedPlan:
         after=leading(arguments.value_close),
         raw_open=choice([raw_open]) if raw_open.segments else None,
         raw_close=choice([raw_close, *marked]) if raw_open.segments else None,
+        between=choice([between]) if between.segments else None,
     )
 
 
@@ -169,6 +174,9 @@ def tagged_arguments(
     separator = ""
     while True:
         yield from space(reader)
+        if separator and plan.between is not None:
+            yield from choose(reader, plan.between)
+            yield from space(reader)
         index = yield from choose(reader, plan.begin)
         if index:
             if index > 0:

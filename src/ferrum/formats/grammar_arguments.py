@@ -13,7 +13,7 @@ from ferrum.formats.argument_types import STRING, Types, argument_types, resolve
 from ferrum.formats.custom_grammar import custom_grammar
 from ferrum.formats.grammar_values import JSON_CONSTANTS, PYTHON_CONSTANTS, Literals
 from ferrum.formats.json_text import INPUT
-from ferrum.formats.lark import Lark, either, json_of, literal, optional, sequence
+from ferrum.formats.lark import Lark, either, in_order, json_of, list_of, literal, optional, sequence
 
 _KEY = r'/[^<>="\s]+/'
 _CHECKED = {"type", "description", "title", "default", "examples", "enum", "const", "minLength", "maxLength", "pattern"}
@@ -65,26 +65,26 @@ def _tagged(lark: Lark, arguments: Arguments, tool: Tool) -> str:
     schema = object_schema(tool) if tool.strict else json.loads(tool.parameters or "{}")
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not isinstance(properties, dict) or not properties:
-        return _several("" if tool.strict else _any_argument(lark, arguments), lark.text(arguments.empty))
+        return _several(lark, "" if tool.strict else _any_argument(lark, arguments), arguments)
     required = schema.get("required", ())
-    items: list[str] = []
+    items: list[tuple[str, bool]] = []
     for name, each in properties.items():
         is_string = argument_types(tool).get(name) == STRING and arguments.values is ValueStyle.RAW
         head = lark.text(_head(arguments, name, is_string=is_string))
-        item = sequence(head, _value(lark, arguments, tool, name, each))
-        items.append(optional(item) if tool.strict and name not in required else item)
+        items.append((sequence(head, _value(lark, arguments, tool, name, each)), name in required))
     if not tool.strict:
-        return _several(either(items), lark.text(arguments.empty))
-    return (
-        sequence(*items) if required or not arguments.empty else either([sequence(*items), lark.text(arguments.empty)])
-    )
+        return _several(lark, either(item for item, _ in items), arguments)
+    whole = in_order(lark, items, lark.text(arguments.between))
+    return whole if required or not arguments.empty else either([whole, lark.text(arguments.empty)])
 
 
-def _several(item: str, empty: str) -> str:
-    """Return any number of items, and the text that stands for none."""
-    if not item or not empty:
-        return f"( {item} )*" if item else empty
-    return either([f"( {item} )+", empty])
+def _several(lark: Lark, item: str, arguments: Arguments) -> str:
+    """Return any number of items, or the text that stands for none."""
+    empty = lark.text(arguments.empty)
+    if not item:
+        return empty
+    items = list_of(lark.rule(item), lark.text(arguments.between))
+    return either([items, empty]) if empty else optional(items)
 
 
 def _head(arguments: Arguments, name: str, *, is_string: bool) -> str:

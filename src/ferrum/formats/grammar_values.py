@@ -10,7 +10,7 @@ from ferrum.core.output_format import Arguments, Tool, ToolKind
 from ferrum.core.values import shown
 from ferrum.formats.custom_grammar import custom_grammar
 from ferrum.formats.json_text import INPUT
-from ferrum.formats.lark import Lark, either, literal, optional, sequence
+from ferrum.formats.lark import Lark, either, in_order, literal, optional, sequence
 
 _DOUBLE: Final = r'"([^"\\\x00-\x1f]|\\(["\\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
 _SINGLE: Final = r"'([^'\\\x00-\x1f]|\\(['\\\/bfnrt]|u[0-9a-fA-F]{4}))*'"
@@ -100,22 +100,7 @@ class Literals:
         for name, each in properties.items():
             key = literal(json.dumps(name, ensure_ascii=False) if keys_quoted else name)
             items.append((sequence(key, separator, self._typed(each, tool)), name in required))
-        return self._in_order(items)
-
-    def _in_order(self, items: list[tuple[str, bool]]) -> str:
-        """Return items in order, of which some may be left out, with commas between those that are there."""
-        # From the back: what may follow an item that is there, and what may stand if none is there yet.
-        following, starting = "", ""
-        for item, required in reversed(items):
-            after = sequence(self._comma, item, following)
-            alone = sequence(item, following)
-            if required:
-                following, starting = self._lark.rule(after), self._lark.rule(alone)
-            else:
-                skipped = following
-                following = self._lark.rule(either([after, skipped or '""']))
-                starting = self._lark.rule(either([alone, starting or '""']))
-        return starting
+        return in_order(self._lark, items, self._comma)
 
     def _typed(self, schema: Any, tool: Tool) -> str:
         """Return a value by its schema."""

@@ -115,3 +115,21 @@ def json_of(schema: Mapping[str, Any], arguments: Arguments) -> str:
         "key_separator": regex(arguments.key_separator),
     }
     return f"%json {json.dumps({'x-guidance': options, **schema})}"
+
+
+def in_order(lark: Lark, items: list[tuple[str, bool]], separator: str) -> str:
+    """Return items in order, with a separator between those that are there.
+
+    Args:
+        items: each with whether it is required.
+    """
+    # From the back: what may follow an item that is there, and what may stand if none is there yet.
+    following, starting = "", ""
+    for item, required in reversed(items):
+        after, alone = sequence(separator, item, following), sequence(item, following)
+        if required:
+            following, starting = lark.rule(after), lark.rule(alone)
+        else:
+            following = lark.rule(either([after, following or '""']))
+            starting = lark.rule(either([alone, starting or '""']))
+    return starting
