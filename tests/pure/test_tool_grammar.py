@@ -268,6 +268,8 @@ def test_thoughts_have_their_markers_and_their_own_end() -> None:
     assert thought.open == Marker(text="<think>", token=toy.ids["<think>"])
     assert thought.close == Marker(text="</think>", token=toy.ids["</think>"])
     assert thought.end == "\n</think>\n\n"
+    glm = thought_of(KNOWN["glm"], toy, opened=False, budget=None)
+    assert glm is not None and glm.open == Marker(text="\n<think>")
     assert thought_of(KNOWN["hermes"], toy, opened=False, budget=None) is None
 
 

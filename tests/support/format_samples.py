@@ -137,7 +137,9 @@ SAMPLES: dict[str, Sample] = {
     "mistral-ids": Sample(
         f"Hi.[TOOL_CALLS]weather[CALL_ID]call00001[ARGS]{ARGUMENTS}[TOOL_CALLS]ping[CALL_ID]call00002[ARGS]{{}}", "CWP"
     ),
-    "mistral-list": Sample(f"[TOOL_CALLS]{_LIST}".replace("}}, {", '}, "id": "call00001"}, {'), "WP"),
+    "mistral-list": Sample(
+        f'[TOOL_CALLS][{_OBJECT[:-1]}, "id": "call00001"}}, {_PING[:-1]}, "id": "call00002"}}]', "WP"
+    ),
     "glm": Sample(f"\n<think>Hm.</think>\nHi.\n{_GLM_CALLS}", "RCWP"),
     "glm-4.7": Sample("Hm.</think>Hi." + _GLM_CALLS.replace("\n", ""), "RCWP", opened=True),
     "kimi-k2": Sample(f"<think>Hm.</think>Hi.{_KIMI}", "RCWP"),
@@ -145,7 +147,11 @@ SAMPLES: dict[str, Sample] = {
     "deepseek-v3": Sample(f"Hm.\n</think>\n\nHi.{_V3}", "RCWP", opened=True),
     "deepseek-v3.1": Sample(f"Hi.{_V31}", "CWP"),
     "dsml": Sample(f"<think>Hm.</think>Hi.{_DSML_CALLS}", "RCWP"),
-    "dsml-v4": Sample(f"Hm.</think>Hi.{_DSML_CALLS}".replace("function_calls", "tool_calls"), "RCWP", opened=True),
+    "dsml-v4": Sample(
+        f"Hm.</think>Hi.{_DSML_CALLS}".replace("function_calls", "tool_calls").replace('ping">\n', 'ping">\n\n'),
+        "RCWP",
+        opened=True,
+    ),
     "llama3-json": Sample(f"{_OBJECT}; {_PING}".replace("arguments", "parameters"), "WP"),
     "pythonic": Sample(f"[{_PYTHONIC}, ping()]", "WP"),
     "lfm2": Sample(f"<think>Hm.</think>Hi.<|tool_call_start|>[{_PYTHONIC}, ping()]<|tool_call_end|>", "RCWP"),

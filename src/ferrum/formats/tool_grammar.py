@@ -32,8 +32,8 @@ def thought_of(form: OutputFormat, tokenizer: Tokenizer, *, opened: bool, budget
     if form.reasoning is None:
         return None
     markers = markers_of(form, tokenizer)
-    opening, close = form.reasoning.open.strip(SPACE), form.reasoning.close.strip(SPACE)
-    # Reasoning is recognised by its first token, also if more text belongs to its marker.
+    # Models write the white space before the marker if the template does: the prompt ends without it.
+    opening, close = form.reasoning.open.rstrip(SPACE), form.reasoning.close.strip(SPACE)
     first = markers.translated(opening)[:1]
     token = next((each for each, char in markers.chars.items() if char == first), None)
     return Thought(
