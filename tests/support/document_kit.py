@@ -14,6 +14,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
 from ferrum.core.params import MAX_CHOICES
+from ferrum.server.openai.constraints import ALIASES
 
 FEW = settings(max_examples=50, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 MANY = settings(FEW, max_examples=2000, derandomize=False)
@@ -23,7 +24,7 @@ MOST_TOKENS = 16
 LIMITS = ("max_tokens", "max_completion_tokens")
 
 UNSAYABLE = {
-    "min_tokens": "max_tokens",
+    "min_tokens": "max_tokens|decides where the output may end",
     "max_tokens": "log-probabilities|maximum context",
     "max_completion_tokens": "log-probabilities|maximum context|differs from max_tokens",
     "best_of": "less than n|exceed n",
@@ -39,10 +40,15 @@ UNSAYABLE = {
     "dimensions": "the model's vectors",
     "arguments": "JSON",
     "request_id": "is live",  # an abandoned stream may be live a moment longer
+    "ignore_eos": "ends with an end token",
+    "choice": "different",  # entries
+    **dict.fromkeys(("structured_outputs", "response_format", "schema", *ALIASES, *ALIASES.values()), ""),
+    **dict.fromkeys(("tools", "functions", "tool_choice", "function_call", "thinking_token_budget"), ""),
 }
 """Errors for bodies that fit the document, by the field that the error names. JSON Schema cannot express these rules:
 relations of two numbers, lengths in tokens, keys of an object as numbers, the last item of a list, properties of the
-model, live requests, and languages within a text (templates, JSON).
+model (it has no format of tool calls), live requests, and languages within a text (templates, JSON, schemas,
+grammars).
 """
 
 
