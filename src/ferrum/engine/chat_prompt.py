@@ -106,7 +106,9 @@ def chat_prompt(
     source = None
     if params.structured_outputs is not None:
         source = client.input_processor.grammar_of(params.structured_outputs, names)
-    return ChatPrompt(text, *_limits(client, text, found, source, options))
+    continued = _final_text(messages) if rendering.get("continue_final_message") else None
+    opened = found.format is not None and opens_thought(text, found.format, continued)
+    return ChatPrompt(text, *_limits(client, found, source, options, opened=opened))
 
 
 def chat_request(
@@ -118,8 +120,17 @@ def chat_request(
     return client.input_processor.process(prompt.text, params, about), prompt.text
 
 
+def _final_text(messages: Sequence[Message]) -> str | None:
+    """Return the text of the final message that the reply continues."""
+    content = messages[-1].get("content")
+    if isinstance(content, str):
+        return content
+    texts = [part["text"] for part in content or () if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+    return texts[-1] if texts else None
+
+
 def _limits(
-    client: ModelClient, text: str, found: FoundFormat, source: str | None, options: ChatOptions
+    client: ModelClient, found: FoundFormat, source: str | None, options: ChatOptions, *, opened: bool
 ) -> tuple[Guidance | None, Reading | None]:
     """Return what limits the reply to a prompt, and how it is read; `source` is the grammar of its content."""
     format, tokenizer = found.format, client.tokenizer
@@ -130,7 +141,6 @@ def _limits(
         if options.budget is not None:
             raise RequestError(f"this model's reasoning cannot be read: {found.reason}", param="thinking_token_budget")
         return _content_guidance(None, source), None
-    opened = opens_thought(text, format)
     thought = thought_of(format, tokenizer, opened=opened, budget=options.budget)
     guidance = _content_guidance(thought, source)
     if options.calls:
