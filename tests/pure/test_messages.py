@@ -14,6 +14,7 @@ from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, TokenEvent
 from ferrum.engine.messages import EngineStats, Events
 from ferrum.engine.request_output import Delta, Usage, join
+from ferrum.formats.parts import Part, PartKind
 
 LOGPROBS = TokenLogprobs(3, -0.5, 2, ((1, -0.25), (3, -0.5)))
 EVENT = TokenEvent("r", 1, (2, 3), (LOGPROBS,), (LOGPROBS,), FinishReason.STOP, 7, 5, None, "t", 1.5, 2, (0.5, 1.0))
@@ -52,9 +53,12 @@ def test_joined_delta_concatenates_data_and_takes_the_rest_from_the_later_one() 
         2.5,
         3,
         (1.0,),
+        (Part(PartKind.CONTENT, "b"),),
     )
-    earlier = Delta("r", 1, (2, 3), "a", ({}, {}), (None,), seed=5, trace_id="t", scheduled=1.5)
-    update = {"token_ids": (2, 3, 4), "text": "ab", "logprobs": ({}, {}, {}), "prompt_logprobs": (None,)}
+    first = (Part(PartKind.CALL, "f"), Part(PartKind.CONTENT, "a"))
+    earlier = Delta("r", 1, (2, 3), "a", ({}, {}), (None,), seed=5, trace_id="t", scheduled=1.5, parts=first)
+    update: dict[str, Any] = {"token_ids": (2, 3, 4), "text": "ab", "logprobs": ({}, {}, {}), "prompt_logprobs": (None,)}
+    update["parts"] = (Part(PartKind.CALL, "f"), Part(PartKind.CONTENT, "ab"))
     joined, wanted = join(earlier, whole), replace(whole, **update)  # type: ignore[arg-type]
     assert all(getattr(joined, field.name) == getattr(wanted, field.name) for field in fields(Delta))
     for field in fields(Delta):  # fails for a new field that `whole` does not set

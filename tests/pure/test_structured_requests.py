@@ -44,7 +44,6 @@ def test_constraint_follows_the_reasoning_that_a_request_has() -> None:
         ({"max_tokens": 0}, {}, "max_tokens"),
         ({"max_tokens": 0}, {"names": FieldNames(max_tokens="max_output_tokens")}, "max_output_tokens"),
         ({"max_tokens": 0}, {"pooling": Pooling.LAST}, "structured_outputs"),
-        ({}, {"guidance": Guidance(grammar=Grammar(source="start: /a/"))}, "structured_outputs"),
         ({"structured_outputs": {"regex": "("}}, {}, "structured_outputs.regex"),
         ({"structured_outputs": {"grammar": "?"}}, {}, "structured_outputs.grammar"),
         ({"structured_outputs": {"json": {"not": {"pattern": "a"}}}}, {}, "structured_outputs.json"),
@@ -137,3 +136,10 @@ def test_pointer_leads_to_the_innermost_schema_that_the_library_refuses() -> Non
     with pytest.raises(InvalidSchema, match="not disjoint") as caught:
         input_processor().process("a", greedy(structured_outputs={"json": schema}))
     assert caught.value.message.startswith("#/properties/y~1z/anyOf/1: ") and caught.value.code == "invalid_json_schema"
+
+
+def test_grammar_of_a_chat_stands_for_that_of_the_parameters() -> None:
+    """A chat's grammar holds the constraint, next to tool calls and after reasoning."""
+    given = Guidance(grammar=Grammar(source="start: /a/"))
+    request = input_processor().process("a", greedy(structured_outputs=REGEX), RequestOptions(guidance=given))
+    assert request.guidance == given

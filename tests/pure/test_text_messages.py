@@ -73,7 +73,8 @@ def test_conversion_does_not_change_its_argument() -> None:
         (assistant(tool_calls=[5]), "messages[1].tool_calls[0]"),
         (assistant(tool_calls=[CALL, {}]), "messages[1].tool_calls[1].function"),
         (assistant(tool_calls=[{**CALL, "id": {}}]), "messages[1].tool_calls[0].id"),
-        (assistant(tool_calls=[{**CALL, "type": "custom"}]), "messages[1].tool_calls[0].type"),
+        (assistant(tool_calls=[{**CALL, "type": "search"}]), "messages[1].tool_calls[0].type"),
+        (assistant(tool_calls=[{**CALL, "type": "custom"}]), "messages[1].tool_calls[0].custom"),
         (
             assistant(tool_calls=[{"function": {"name": "f", "arguments": "{"}}]),
             "messages[1].tool_calls[0].function.arguments",

@@ -1,4 +1,4 @@
-"""What models write in each format passes the guides that its grammar has beside the engine."""
+"""What models write in each format passes the guides of its grammar."""
 
 from __future__ import annotations
 

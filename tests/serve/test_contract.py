@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 from pydantic import ValidationError
 
+from agent_kit import CONSTRAINTS
 from engine_fakes import VOCABULARY, FakeRecipe
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.server.common.json_bodies import Body
@@ -49,26 +50,6 @@ BOTH: Final[dict[str, Any]] = {
     "truncate_prompt_tokens": 1,
     "return_token_ids": True,
 }
-CONSTRAINTS: Final[dict[str, Any]] = {
-    "response_format": {"type": "json_object"},
-    "structured_outputs": {"choice": ["a"]},
-    "guided_json": {"type": "integer"},
-    "guided_regex": "a*",
-    "guided_choice": ["a"],
-    "guided_grammar": 'root ::= "a"',
-    "json_schema": {"type": "integer"},
-    "response_schema": {"type": "integer"},
-    "regex": "a*",
-    "grammar": 'root ::= "a"',
-    "ebnf": 'root ::= "a"',
-    "structural_tag": {
-        "type": "structural_tag",
-        "structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}],
-        "triggers": ["<f"],
-    },
-}
-"""Constraints on the output, which a request to ignore end tokens contradicts."""
-
 CHAT: Final[dict[str, Any]] = {
     **BOTH,
     "messages": [{"role": "user", "content": "other"}],
@@ -140,15 +121,6 @@ def base(path: str) -> dict[str, Any]:
 def test_field_changes_something(server: Served, path: str, field: str, value: Any) -> None:
     assert seen(server, path, base(path)) == seen(server, path, base(path))
     assert seen(server, path, {**base(path), field: value}) != seen(server, path, base(path))
-
-
-@pytest.mark.parametrize("field", CONSTRAINTS)
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_constraint_changes_the_output(server: Served, path: str, field: str) -> None:
-    plain = {name: value for name, value in base(path).items() if name not in ("ignore_eos", "min_tokens")}
-    assert seen(server, path, {**plain, field: CONSTRAINTS[field]}) != seen(server, path, plain)
-    error = error_of(server.post(path, **plain, **{field: CONSTRAINTS[field]}, ignore_eos=True), 400)
-    assert error["param"] == "ignore_eos"
 
 
 @pytest.mark.parametrize(

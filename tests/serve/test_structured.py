@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agent_kit import CITY, WEATHER, agent, ask
-from serve_kit import Served, error_of
+from agent_kit import CITY, CONSTRAINTS, WEATHER, agent, ask
+from serve_kit import USER, Served, error_of
 
 ASKED = [{"role": "user", "content": "a city as JSON"}]
 OTHER = [{"role": "user", "content": "no tool"}]
@@ -96,3 +96,13 @@ def test_a_schema_that_cannot_be_enforced_is_refused_with_a_pointer(assistant: S
     error = error_of(assistant.post("/v1/chat/completions", messages=ASKED, response_format=form), 400)
     assert error["code"] == "invalid_json_schema" and "/properties/a/contains" in error["message"]
     assert error["param"] == "response_format.json_schema.schema"
+
+
+@pytest.mark.parametrize("field", CONSTRAINTS)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_constraint_changes_the_output(server: Served, path: str, field: str) -> None:
+    body = {"messages": USER} if "chat" in path else {"prompt": "hello"}
+    body |= {"model": "fake", "seed": 1, "max_tokens": 12}
+    constrained = {**body, field: CONSTRAINTS[field]}
+    assert server.post(path, **constrained).json()["choices"] != server.post(path, **body).json()["choices"]
+    assert error_of(server.post(path, **constrained, ignore_eos=True), 400)["param"] == "ignore_eos"

@@ -30,6 +30,26 @@ CITY: Final[dict[str, Any]] = {
     "additionalProperties": False,
 }
 
+CONSTRAINTS: Final[dict[str, Any]] = {
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"choice": ["a"]},
+    "guided_json": {"type": "integer"},
+    "guided_regex": "a*",
+    "guided_choice": ["a"],
+    "guided_grammar": 'root ::= "a"',
+    "json_schema": {"type": "integer"},
+    "response_schema": {"type": "integer"},
+    "regex": "a*",
+    "grammar": 'root ::= "a"',
+    "ebnf": 'root ::= "a"',
+    "structural_tag": {
+        "type": "structural_tag",
+        "structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}],
+        "triggers": ["<f"],
+    },
+}
+"""Constraints on the output, which a request to ignore end tokens contradicts."""
+
 
 @contextmanager
 def agent(

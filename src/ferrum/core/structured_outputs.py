@@ -95,8 +95,10 @@ class StructuredOutputs:
             raise RequestError(f"must be an object, not {shown(values)}", param="structured_outputs")
         known = {each.name for each in fields(cls)}
         for name in values:
+            if not isinstance(name, str):
+                raise RequestError(f"must have names of fields, not {shown(name)}", param="structured_outputs")
             if name not in known:
-                raise RequestError(f"is not a field; known: {', '.join(sorted(known))}", param=str(name))
+                raise RequestError(f"is not a field; known: {', '.join(sorted(known))}", param=name)
         return cls(**{name: value for name, value in values.items() if value is not None})
 
     @classmethod

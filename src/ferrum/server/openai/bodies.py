@@ -154,10 +154,6 @@ class ChatRequest(GenerationBody, TemplateBody):
         *GenerationBody.RULES,
         *TemplateBody.RULES,
         rule("top_logprobs", "requires logprobs = true", one_of("top_logprobs", 0, None), one_of("logprobs", True)),
-        *(
-            rule(older, f"cannot be combined with {newer}", absent(older), absent(newer))
-            for older, newer in (("functions", "tools"), ("function_call", "tool_choice"))
-        ),
     )
     NO_OPS = MappingProxyType(
         {

@@ -21,6 +21,15 @@ from ferrum.server.common.reply_builder import Finish, ReplyHeader
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
 from ferrum.server.openai.bodies import ChatRequest
+from ferrum.server.openai.chat_replies import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    ChatReply,
+)
 from ferrum.server.openai.checks import (
     CheckedRequest,
     Prompts,
@@ -33,17 +42,7 @@ from ferrum.server.openai.checks import (
 from ferrum.server.openai.constraints import structured_outputs
 from ferrum.server.openai.message_parts import MessageParts
 from ferrum.server.openai.openai_builder import OpenAIBuilder, finite, prompt_logprobs, top
-from ferrum.server.openai.replies import (
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatDelta,
-    ChatLogprobs,
-    ChatMessage,
-    ChatReply,
-    TokenLogprob,
-    TopLogprob,
-)
+from ferrum.server.openai.replies import TokenLogprob, TopLogprob
 from ferrum.server.openai.tool_fields import chat_options
 from ferrum.text.template_messages import for_template, joined
 from ferrum.text.tokenizer import Tokenizer

@@ -25,21 +25,24 @@ _FUNCTION_CALL: Final[dict[str, Any]] = {
     "properties": {"name": {"type": "string"}, "arguments": {"anyOf": _ARGUMENTS}},
     "required": ["name"],
 }
+_CALL_ID: Final = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+_TEXT: Final = {"type": "string"}
+_CUSTOM_CALL: Final = {"type": "object", "properties": {"name": _TEXT, "input": _TEXT}, "required": ["name", "input"]}
 _TOOL_CALL: Final[dict[str, Any]] = {
-    "properties": {
-        "id": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-        "type": {"enum": ["function", "custom", None]},
-        "function": {"type": "object", **_FUNCTION_CALL},
-        "custom": {
-            "type": "object",
-            "properties": {"name": {"type": "string"}, "input": {"type": "string"}},
-            "required": ["name", "input"],
-        },
-    },
     "anyOf": [
-        {"required": ["function"], "properties": {"type": {"enum": ["function", None]}}},
-        {"required": ["type", "custom"], "properties": {"type": {"const": "custom"}}},
-    ],
+        {
+            "properties": {
+                "id": _CALL_ID,
+                "type": {"enum": ["function", None]},
+                "function": {"type": "object", **_FUNCTION_CALL},
+            },
+            "required": ["function"],
+        },
+        {
+            "properties": {"id": _CALL_ID, "type": {"enum": ["custom"]}, "custom": _CUSTOM_CALL},
+            "required": ["type", "custom"],
+        },
+    ]
 }
 """Parts and calls are checked in `text`, for all callers."""
 

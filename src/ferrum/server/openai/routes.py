@@ -18,6 +18,7 @@ from ferrum.server.common.service import Service
 from ferrum.server.openai import replies
 from ferrum.server.openai.bodies import CompletionRequest, DetokenizeRequest, EmbeddingRequest
 from ferrum.server.openai.chat_completions import add_chat
+from ferrum.server.openai.chat_replies import ChatReply
 from ferrum.server.openai.completions import completion_builder
 from ferrum.server.openai.conversation import RenderRequest, TokenizeRequest
 from ferrum.server.openai.embeddings import Embeddings, check_embedding
@@ -80,7 +81,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
 
 
 def _add_generation(router: APIRouter, service: Service) -> None:
-    add_chat(router, service, generated(replies.ChatReply))
+    add_chat(router, service, generated(ChatReply))
 
     @router.post("/v1/completions", responses=generated(replies.CompletionReply))
     async def completions(body: CompletionRequest, request: Request) -> Response:

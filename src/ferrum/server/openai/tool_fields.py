@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ferrum.engine.chat_prompt import ChatOptions
 from ferrum.formats.tools import MAX_TOOLS, tools_of
+from ferrum.server.common.error_replies import invalid
 
 if TYPE_CHECKING:
     from ferrum.server.openai.bodies import ChatRequest
@@ -87,6 +88,9 @@ FUNCTION_CALL: Final[dict[str, Any]] = {"anyOf": [{"enum": ["none", "auto", None
 
 def chat_options(body: ChatRequest) -> ChatOptions:
     """Return what a body asks of calls and reasoning. Raises RequestError, which names the field."""
+    for each, newer in (("functions", "tools"), ("function_call", "tool_choice")):
+        if getattr(body, each) is not None and getattr(body, newer) is not None:
+            raise invalid(each, f"cannot be combined with {newer}")
     older = bool(body.functions)
     described = [{"type": "function", "function": each} for each in body.functions or ()] if older else body.tools
     tools = tools_of(described or (), "functions" if older else "tools")
