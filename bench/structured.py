@@ -98,7 +98,7 @@ def gaps(llm: LLM, made: Sequence[Request], interval: float) -> list[float]:
 def measure(model: str, rounds: int, interval: float) -> list[dict[str, Any]]:
     """Return a row of milliseconds per kind of run."""
     seen: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
-    with LLM(model, host="process", max_sequence_length=2048, kv_capacity=16384) as llm:
+    with LLM(model, max_sequence_length=2048, kv_capacity=16384) as llm:
         number = 0
         for _ in range(rounds + 1):
             for kind in KINDS:

@@ -73,6 +73,9 @@ class PolicyConfig:
     draft_min_gain: float = 1.05
     """Tokens per second that drafts must promise, relative to a step without drafts."""
 
+    grammar_draft_delay: float = 0.02
+    """Part of a step by which tokens that grammars force may delay the other sequences of the step."""
+
     draft_initial_acceptance: float = 0.6
     """Acceptance rate assumed of a kind of draft before any was compared."""
 

@@ -10,7 +10,8 @@ from typing import Final
 from ferrum.scheduler.sequence import Sequence
 from ferrum.speculative.proposer import Draft
 
-KIND: Final = "grammar"
+GRAMMAR: Final = "grammar"
+"""The kind of these drafts."""
 
 
 class GuideProposer:
@@ -20,7 +21,7 @@ class GuideProposer:
 
     def propose(self, sequence: Sequence, max_tokens: int) -> Draft | None:
         tokens = () if sequence.guide is None else sequence.guide.forced(max_tokens)
-        return Draft(tokens, KIND) if tokens else None
+        return Draft(tokens, GRAMMAR) if tokens else None
 
     def forget(self, sequence: Sequence) -> None:
         pass

@@ -5,6 +5,7 @@ Drafts come from proposers, the draft length from `draft_length`. No draft chang
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from ferrum.scheduler.drafts import DraftRequest, StepLoad
 from ferrum.scheduler.sequence import Sequence
 from ferrum.scheduler.step_plan import StepCosts
 from ferrum.speculative.draft_length import AcceptanceRate, Candidate, best_lengths
+from ferrum.speculative.guide_proposer import GRAMMAR
 from ferrum.speculative.proposer import Draft, DraftComputer, Proposer
 
 COMPUTED: Final = "model"
@@ -70,6 +72,7 @@ class Speculator:
         found = [self._propose(request) for request in requests]
         if self._model is None and not any(found):
             return [()] * len(requests)
+        room = self._considerate(found, room)
         candidates = [self._candidate(request, draft) for request, draft in zip(requests, found, strict=True)]
         lengths, retried = self._lengths(requests, candidates, room)
         computed = self._compute(requests, found, lengths)
@@ -116,6 +119,21 @@ class Speculator:
         )
         return next((draft for draft in drafts if draft is not None), None)
 
+    def _considerate(self, found: Series[Draft | None], room: StepLoad) -> StepLoad:
+        """Return the step with as many drafts as hardly delay its other sequences, if only grammars have any.
+
+        Drafts of an option or of a prediction were asked for; those of a grammar come with the requests of others.
+        """
+        drafts = [each for each in found if each is not None]
+        if self._model is not None or len(drafts) == room.rows or {each.kind for each in drafts} != {GRAMMAR}:
+            return room
+        limit = self._costs.predict(room.rows, room.context_tokens) * (1 + POLICY.grammar_draft_delay)
+
+        def seconds(count: int) -> float:
+            return self._costs.predict(room.rows + count, room.context_tokens)
+
+        return replace(room, budget=bisect_right(range(1, room.budget + 1), limit, key=seconds))
+
     def _candidate(self, request: DraftRequest, draft: Draft | None) -> Candidate:
         kind = COMPUTED if draft is None else draft.kind
         if draft is not None:
@@ -150,12 +168,12 @@ class Speculator:
         # a lookup proposes is compared in every step: while none of it comes true, there is nothing to retry.
         worth = POLICY.draft_min_gain - 1
         possible = [at for at, each in enumerate(candidates) if each.limit and (each.computed or each.rate > worth)]
-        if possible:
+        if possible and room.budget:
             cheapest = min(possible, key=lambda at: (reading[at], -candidates[at].rate))
             if self._since_retry >= POLICY.draft_retry_steps * (1 + reading[cheapest] / plain):
                 limit, rate = candidates[cheapest].limit, candidates[cheapest].rate
                 until_rejection = 1 / max(1 - rate, 1 / limit)
-                lengths[cheapest] = max(lengths[cheapest], int(until_rejection))
+                lengths[cheapest] = max(lengths[cheapest], min(int(until_rejection), room.budget))
                 return lengths, cheapest
         return lengths, None
 

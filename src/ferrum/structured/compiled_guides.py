@@ -25,7 +25,7 @@ _Value = TypeVar("_Value")
 CACHED_GRAMMARS: Final = 64
 """Compiled grammars that are kept for later requests."""
 
-_NICENESS: Final = 5
+_NICENESS: Final = 10
 """Of the thread that compiles: steps go first on a busy machine."""
 
 
