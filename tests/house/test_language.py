@@ -14,13 +14,13 @@ from source_tree import MODULES, NATIVE, REPOSITORY, SOURCE, TESTS, TOOLS
 
 CEILINGS = {
     "": 70,  # the public names
-    "core": 1_360,  # what every room shares; an option or a parameter is a line
+    "core": 1_600,  # what every room shares; an option or a parameter is a line
     "contract": 1_630,  # as large as the interface of the Rust engine that it keeps
     "cache": 890,  # host integers only: rows of pages, and slots of states
-    "scheduler": 1_190,  # one plan and one commit; a policy is a class of ten lines
-    "text": 1_600,  # tokenizers, templates and the same from a GGUF file
-    "structured": 1_000,  # schemas and grammars: their checks, and masks of tokens
-    "formats": 1_700,  # one object per model: found, parsed, and as a grammar
+    "scheduler": 1_230,  # one plan and one commit; a policy is a class of ten lines
+    "text": 1_760,  # tokenizers, templates and the same from a GGUF file
+    "structured": 1_960,  # every keyword of JSON Schema is enforced or refused; masks next to the engine
+    "formats": 3_270,  # formats of outputs: found in templates, 31 as data, parsed, and as grammars
     "kernels": 1_910,  # each operation stands in declaration, reference and lowering
     "quant": 1_080,  # formats are data; a format is a line and its readers
     "nn": 190,  # parts that families share
@@ -29,10 +29,10 @@ CEILINGS = {
     "speculative": 460,  # a drafter each file
     "sources": 2_540,  # files to tensors and tokenizers: hubs, directories, GGUF
     "runtime": 2_480,  # steps: tables, passes, results, what is in flight
-    "engine": 2_670,  # clients, hosts, the loop, and records of requests
+    "engine": 2_960,  # clients, hosts, the loop, and records of requests
     "bench": 1_340,  # what `ferrum bench` needs; other measurements are scripts in bench/
-    "server": 3_630,  # one dialect and its own routes; a dialect is a folder
-    "cli": 1_130,  # options come from config fields, so a command is its output
+    "server": 3_930,  # one dialect with tools and constraints, and its own routes; a dialect is a folder
+    "cli": 1_260,  # options come from config fields, so a command is its output
 }
 """Lines of a room without docstrings, blanks, comments and imports, about 3% above what it has, and why it has them.
 

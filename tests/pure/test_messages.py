@@ -57,7 +57,12 @@ def test_joined_delta_concatenates_data_and_takes_the_rest_from_the_later_one() 
     )
     first = (Part(PartKind.CALL, "f"), Part(PartKind.CONTENT, "a"))
     earlier = Delta("r", 1, (2, 3), "a", ({}, {}), (None,), seed=5, trace_id="t", scheduled=1.5, parts=first)
-    update: dict[str, Any] = {"token_ids": (2, 3, 4), "text": "ab", "logprobs": ({}, {}, {}), "prompt_logprobs": (None,)}
+    update: dict[str, Any] = {
+        "token_ids": (2, 3, 4),
+        "text": "ab",
+        "logprobs": ({}, {}, {}),
+        "prompt_logprobs": (None,),
+    }
     update["parts"] = (Part(PartKind.CALL, "f"), Part(PartKind.CONTENT, "ab"))
     joined, wanted = join(earlier, whole), replace(whole, **update)  # type: ignore[arg-type]
     assert all(getattr(joined, field.name) == getattr(wanted, field.name) for field in fields(Delta))
