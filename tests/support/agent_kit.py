@@ -53,10 +53,10 @@ CONSTRAINTS: Final[dict[str, Any]] = {
 
 @contextmanager
 def agent(
-    script: Script = agent_script.reply, markers: Sequence[str] = agent_script.MARKERS, **config: Any
+    script: Script = agent_script.reply, markers: Sequence[str] = agent_script.MARKERS, **options: float
 ) -> Iterator[Served]:
     """Run a server of an assistant that speaks by a script, with Qwen3's template."""
-    with serving(scripted_parts(script, QWEN3, markers), **config) as served:
+    with serving(scripted_parts(script, QWEN3, markers, **options)) as served:
         yield served
 
 
