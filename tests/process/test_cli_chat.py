@@ -17,7 +17,7 @@ from ferrum.core.errors import RequestError
 from ferrum.engine.request_output import Delta
 
 
-def _interrupt(deltas: Iterator[Delta]) -> str:
+def _interrupt(deltas: Iterator[Delta], _: object) -> None:
     next(deltas)
     raise KeyboardInterrupt
 

@@ -25,8 +25,8 @@ LIMITS = ("max_tokens", "max_completion_tokens")
 
 UNSAYABLE = {
     "min_tokens": "max_tokens|decides where the output may end",
-    "max_tokens": "log-probabilities|maximum context",
-    "max_completion_tokens": "log-probabilities|maximum context|differs from max_tokens",
+    "max_tokens": "log-probabilities|maximum context|at least 1 with",
+    "max_completion_tokens": "log-probabilities|maximum context|differs from max_tokens|at least 1 with",
     "best_of": "less than n|exceed n",
     "prompt": "maximum context|must not be empty",
     "input": "maximum context|must not be empty",  # a text without a begin token
@@ -43,7 +43,9 @@ UNSAYABLE = {
     "ignore_eos": "ends with an end token",
     "choice": "different",  # entries
     **dict.fromkeys(("structured_outputs", "response_format", "schema", *ALIASES, *ALIASES.values()), ""),
-    **dict.fromkeys(("tools", "functions", "tool_choice", "function_call", "thinking_token_budget"), ""),
+    **dict.fromkeys(
+        ("tools", "functions", "tool_choice", "allowed_tools", "function_call", "thinking_token_budget"), ""
+    ),
 }
 """Errors for bodies that fit the document, by the field that the error names. JSON Schema cannot express these rules:
 relations of two numbers, lengths in tokens, keys of an object as numbers, the last item of a list, properties of the
@@ -131,5 +133,7 @@ def unsayable(response: Any) -> bool:
     if response.status_code != 400:
         return False
     error = json.loads(response.content)["error"]
+    if error["code"] == "no_token_allowed":
+        return True  # a grammar of characters that the vocabulary lacks
     field = (error["param"] or "").rpartition(".")[2].partition("[")[0]
     return field in UNSAYABLE and re.search(UNSAYABLE[field], error["message"]) is not None

@@ -15,7 +15,7 @@ from ferrum.cache.page_hashes import PrefixScope
 from ferrum.cache.page_table import PageTable
 from ferrum.cache.pool import HashedPage
 from ferrum.cache.tiered_restore import WantedPage
-from ferrum.core.errors import FerrumError, StepError
+from ferrum.core.errors import FerrumError, NothingAllowed, StepError
 from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.step import (
     CARRY,
@@ -268,7 +268,10 @@ class FakeExecutor:
             for row in range(span.drafts + 1):
                 position = span.end - span.drafts + row
                 token = self.model.choose(self._visible(span, position - 1), position, span.sampling)
-                tokens.append(_allowed(token, span.masks[row] if span.masks else None, self.model.vocabulary))
+                allowed = _allowed(token, span.masks[row] if span.masks else None, self.model.vocabulary)
+                if allowed is None:
+                    return NothingAllowed(f"no token is allowed at position {position}")
+                tokens.append(allowed)
                 if row < span.drafts and tokens[-1] != drafts[row]:
                     break
         accepted = max(0, len(tokens) - 1)
@@ -286,13 +289,12 @@ class FakeExecutor:
         return SpanResult(length, tuple(tokens), logprobs, accepted, hidden=hidden, scores=scores)
 
 
-def _allowed(token: int, mask: bytes | None, vocabulary: int) -> int:
-    """Return the token, or the next one with a bit in the mask."""
+def _allowed(token: int, mask: bytes | None, vocabulary: int) -> int | None:
+    """Return the token, or the next one with a bit in the mask; None if there is none."""
     if mask is None:
         return token
     bits = int.from_bytes(mask, "little")
-    assert bits, "a mask that allows nothing"
-    return next(each for each in (*range(token, vocabulary), *range(token)) if bits >> each & 1)
+    return next((each for each in (*range(token, vocabulary), *range(token)) if bits >> each & 1), None)
 
 
 def first(position: int, window: int | None) -> int:

@@ -80,4 +80,15 @@ class _Vocabulary:
         self._tokenizer = tokenizer
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return encode_middle(self._tokenizer, text.decode() if isinstance(text, bytes) else text)
+        """Return the tokens of a text, up to the first that spells something else, as a token for unknown text does.
+
+        The library forces what this returns.
+        """
+        whole = text if isinstance(text, bytes) else text.encode()
+        found, spelled = [], 0
+        for token in encode_middle(self._tokenizer, whole.decode()):
+            if not whole.startswith(self.tokens[token], spelled):
+                break
+            found.append(token)
+            spelled += len(self.tokens[token])
+        return found

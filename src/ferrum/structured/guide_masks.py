@@ -47,5 +47,5 @@ class GuideMasks(PendingMasks):
         except CancelledError:
             raise StepError("the engine has ended") from None
         if isinstance(found, StepError):
-            raise StepError(*found.args)  # each reader has its own traceback
+            raise type(found)(*found.args)  # each reader has its own traceback
         return found
