@@ -21,8 +21,9 @@ test("a reply has the shape that the SDK declares", async () => {
   assert.equal(typeof reply.usage.prompt_tokens_details.cached_tokens, "number");
 });
 
-test("max_completion_tokens goes before max_tokens", async () => {
-  assert.equal((await chat({ max_completion_tokens: 3 })).usage.completion_tokens, 3);
+test("both names of the limit are served", async () => {
+  const limited = await chat({ max_completion_tokens: 3, max_tokens: undefined });
+  assert.equal(limited.usage.completion_tokens, 3);
   assert.equal((await chat({ max_tokens: 5 })).usage.completion_tokens, 5);
 });
 
@@ -135,7 +136,7 @@ test("a reasoning_effort is served", async () => {
 
 const REFUSED = {
   temperature: 3, top_p: 0, n: 0, presence_penalty: 3, frequency_penalty: -3, top_logprobs: 2, stop: "", max_tokens: 0,
-  logit_bias: { nothing: 1 }, messages: [], response_format: { type: "json_object" }, modalities: ["audio"],
+  logit_bias: { nothing: 1 }, messages: [], guided_regex: "(", modalities: ["audio"],
   tools: [{ type: "function", function: { name: "f", parameters: {} } }],
   stream_options: { include_usage: true },
 };
