@@ -90,6 +90,7 @@ class ModelClient:
         self.max_requests = parts.max_requests
         self._special_tokens = parts.special_tokens
         self._files = parts.files
+        self._format: FoundFormat | None = None
         self.router = Router(parts.host, max_requests=parts.max_requests, wake_all=wake_all)
         self.info = self.router.info
         if parts.recorder is not None:
@@ -104,6 +105,7 @@ class ModelClient:
 
     def use_template(self, source: str, origin: str) -> None:
         """Replace the model's chat template; `origin` names its file in errors."""
+        self._files, self._format = None, None  # they describe what the model's own template writes
         self.chat_template = ChatTemplate(source, self._special_tokens, origin=origin)
 
     @property
@@ -172,7 +174,14 @@ class ModelClient:
         if chat_template is not None:
             return find_format(_given_template(chat_template, self._special_tokens, untrusted=untrusted), None, chosen)
         assert self.chat_template is not None, "`render` refuses conversations without one"
-        return find_format(self.chat_template, self._files, chosen)
+        if self._format is None:
+            self._format = find_format(self.chat_template, self._files, chosen)
+        return self._format
+
+    @property
+    def knows_format(self) -> bool:
+        """Whether the format of the model's own template is found already; finding it takes a part of a second."""
+        return self._format is not None
 
 
 def _given_template(source: str, special_tokens: Mapping[str, str], *, untrusted: bool) -> ChatTemplate:

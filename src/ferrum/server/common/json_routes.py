@@ -107,7 +107,7 @@ async def generate(
     work = partial(make, model, body, caller, header)
     size, template = len(await request.body()), has_template(body)
     # A long check would delay the streams of others.
-    slow = template or size + extra_tokens > MAX_LOOP_BYTES
+    slow = template or size + extra_tokens > MAX_LOOP_BYTES or body.takes_long(model.client)
     builder = await service.worker_pools.run(size, work, template=template) if slow else work()
     dialect, streamed = request.state.dialect, bool(body.stream)
     return respond(service, model, builder, dialect=dialect, stream=streamed, tenant=caller.tenant, headers=headers)

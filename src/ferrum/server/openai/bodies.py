@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 from pydantic import Field
 
 from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA, SamplingParams, value_schema
+from ferrum.engine.model_client import ModelClient
 from ferrum.server.common import field_rules
 from ferrum.server.common.field_rules import (
     TOP_TOKENS,
@@ -28,7 +29,7 @@ from ferrum.server.common.field_rules import (
     rule,
 )
 from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional
-from ferrum.server.openai.constraints import ALIASES, RESPONSE_FORMAT
+from ferrum.server.openai.constraints import ALIASES, CONSTRAINTS, RESPONSE_FORMAT
 from ferrum.server.openai.conversation import NO_DOCUMENTS, ContentPart, TemplateBody
 from ferrum.server.openai.tool_fields import FUNCTION_CALL, FUNCTIONS, TOOL_CHOICE, TOOLS
 
@@ -146,6 +147,9 @@ class GenerationBody(GeneratingBody):
     return_token_ids: bool | None = optional("Send the token ids of prompt and choices.")
     return_tokens_as_token_ids: bool | None = optional("Name tokens of log-probabilities as token_id:N.")
 
+    def takes_long(self, client: ModelClient) -> bool:  # noqa: ARG002 - signature of a body
+        return any(getattr(self, name) is not None for name in CONSTRAINTS)
+
 
 class ChatRequest(GenerationBody, TemplateBody):
     """The body of /v1/chat/completions."""
@@ -200,6 +204,9 @@ class ChatRequest(GenerationBody, TemplateBody):
     )
     thinking_token_budget: Annotated[int, Integer(0)] | None = optional("Largest number of reasoning tokens.")
     include_reasoning: bool | None = optional("Send the reasoning (default: true).")
+
+    def takes_long(self, client: ModelClient) -> bool:
+        return bool(self.tools or self.functions) or not client.knows_format or super().takes_long(client)
 
 
 class CompletionRequest(GenerationBody):

@@ -26,6 +26,9 @@ ALIASES: Final[Mapping[str, str]] = {
 }
 """Fields of other servers (older vLLM, llama.cpp, SGLang, Vertex) by the name in `structured_outputs`."""
 
+CONSTRAINTS: Final = ("response_format", "structured_outputs", *ALIASES)
+"""All fields that constrain the output."""
+
 _SCHEMA: Final[dict[str, Any]] = {"type": ["object", "boolean"]}
 RESPONSE_FORMAT: Final[dict[str, Any]] = {
     "anyOf": [
@@ -60,7 +63,7 @@ def structured_outputs(body: GenerationBody) -> tuple[StructuredOutputs | None, 
     Raises:
         RequestError: there are several, or one is malformed; `param` is the field as the client named it.
     """
-    asked = {name: getattr(body, name) for name in ("response_format", "structured_outputs", *ALIASES)}
+    asked = {name: getattr(body, name) for name in CONSTRAINTS}
     given = {name: value for name, value in asked.items() if value is not None}
     if isinstance(given.get("response_format"), Mapping) and given["response_format"].get("type") == "text":
         del given["response_format"]
