@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ferrum.core.output_format import Arguments
 from ferrum.formats.patterns import Markers, is_mark
+from ferrum.structured.sources import ESCAPES
 
 _SPECIAL: Final = re.compile(r"[.*+?()\[\]{}|^$\\/&~#-]")
 
@@ -113,6 +114,7 @@ def json_of(schema: Mapping[str, Any], arguments: Arguments) -> str:
         "whitespace_flexible": False,
         "item_separator": regex(arguments.item_separator),
         "key_separator": regex(arguments.key_separator),
+        "json_allowed_escapes": ESCAPES,
     }
     return f"%json {json.dumps({'x-guidance': options, **schema})}"
 

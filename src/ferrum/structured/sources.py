@@ -27,7 +27,9 @@ WHITE_SPACE: Final = r"\x20|\r?\n(?:\x20{0,40}|\t{0,10})"
 MOST_REGEX: Final = 16 * 1024
 """Characters of a regular expression; its first mask takes up to 0.2 seconds."""
 
-_ESCAPES: Final = 'nrbtf\\"'
+ESCAPES: Final = 'nrbtf\\"'
+"""Escapes in strings of JSON: without `\\u`, which would spell a property's name a second time."""
+
 _LOCATING: Final = 0.3
 """Seconds to find the place of a fault that only the library sees."""
 _MOST_MESSAGE: Final = 200
@@ -47,7 +49,7 @@ def library() -> Any:
 def with_options(schema: Mapping[str, Any], *, white_space: str | None = WHITE_SPACE) -> dict[str, Any]:
     """Return a checked schema with the options of JSON for llguidance; `white_space` None: compact."""
     spaces = {"whitespace_flexible": False} if white_space is None else {"whitespace_pattern": white_space}
-    return {"x-guidance": {**spaces, "json_allowed_escapes": _ESCAPES}, **schema}
+    return {"x-guidance": {**spaces, "json_allowed_escapes": ESCAPES}, **schema}
 
 
 def schema_source(schema: Mapping[str, Any], *, white_space: str | None = WHITE_SPACE) -> str:
