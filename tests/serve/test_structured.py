@@ -103,7 +103,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_with_a_pointer(assistant: S
     assert error["param"] == "response_format.json_schema.schema"
 
 
-@pytest.mark.parametrize("field", CONSTRAINTS.keys() - {"structural_tag"})  # a tag changes only what begins it
+@pytest.mark.parametrize("field", [each for each in CONSTRAINTS if each != "structural_tag"])  # tags limit only tags
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_constraint_changes_the_output(server: Served, path: str, field: str) -> None:
     body = {"messages": USER} if "chat" in path else {"prompt": "hello"}
