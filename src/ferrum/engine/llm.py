@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.span_checks import check_kind
 from ferrum.core.types import Request
 from ferrum.engine.beams import Beam, BeamRules, BeamSearch
-from ferrum.engine.chat_prompt import DEFAULT_CHAT, ChatOptions, chat_request
 from ferrum.engine.client_base import EngineClient
 from ferrum.engine.input_processor import Prompt, RequestOptions, check_params, context_overflow, entries_of
 from ferrum.engine.model_client import Message, ModelClient, Parts
@@ -18,7 +17,9 @@ from ferrum.engine.offline_batch import Batch, stream
 from ferrum.engine.progress import BarFactory, progress_bar
 from ferrum.engine.request_output import Delta, Logprob, Logprobs, RequestOutput
 from ferrum.engine.session import Session
-from ferrum.formats.tools import tools_of
+
+if TYPE_CHECKING:
+    from ferrum.engine.chat_prompt import ChatOptions
 
 Conversation: TypeAlias = Sequence[Message]
 
@@ -94,6 +95,9 @@ class LLM(EngineClient):
         Raises:
             RequestError: as `generate` and `chat_prompt`.
         """
+        from ferrum.engine.chat_prompt import ChatOptions, chat_request  # completions need no formats
+        from ferrum.formats.tools import tools_of
+
         choice = tools_of(() if tools is None else tools).choice(tool_choice)
         options = ChatOptions(choice=choice, parallel=parallel_tool_calls, budget=thinking_token_budget)
         conversations = _conversations(messages)
@@ -117,12 +121,14 @@ class LLM(EngineClient):
         self,
         messages: Conversation,
         sampling_params: SamplingParams | None = None,
-        options: ChatOptions = DEFAULT_CHAT,
+        options: ChatOptions | None = None,
     ) -> Iterator[Delta]:
         """Answer one conversation and yield its deltas, as `stream`; `parts` separate reasoning and tool calls."""
         self.client.router.check_open()
+        from ferrum.engine.chat_prompt import DEFAULT_CHAT, chat_request
+
         params = self.default_sampling_params if sampling_params is None else sampling_params
-        request, _ = chat_request(self.client, messages, params, options)
+        request, _ = chat_request(self.client, messages, params, DEFAULT_CHAT if options is None else options)
         return self._deltas(request)
 
     def stream(

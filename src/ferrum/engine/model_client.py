@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ferrum.core.config import EngineConfig
 from ferrum.core.errors import RequestError
@@ -19,11 +19,13 @@ from ferrum.engine.messages import EngineInfo
 from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.records.recorder import Recorder
 from ferrum.engine.router import DEFAULT_MAX_REQUESTS, Router, wake_here
-from ferrum.formats.find import FoundFormat, find_format
 from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.generation_config import GenerationConfig
 from ferrum.text.model_files import ModelFiles
 from ferrum.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ferrum.formats.find import FoundFormat
 
 Message: TypeAlias = Mapping[str, Any]
 """An object with `role`, `content` and further fields of the model's template."""
@@ -170,6 +172,8 @@ class ModelClient:
         Raises:
             RequestError: the format that the options name cannot be used.
         """
+        from ferrum.formats.find import find_format  # only chats need it
+
         chosen = None if self.config is None else self.config.tool_format
         if chat_template is not None:
             return find_format(_given_template(chat_template, self._special_tokens, untrusted=untrusted), None, chosen)

@@ -10,16 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from ferrum.core.errors import FerrumError
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.request_output import Delta, Logprob, Logprobs, Usage, join
-from ferrum.formats.output_reader import OutputReader
 from ferrum.formats.parts import Part, PartKind, joined_parts
 from ferrum.speculative.predicted_output import PredictedText, PredictionFollower
 from ferrum.text.detokenizer import Detokenizer
 from ferrum.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ferrum.formats.output_reader import OutputReader
 
 
 @dataclass(slots=True)
@@ -210,6 +213,8 @@ class RequestStream:
 def _new_choice(request: Request, tokenizer: Tokenizer | None, predicted: PredictedText | None) -> _Choice:
     params, detokenizer, reader = request.params, None, None
     if tokenizer is not None and request.reading is not None:
+        from ferrum.formats.output_reader import OutputReader  # only chats need the parser
+
         reader = OutputReader(
             request.reading,
             tokenizer,

@@ -8,7 +8,6 @@ from typing import Final
 
 from ferrum.core.errors import RequestError
 from ferrum.core.structured_outputs import StructuredOutputs
-from ferrum.structured.sources import checked_source
 
 DEFAULT_BYTES: Final = 16 * 1024 * 1024
 _OVERHEAD: Final = 1024
@@ -62,6 +61,8 @@ class SourceCache:
 
 
 def _compiled(outputs: StructuredOutputs) -> str | RequestError:
+    from ferrum.structured.sources import checked_source  # few programs constrain outputs
+
     try:
         return checked_source(outputs)
     except RequestError as error:
