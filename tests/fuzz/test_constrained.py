@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,10 +13,10 @@ from ferrum import LLM, SamplingParams
 from guided_kit import Job, generate, grammar
 from outcomes import essence
 from patch_reader import is_patch
-from schemas import natural_schemas
+from schemas import bounded_schemas, natural_schemas
 from source_tree import REPOSITORY
 
-APPLY_PATCH = grammar((REPOSITORY / "tests" / "data" / "apply_patch.lark").read_text())
+APPLY_PATCH = grammar((REPOSITORY / "tests" / "data" / "codex" / "apply_patch.lark").read_text())
 
 COUNTS = [50, pytest.param(2000, marks=pytest.mark.soak)]
 
@@ -47,22 +47,23 @@ def chat(llm: LLM, text: str) -> str:
     return llm.client.render([{"role": "user", "content": text}])
 
 
-def natural_jobs(llm: LLM, count: int) -> list[tuple[dict[str, Any], Job]]:
-    """Return jobs whose prompts state the schema, with an example of the same shape that models can follow."""
-    schemas = natural_schemas()
+def stated_jobs(llm: LLM, count: int) -> list[tuple[dict[str, Any], Job]]:
+    """Return jobs over the natural schemas, then the bounded ones, with prompts that state the schema."""
+    schemas = [*natural_schemas().items(), *(("value", each) for each in bounded_schemas())]
     jobs = []
     for number in range(count):
-        name = list(schemas)[number % len(schemas)]
-        schema = schemas[name]
+        name, schema = schemas[number % len(schemas)]
         prompt = chat(llm, f"Write one {name} as JSON. Keep it short. The JSON Schema:\n{json.dumps(schema)}")
         jobs.append((schema, Job(prompt, any_params(number, 400), schema_guidance(schema))))
     return jobs
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(2000, marks=pytest.mark.soak)])
-def test_real_model_ends_natural_schemas_with_valid_json(count: int) -> None:
+def test_real_model_ends_stated_schemas_with_valid_json(
+    count: int, record_property: Callable[[str, int], None]
+) -> None:
     with smollm2_llm(speculative="ngram") as llm:
-        jobs = natural_jobs(llm, count)
+        jobs = stated_jobs(llm, count)
         outputs = generate(llm, [job for _, job in jobs])
     ended = 0
     for (schema, _), output in zip(jobs, outputs, strict=True):
@@ -71,7 +72,12 @@ def test_real_model_ends_natural_schemas_with_valid_json(count: int) -> None:
         if choice.finish_reason == "stop":
             ended += 1
             assert is_valid(schema, choice.text), (schema, choice.text)
+    record_property("ended", ended)
     assert ended >= 0.95 * count
+    if count > 10:
+        with smollm2_llm(prefix_cache=False, max_batch_size=1) as llm:
+            some = slice(0, count, 37)
+            assert essence(generate(llm, [job for _, job in jobs[some]])) == essence(outputs[some])
 
 
 def assert_patches(llm: LLM, jobs: Sequence[Job], least: int) -> None:

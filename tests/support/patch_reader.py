@@ -1,6 +1,6 @@
 """A reader of patches as Codex's `apply_patch` tool takes them, line by line and independent of its grammar.
 
-`tests/data/apply_patch.lark` is the grammar that Codex sends: openai/codex, `tool_apply_patch.lark` at 71163530.
+`tests/data/codex` has the grammar, with its source and licence.
 """
 
 from __future__ import annotations
