@@ -52,6 +52,9 @@ def test_thoughts_close_within_one_token_of_their_budgets(
     assert essence(plain) == essence(drafted)
     for budget, job, output in zip(budgets, jobs, drafted, strict=True):
         (choice,) = output.outputs
+        if choice.finish_reason == "stop" and CLOSE not in choice.token_ids:  # an end token within the thought
+            assert len(choice.token_ids) <= budget, (job, choice)
+            continue
         assert choice.token_ids.index(CLOSE) <= budget, (job, choice)
         assert choice.text.partition(">")[2] == "done", (job, choice)
     reached = [
