@@ -8,7 +8,7 @@ from engine_fakes import EOS
 from ferrum.core.errors import RequestError, StepError
 from ferrum.core.guidance import Grammar, Guidance, Marker, Thought
 from ferrum.structured import grammar_tokens
-from guide_kit import END, allowed, guide_of, letter, tokens_of, trace
+from guide_kit import END, MORE, allowed, guide_of, letter, tokens_of, trace
 
 AB = 'start: "ab"'
 BUDGET = Thought(open=letter("<"), close=letter(">"), opened=True, budget=2, end="!>")
@@ -36,16 +36,16 @@ CASES = {
     "trigger that repeats": (limits(AB, letter("="), repeats=True), "=ab=", ["any", "a", "b", "any", "a"]),
     "text as trigger": (limits(AB, Marker(text="==")), "=x==a", ["any", "any", "any", "any", "a", "b"]),
     "first of two triggers": (limits(AB, Marker(text="--"), letter("=")), "-=", ["any", "any", "a"]),
-    "thought, then grammar": (limits(thought=thinking()), "x>a", ["any", "any", "a", "b"]),
-    "thought closed by text": (limits(thought=thinking("]]")), "]x]]", ["any", "any", "any", "any", "a"]),
-    "thought that may open": (limits(thought=thinking(opened=False)), "<x>", ["<a", "any", "any", "a"]),
+    "thought, then grammar": (limits(thought=thinking()), "x>a", [MORE, MORE, "a", "b"]),
+    "thought closed by text": (limits(thought=thinking("]]")), "]x]]", [MORE, MORE, MORE, MORE, "a"]),
+    "thought that may open": (limits(thought=thinking(opened=False)), "<x>", ["<a", MORE, MORE, "a"]),
     "thought that does not open": (limits(thought=thinking(opened=False)), "ab", ["<a", "b", END]),
-    "thought that two tokens open": (limits(thought=opened_by("<-")), "<-x>", ["<a", "-", "any", "any", "a"]),
+    "thought that two tokens open": (limits(thought=opened_by("<-")), "<-x>", ["<a", "-", MORE, MORE, "a"]),
     "grammar that begins like a thought": (limits('start: "<b"', thought=opened_by("<-")), "<b", ["<", "-b", END]),
     "trigger within a thought": (limits(AB, letter("="), thought=BUDGET), "=a", ["any", "a", "b"]),
     "budget": (Guidance(thought=BUDGET), "xy!>z", ["any", "any", "!", ">", "any", "any"]),
-    "budget, then grammar": (limits(thought=BUDGET), "xy!>a", ["any", "any", "!", ">", "a", "b"]),
-    "closed in time": (limits(thought=BUDGET), "x>ab", ["any", "any", "a", "b", END]),
+    "budget, then grammar": (limits(thought=BUDGET), "xy!>a", [MORE, MORE, "!", ">", "a", "b"]),
+    "closed in time": (limits(thought=BUDGET), "x>ab", [MORE, MORE, "a", "b", END]),
 }
 
 
@@ -78,7 +78,7 @@ def test_budget_of_zero_closes_at_once(opened: bool, text: str) -> None:
 
 def test_end_of_a_thought_stops_where_the_grammar_has_no_place_for_it() -> None:
     thought = Thought(open=letter("<"), close=letter(">"), opened=True, budget=1, end=">ax")
-    assert trace(limits(thought=thought), "x>a") == ["any", ">", "a", "b"]
+    assert trace(limits(thought=thought), "x>a") == [MORE, ">", "a", "b"]
 
 
 def test_rest_of_a_token_after_a_trigger_belongs_to_the_grammar() -> None:
@@ -113,7 +113,8 @@ RESTS = {
     "id trigger": (limits(AB, letter("=")), "x", True, "=", 1 << 62),
     "text trigger": (limits(AB, Marker(text="==")), "x", False, "", None),
     "grammar": (limits(), "", False, "", None),
-    "thought": (limits(thought=thinking()), "x", True, ">", 1 << 62),
+    "thought": (limits(AB, letter("="), thought=BUDGET), "x", True, "=>", 2),
+    "thought before a grammar": (limits(thought=thinking()), "x", False, "", None),
     "budget": (Guidance(thought=BUDGET), "x", True, ">", 2),
     "budget reached": (Guidance(thought=BUDGET), "xy", False, "", None),
     "thought closed": (Guidance(thought=BUDGET), "x>", True, "", 1 << 62),

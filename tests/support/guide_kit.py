@@ -15,6 +15,8 @@ from ferrum.structured.sequence_guide import SequenceGuide
 END = "\n"
 """Stands for the end token in what these functions take and return."""
 
+MORE = "any but the end"
+
 
 class AtOnce(Executor):
     """An executor that runs each job when it is submitted."""
@@ -41,10 +43,12 @@ def guide_of(guidance: Guidance, ends: tuple[int, ...] = (EOS,)) -> SequenceGuid
 
 
 def letters_in(mask: bytes | None) -> str:
-    """Return the allowed letters; `any` for all of them."""
+    """Return the allowed letters; `any` for all of them, `MORE` for all but the end token."""
     if mask is None:
         return "any"
     allowed = [token for token in range(VOCABULARY) if mask[token >> 3] >> (token & 7) & 1]
+    if {*allowed} == {*range(VOCABULARY)} - {EOS}:
+        return MORE
     return "".join(END if token == EOS else chr(token + 31) if token else "<0>" for token in allowed)
 
 

@@ -39,6 +39,11 @@ class GuideProgram:
         """Whether the grammar begins at a trigger."""
         return self.grammar is not None and bool(self.grammar.triggers)
 
+    @property
+    def required(self) -> bool:
+        """Whether every output must come to the grammar, so that none may end before it."""
+        return self.grammar is not None and not self.grammar.triggers
+
 
 def program_of(guidance: Guidance, tokens: GrammarTokens, matcher: Any, ends: tuple[int, ...]) -> GuideProgram:
     """Return the program of a guidance whose grammar is compiled. Raises RequestError for text without tokens."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from ferrum.core.errors import StepError
+from ferrum.core.errors import NothingAllowed, StepError
 from ferrum.scheduler.guides import UNLIMITED
 from ferrum.structured.guide_program import GuideProgram
 from ferrum.structured.markers import MarkerFinder
@@ -94,7 +94,7 @@ class GuideState:
             return int(self._program.lazy or self._program.grammar is None)
         if phase is Phase.THOUGHT:
             assert thought is not None
-            if self._close.by_bytes:
+            if self._close.by_bytes or self._program.required:
                 return 0
             return UNLIMITED if thought.budget is None else thought.budget - self._thought_tokens
         return UNLIMITED
@@ -110,7 +110,7 @@ class GuideState:
         if self.phase is Phase.FIRST and self._program.grammar is not None and not self._program.lazy:
             opening = self._program.opening[self._opened : self._opened + 1]
             return self._only(opening) if self._matcher is None else self._grammar_mask(self._matcher, opening)
-        return self._without_refused() if self._program.refused and self.phase is not Phase.FREE else None
+        return self._without_refused() if self.phase is not Phase.FREE else None
 
     def known(self) -> tuple[int, ...]:
         """Return the next tokens as far as there is no alternative to them; not always all of them."""
@@ -126,10 +126,12 @@ class GuideState:
         return bytes(mask)
 
     def _without_refused(self) -> bytes | None:
-        """Return the mask of all tokens but those after which the grammar would begin with an error."""
+        """Return the mask of all tokens but those after which the grammar would begin with an error, or never begin."""
         finder = self._triggers if self._program.lazy else self._close
         found = [tokens for begun, tokens in self._program.refused.items() if finder.ends_with(begun)]
         refused = frozenset[int]().union(*found).difference(self._program.ends)
+        if self._program.required:
+            refused = refused.union(self._program.ends)
         if not refused:
             return None
         mask = bytearray(b"\xff" * (self._program.tokens.end // 8 + 1))
@@ -179,7 +181,7 @@ class GuideState:
             case Phase.FREE:
                 return True
         if token in self._program.ends and self.phase is not Phase.FIRST:
-            return True  # the output ends, unless the request ignores that
+            return not self._program.required  # the output ends, unless the request ignores that
         if self._program.lazy and (rest := self._triggers.find(token)) is not None:
             self.forced = ()
             return self._begin_grammar(rest)
@@ -262,6 +264,8 @@ class GuideState:
 
 
 def _check(matcher: Any) -> None:
-    """Raise StepError if the library has given up."""
+    """Raise StepError if the library has given up: NothingAllowed where the grammar goes on and no token does."""
+    if matcher.get_error().startswith("NoExtensionBias"):  # the code of the library's error is its first line
+        raise NothingAllowed("no token of the vocabulary continues the grammar")
     if matcher.is_error():
         raise StepError(f"the grammar failed: {matcher.get_error().strip()}")

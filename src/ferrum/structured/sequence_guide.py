@@ -8,14 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from ferrum.core.errors import NothingAllowed, StepError
+from ferrum.core.errors import StepError
 from ferrum.scheduler.guides import UNLIMITED, Guide
 from ferrum.structured.guide_masks import GuideMasks, Outcome
 from ferrum.structured.guide_program import GuideProgram
 from ferrum.structured.guide_state import GuideState
-
-_NO_TOKEN: Final = "NoExtensionBias"
-"""What llguidance says where a grammar goes on and no token does."""
 
 LAG: Final = 8
 """Tokens by which the thread of the masks may be late while known tokens are still of use."""
@@ -158,6 +155,4 @@ class _Work:
 
 
 def _failure(error: BaseException) -> StepError:
-    if _NO_TOKEN in str(error):
-        return NothingAllowed("no token of the vocabulary continues the grammar")
-    return StepError(*error.args) if isinstance(error, StepError) else StepError(f"the grammar failed: {error}")
+    return type(error)(*error.args) if isinstance(error, StepError) else StepError(f"the grammar failed: {error}")
