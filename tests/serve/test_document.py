@@ -9,6 +9,7 @@ import schemathesis
 
 import document_kit
 from document_kit import FEW, MANY, check
+from ferrum.server.anthropic.bodies import CountRequest, MessagesRequest
 from ferrum.server.common.field_rules import HARMLESS
 from ferrum.server.common.json_bodies import Body
 from ferrum.server.extensions.session_routes import SessionGenerateRequest
@@ -29,6 +30,8 @@ ROUTES = [
     ("post", "/v1/chat/completions/render"),
     ("post", "/v1/completions"),
     ("post", "/v1/embeddings"),
+    ("post", "/v1/messages"),
+    ("post", "/v1/messages/count_tokens"),
     ("get", "/v1/requests/{request_id}"),
     ("post", "/v1/requests/{request_id}/replay"),
     ("delete", "/v1/requests/{request_id}"),
@@ -74,7 +77,16 @@ def test_every_route_of_the_document_is_tested(shared: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [ChatRequest, CompletionRequest, RenderRequest, SessionGenerateRequest, TokenizeRequest]
+    "body",
+    [
+        ChatRequest,
+        CompletionRequest,
+        CountRequest,
+        MessagesRequest,
+        RenderRequest,
+        SessionGenerateRequest,
+        TokenizeRequest,
+    ],
 )
 def test_refused_fields_may_only_ask_for_nothing(shared: Served, body: type[Body]) -> None:
     schema = shared.http.get("/openapi.json").json()["components"]["schemas"][body.__name__]

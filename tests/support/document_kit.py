@@ -31,7 +31,8 @@ UNSAYABLE = {
     "prompt": "maximum context|must not be empty",
     "input": "maximum context|must not be empty",  # a text without a begin token
     "length": r"not in \[0, \d+\]",
-    "messages": "maximum context|must not be empty",  # after rendering
+    "messages": "maximum context|must not be empty|text to continue",  # after rendering
+    "input_schema": "",
     "logit_bias": "the vocabulary size",
     "echo": "assistant",
     "continue_final_message": "final message",
@@ -72,6 +73,8 @@ def map_body(context: Any, body: Any) -> Any:
     body = dict(body)
     if isinstance(body.get("model"), str):
         body["model"] = "fake"
+    if context.operation.path == "/v1/messages" and _large(body.get("max_tokens")):
+        body["max_tokens"] = MOST_TOKENS
     if context.operation.path.endswith(("/completions", "/generate")):
         if isinstance(body.get("n"), int) and body["n"] <= MAX_CHOICES:  # keep invalid values invalid
             body["n"] = min(body["n"], 4)
@@ -133,7 +136,10 @@ def unsayable(response: Any) -> bool:
     if response.status_code != 400:
         return False
     error = json.loads(response.content)["error"]
-    if error["code"] == "no_token_allowed":
+    if error.get("code") == "no_token_allowed":
         return True  # a grammar of characters that the vocabulary lacks
-    field = (error["param"] or "").rpartition(".")[2].partition("[")[0]
+    param = (
+        error["param"] if "param" in error else error["message"].removeprefix("Prompt is too long: ").partition(": ")[0]
+    )
+    field = (param or "").rpartition(".")[2].partition("[")[0]
     return field in UNSAYABLE and re.search(UNSAYABLE[field], error["message"]) is not None

@@ -18,6 +18,8 @@ from starlette.responses import Response
 from ferrum.core.errors import ConfigError, FerrumError
 from ferrum.core.version import installed_version
 from ferrum.engine.async_engine import AsyncEngine
+from ferrum.server.anthropic.dialect import MESSAGES
+from ferrum.server.anthropic.routes import add_anthropic_routes
 from ferrum.server.common.api_keys import ApiKeys, only_key, read_keys
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError, error_response
@@ -39,12 +41,17 @@ from ferrum.server.server_config import ServerConfig
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-DIALECTS: Final[Sequence[tuple[Dialect, AddRoutes]]] = ((OPENAI, add_openai_routes),)
+DIALECTS: Final[Sequence[tuple[Dialect, AddRoutes]]] = (
+    (OPENAI, add_openai_routes),
+    (MESSAGES, add_anthropic_routes),
+)
 """The dialects that are served, with their routes."""
 
 EXPOSED_HEADERS: Final = (
+    "request-id",
     "retry-after",
     "x-ferrum-ignored",
+    "x-ferrum-replaced",
     "x-request-id",
     "x-should-retry",
     *(f"x-ratelimit-{what}-{rate}" for what in ("limit", "remaining", "reset") for rate in ("requests", "tokens")),

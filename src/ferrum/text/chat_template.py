@@ -170,6 +170,12 @@ class ChatTemplate:
         return sent in (given.replace(plain, odd) for plain in ('{"a": 1}', '{"a":1}'))
 
     @cached_property
+    def reads_late_system(self) -> bool:
+        """Whether the template renders a system message after others; some refuse it, or leave it out."""
+        text = self._probe(probes.late_system(_END_MARK))[0]
+        return text is not None and _END_MARK.strip() in text
+
+    @cached_property
     def _reasoning_form(self) -> str:
         """Return where the template reads reasoning, as `template_probes.thoughts` names it; `fields` if nowhere."""
         if not any(map(_READS_THOUGHT.search, self.sources.values())):

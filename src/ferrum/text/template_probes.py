@@ -51,6 +51,12 @@ def calls(
     return [*exchange, {"role": "assistant", "content": "c"}, *exchange]
 
 
+def late_system(text: str) -> list[dict[str, Any]]:
+    """Return a conversation with a system message of this text in the middle."""
+    system = {"role": "system", "content": "b"}
+    return [system, QUESTION, {"role": "assistant", "content": "c"}, {**system, "content": text}, QUESTION]
+
+
 def thoughts(text: str) -> dict[str, list[dict[str, Any]]]:
     """Return conversations with this reasoning, by the form it has: names of fields, or parts of the content."""
     parts: list[dict[str, Any]] = [{"type": "thinking", "thinking": text}, {"type": "text", "text": "c"}]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 from starlette.responses import Response
@@ -30,6 +31,8 @@ class Dialect:
         end: what follows the last event of a complete stream.
         keep_alive: what is sent on an idle stream.
         stream_type: the media type of a stream.
+        status: returns the HTTP status of an error.
+        id_header: a further header with the request's id; empty: only `x-request-id`.
     """
 
     paths: tuple[str, ...]
@@ -39,8 +42,10 @@ class Dialect:
     end: bytes = b""
     keep_alive: bytes = b": keep-alive\n\n"
     stream_type: str = "text/event-stream; charset=utf-8"
+    status: Callable[[ApiError], int] = attrgetter("status_code")
+    id_header: str = ""
 
     def response(self, error: ApiError) -> Response:
         """Return an error as a response."""
         headers = dict(error.headers or {})
-        return Response(self.error(error), error.status_code, headers, media_type="application/json")
+        return Response(self.error(error), self.status(error), headers, media_type="application/json")

@@ -32,6 +32,7 @@ from ferrum.server.common.missing_routes import advice
 _REASONS: Final = {
     "greater_than_equal": "must be at least {ge}, not {input}",
     "less_than_equal": "must be at most {le}, not {input}",
+    "union_tag_invalid": "must have a {discriminator} of {expected_tags}, not '{tag}'",
 }
 """Reasons of faults in values, as those of other checks."""
 
@@ -46,6 +47,9 @@ class ApiError(HTTPException):
         message: for people.
         code: a stable name for programs.
         param: the field at fault.
+
+    Attributes:
+        request_id: of the request, once it is known which one failed.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class ApiError(HTTPException):
         self.message = message
         self.code = code
         self.param = param
+        self.request_id = ""
 
 
 class CancelledError(FerrumError):
@@ -167,6 +172,7 @@ async def error_response(request: Request, error: Exception) -> Response:
             reply.headers = _allowed(request) or reply.headers
     else:
         reply = as_api_error(error, state.request_id, state.service.retry_after())
+    reply.request_id = state.request_id
     response: Response = state.dialect.response(reply)
     return response
 

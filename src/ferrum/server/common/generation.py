@@ -168,6 +168,7 @@ class Generation(Response):
             # The status is already sent: report the error as an event, without the end of a complete stream.
             scope["state"]["log"]["error"] = type(error).__name__
             failure = as_api_error(error, scope["state"]["request_id"])
+            failure.request_id = scope["state"]["request_id"]
             end = writer.event("error", self._dialect.error(failure))
             await send_part({"type": "http.response.body", "body": end, "more_body": True})
         await send_part({"type": "http.response.body", "body": b""})

@@ -151,6 +151,7 @@ class Guard:
         failure = as_api_error(error, state["request_id"], self._service.retry_after())
         if sender.status is not None:
             raise error
+        failure.request_id = state["request_id"]
         await state["dialect"].response(failure)(scope, receive, sender)
 
 
@@ -183,7 +184,8 @@ class _Sender:
             self._closes = (b"connection", b"close") in message["headers"]
             tenant = self._state["tenant"]
             rates = self._limits.headers(tenant) if tenant in self._limits.tenants else ()
-            own = [(b"x-request-id", self._state["request_id"].encode()), *rates]
+            names = filter(None, ("x-request-id", self._state["dialect"].id_header))
+            own = [*((name.encode(), self._state["request_id"].encode()) for name in names), *rates]
             message = {**message, "headers": [*message["headers"], *own]}
         elif self._closes and not message.get("more_body"):
             await self._send({**message, "more_body": True})

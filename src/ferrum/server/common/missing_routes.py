@@ -19,8 +19,6 @@ INSTEAD: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
         _CHAT: (
             "/v1/responses",
             "/responses",
-            "/v1/messages",
-            "/messages",
             "/api/chat",
             "/v1/assistants",
             "/v1/threads",
@@ -31,7 +29,7 @@ INSTEAD: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
             *("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking"),
             *("/score", "/v1/score", "/classify", "/v1/classify"),
         ),
-        "POST /tokenize": ("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/tokenize"),
+        "POST /tokenize": ("/v1/responses/input_tokens", "/v1/tokenize"),
         "POST /detokenize": ("/v1/detokenize",),
         "POST /v1/chat/completions/render": ("/apply-template", "/v1/completions/render"),
         _MODELS: ("/api/tags", "/api/ps", "/api/show", "/info", "/v1/internal/model"),

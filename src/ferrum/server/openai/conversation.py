@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import combinations
 from types import MappingProxyType
@@ -13,6 +12,7 @@ from pydantic import ConfigDict, Field
 from ferrum.engine.model_client import ModelClient
 from ferrum.server.common.field_rules import Items, Rule, absent, given, isnt, one_of, rule
 from ferrum.server.common.json_bodies import MODEL, Body, optional
+from ferrum.server.common.template_variables import template_reads
 
 _PART: Final[dict[str, Any]] = {
     "anyOf": [
@@ -105,9 +105,7 @@ class Templated(Body):
 
     def reads(self, client: ModelClient, name: str) -> bool:
         """Return whether the template of this request reads a variable."""
-        model_sources = () if client.chat_template is None else client.chat_template.sources.values()
-        sources = model_sources if self.chat_template is None else (self.chat_template,)
-        return any(re.search(rf"\b{name}\b", source) for source in sources)
+        return template_reads(client, name, self.chat_template)
 
     def unread_fields(self, client: ModelClient) -> list[str]:
         return ["tools"] if getattr(self, "tools", None) and not self.reads(client, "tools") else []

@@ -10,6 +10,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ferrum.server.anthropic.models import ModelInfo, ModelPage, model_info, model_page, wants_anthropic
 from ferrum.server.common import field_rules
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.json_routes import generate, has_template, ignored, reply
@@ -66,18 +67,24 @@ def _add_models(router: APIRouter, service: Service) -> None:
             max_model_len=model.context,
         )
 
-    @router.get("/v1/models", responses={200: {"model": replies.ModelList}, 401: ERRORS[401], 503: ERRORS[503]})
-    async def models() -> Response:
-        """List the names of the models that are served."""
+    page = {"model": replies.ModelList | ModelPage}
+
+    @router.get("/v1/models", responses={200: page, 401: ERRORS[401], 503: ERRORS[503]})
+    async def models(request: Request) -> Response:
+        """List the names of the models that are served, in the shape of the API whose headers the client sends."""
         service.model()
+        if wants_anthropic(request):
+            every = dict.fromkeys(service.models.values())
+            return reply(model_page(model_info(service, each, name) for each in every for name in each.names))
         data = [described(each, name) for each in dict.fromkeys(service.models.values()) for name in each.names]
         return reply(replies.ModelList(object="list", data=data))
 
-    @router.get("/v1/models/{model_id:path}", responses={200: {"model": replies.Model}, **ERRORS})
-    async def one_model(model_id: str) -> Response:
+    @router.get("/v1/models/{model_id:path}", responses={200: {"model": replies.Model | ModelInfo}, **ERRORS})
+    async def one_model(model_id: str, request: Request) -> Response:
         """Return a model by its name."""
         model = service.model(model_id)
-        return reply(described(model, model_id if model_id in model.names else model.name))
+        name = model_id if model_id in model.names else model.name
+        return reply(model_info(service, model, name) if wants_anthropic(request) else described(model, name))
 
 
 def _add_generation(router: APIRouter, service: Service) -> None:

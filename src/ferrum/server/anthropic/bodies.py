@@ -1,0 +1,161 @@
+"""The bodies of /v1/messages and /v1/messages/count_tokens, with fields without effect or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from ferrum.core.params import MAX_STOP_LENGTH, MAX_STOP_STRINGS, value_schema
+from ferrum.engine.model_client import ModelClient
+from ferrum.formats.tools import MAX_NAME, MAX_TOOLS
+from ferrum.server.anthropic.blocks import ONE_CACHE, Message, TextBlock
+from ferrum.server.common.field_rules import Integer, Items, JsonInteger, Rule, absent, given, isnt, one_of, rule
+from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional
+from ferrum.server.common.template_variables import read_variables, template_reads
+
+_ELSEWHERE: Final = "the server runs nothing besides the model"
+
+
+class ToolParam(Body):
+    """A tool of the client, or one that Anthropic's servers run, which is left out."""
+
+    RULES: ClassVar[Sequence[Rule]] = (
+        rule("input_schema", "required for a tool of the client", given("input_schema"), given("type")),
+        rule("input_schema", "required for a tool of the client", given("input_schema"), isnt("type", "custom")),
+    )
+    NO_OPS = MappingProxyType(
+        {
+            "cache_control": ONE_CACHE,
+            "defer_loading": "every tool is in the prompt",
+            "eager_input_streaming": "arguments are always streamed as they are generated",
+            "input_examples": "templates have no place for them",
+            "allowed_callers": _ELSEWHERE,
+        }
+    )
+
+    type: str | None = optional("custom (default), or a type of a tool that is left out.")
+    name: str = Field(pattern=rf"^[A-Za-z0-9_.-]{{1,{MAX_NAME}}}$")
+    description: str | None = None
+    input_schema: dict[str, Any] | None = optional("JSON Schema of the arguments.")
+    strict: bool | None = optional("Enforce the schema; else any JSON object.")
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the client runs the tool, whose arguments the model writes."""
+        return self.type in (None, "custom")
+
+    def check_fields(self, *, strict: bool, path: tuple[str | int, ...] = ()) -> list[str]:
+        return super().check_fields(strict=strict, path=path) if self.is_served else []
+
+
+class ToolChoice(Body):
+    """Whether the model may or must call tools."""
+
+    RULES: ClassVar[Sequence[Rule]] = (rule("name", "required with type tool", isnt("type", "tool"), given("name")),)
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = optional("End the reply after one call.")
+
+
+class Thinking(Body):
+    """Whether the model reasons before it answers."""
+
+    RULES: ClassVar[Sequence[Rule]] = (
+        rule("budget_tokens", "required with type enabled", isnt("type", "enabled"), given("budget_tokens")),
+        rule("budget_tokens", "requires type enabled", one_of("type", "enabled"), absent("budget_tokens")),
+    )
+
+    type: Literal["enabled", "adaptive", "disabled", "between_tools"]
+    budget_tokens: Annotated[int, Integer(1)] | None = optional("Largest number of reasoning tokens.")
+    display: Literal["summarized", "omitted"] | None = optional("omitted: the reasoning is only in the signature.")
+
+
+class OutputFormat(Body):
+    """The form of the reply's text."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    """Effort and form of the reply."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = optional("For templates that read it.")
+    format: OutputFormat | None = None
+
+
+class CountRequest(Body):
+    """The body of /v1/messages/count_tokens: what the prompt depends on."""
+
+    FOR_TEMPLATE = frozenset({"tools", "thinking", "output_config"})
+    NO_OPS = MappingProxyType(
+        {
+            "cache_control": ONE_CACHE,
+            "container": _ELSEWHERE,
+            "context_management": "clients shorten their conversations",
+            "mcp_servers": _ELSEWHERE,
+        }
+    )
+    REFUSED = MappingProxyType({"output_format": "use output_config.format"})
+
+    model: str | None = MODEL
+    messages: Items[Message] = Field(min_length=1)
+    system: str | Items[TextBlock] | None = optional("Instructions before the conversation.")
+    tools: Items[ToolParam] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = optional("Default: disabled, where the template can.")
+    output_config: OutputConfig | None = None
+
+    @property
+    def thinks(self) -> bool:
+        """Whether reasoning is asked for."""
+        return self.thinking is not None and self.thinking.type != "disabled"
+
+    def variables(self, client: ModelClient) -> dict[str, Any]:
+        """Return the variables for the template, those that it reads."""
+        effort = None if self.output_config is None else self.output_config.effort
+        variables: dict[str, Any] = {"enable_thinking": self.thinks}
+        return read_variables(client, variables | ({} if effort is None else {"reasoning_effort": effort}))
+
+    def unread_fields(self, client: ModelClient) -> list[str]:
+        """Return fields that this model cannot follow, and tools that are left out."""
+        found = None if client.chat_template is None else client.output_format().format
+        reasons = found is not None and found.reasoning is not None
+        unread = []
+        if self.thinking is not None and self.thinks != reasons and not template_reads(client, "enable_thinking"):
+            unread.append("thinking")
+        effort = None if self.output_config is None else self.output_config.effort
+        if effort is not None and not template_reads(client, "reasoning_effort"):
+            unread.append("output_config.effort")
+        dropped = [(place, each.type) for place, each in enumerate(self.tools or ()) if not each.is_served]
+        return [*unread, *(f"tools[{place}].{kind}" for place, kind in dropped)]
+
+
+class MessagesRequest(CountRequest, GeneratingBody):
+    """The body of /v1/messages."""
+
+    NO_OPS = MappingProxyType(
+        {
+            **CountRequest.NO_OPS,
+            "diagnostics": "not served yet",
+            "inference_geo": "there is one place",
+            "metadata": "requests are not stored",
+            "safeguards": _ELSEWHERE,
+            "service_tier": "there is one tier",
+            "speed": "there is one speed",
+            "user_profile_id": "requests are not stored",
+            "workspace_id": "requests are not stored",
+        }
+    )
+
+    max_tokens: Annotated[int, Integer(1)] = Field(description="Limit of generated tokens.")
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: float | None = Field(default=None, json_schema_extra=value_schema("top_p"))
+    top_k: JsonInteger | None = Field(default=None, json_schema_extra=value_schema("top_k"))
+    stop_sequences: Items[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]] | None = Field(
+        default=None, max_length=MAX_STOP_STRINGS, description="Texts that end the reply."
+    )

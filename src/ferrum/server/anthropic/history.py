@@ -1,0 +1,168 @@
+"""Conversations of this API as messages in OpenAI's form, which the engine reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, TypeAlias
+
+from ferrum.core.logging import info_once
+from ferrum.server.anthropic.blocks import (
+    AnyDocument,
+    AssistantBlock,
+    Message,
+    ResultBlock,
+    SearchResultBlock,
+    TextBlock,
+    TextDocument,
+    ThinkingBlock,
+    ToolReferenceBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    UserBlock,
+)
+from ferrum.server.anthropic.signatures import hidden_in
+
+_ATTRIBUTION: Final = "x-anthropic-billing-header"
+_FAILED: Final = "Error: "
+
+Found: TypeAlias = dict[str, Any]
+"""A message in OpenAI's form."""
+
+
+class History:
+    """Builds the messages of one conversation; consecutive messages of a role become one, as this API has it.
+
+    Args:
+        late_system: the template renders system messages after others; otherwise they become text of the user.
+
+    Attributes:
+        messages: so far.
+        replaced: paths of what the prompt has in another form.
+    """
+
+    def __init__(self, *, late_system: bool) -> None:
+        self.messages: list[Found] = []
+        self.replaced: list[str] = []
+        self._late_system = late_system
+        self._names: dict[str, str] = {}
+
+    def add_system(self, system: str | Sequence[TextBlock] | None) -> None:
+        """Add the instructions before the conversation, without the attribution of the client's version.
+
+        That block differs at every request, so that no prefix after it would be found again.
+        """
+        blocks = _texts(system)
+        if blocks and not isinstance(system, str) and blocks[0].startswith(_ATTRIBUTION):
+            info_once(f"the system block {_ATTRIBUTION} is left out of prompts: it changes at every request")
+            blocks = blocks[1:]
+        self._say("system", blocks)
+
+    def add(self, message: Message, where: str) -> None:
+        """Add a message; `where` is its path in the body."""
+        if message.role == "system":
+            self._add_late_system(_texts(message.content) or [""], where)
+        elif isinstance(message.content, str) or not message.content:
+            self._say(message.role, [message.content or ""])
+        elif message.role == "user":
+            self._add_user(message.content, f"{where}.content")
+        else:
+            self._add_reply(message.content, f"{where}.content")
+
+    def _add_late_system(self, texts: list[str], where: str) -> None:
+        if self._late_system or all(each["role"] == "system" for each in self.messages):
+            self._say("system", texts)
+        else:
+            info_once("system messages after others become text of the user: the chat template renders none there")
+            self.replaced.append(where)
+            self._say("user", texts)
+
+    def _add_user(self, blocks: Sequence[UserBlock], where: str) -> None:
+        """Add results of tools, in order, and then the text around them."""
+        texts: list[str] = []
+        for place, block in enumerate(blocks):
+            if isinstance(block, ToolResultBlock):
+                self._add_result(block, f"{where}[{place}]")
+            else:
+                texts.append(_text_of(block))
+        self._say("user", texts)
+
+    def _add_result(self, block: ToolResultBlock, where: str) -> None:
+        content = block.content or ""
+        text = content if isinstance(content, str) else "\n".join(self._result(content, f"{where}.content"))
+        result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": (_FAILED * bool(block.is_error)) + text}
+        name = self._names.get(block.tool_use_id)
+        self.messages.append(result if name is None else {**result, "name": name})
+
+    def _result(self, blocks: Sequence[ResultBlock], where: str) -> Iterable[str]:
+        for place, block in enumerate(blocks):
+            if isinstance(block, TextBlock | SearchResultBlock):
+                yield _text_of(block)
+                continue
+            if isinstance(block, AnyDocument) and block.source.get("type") == "text":
+                yield _titled(block.title, block.context, str(block.source.get("data", "")))
+                continue
+            self.replaced.append(f"{where}[{place}].{block.type}")
+            if isinstance(block, ToolReferenceBlock):
+                yield f"[tool: {block.tool_name}]"
+            else:
+                yield f"[{block.type}: not text, left out]"
+
+    def _add_reply(self, blocks: Sequence[AssistantBlock], where: str) -> None:
+        texts, thoughts, calls = [], [], []
+        for place, block in enumerate(blocks):
+            if isinstance(block, TextBlock):
+                texts.append(block.text)
+            elif isinstance(block, ThinkingBlock):
+                thoughts.append(block.thinking or hidden_in(block.signature))
+            elif isinstance(block, ToolUseBlock):
+                self._names[block.id] = block.name
+                function = {"name": block.name, "arguments": block.input}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            else:
+                self.replaced.append(f"{where}[{place}].{block.type}")
+        reply = self._turn("assistant")
+        reply["content"] += _parts(texts)
+        if any(thoughts):
+            earlier = [reply["reasoning_content"]] if "reasoning_content" in reply else []
+            reply["reasoning_content"] = "\n".join([*earlier, *filter(None, thoughts)])
+        if calls:
+            reply["tool_calls"] = [*reply.get("tool_calls", ()), *calls]
+
+    def _say(self, role: str, texts: Sequence[str]) -> None:
+        if texts:
+            self._turn(role)["content"] += _parts(texts)
+
+    def _turn(self, role: str) -> Found:
+        """Return the last message if it has this role, else a new one."""
+        if not self.messages or self.messages[-1]["role"] != role:
+            self.messages.append({"role": role, "content": []})
+        return self.messages[-1]
+
+    def finished(self) -> list[Found]:
+        """Return the messages; those without text have no content, or an empty one."""
+        for message in self.messages:
+            if not message["content"]:
+                message["content"] = None if message["role"] == "assistant" else ""
+        return self.messages
+
+
+def _parts(texts: Iterable[str]) -> list[Found]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def _texts(content: str | Sequence[TextBlock] | None) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    return [block.text for block in content or ()]
+
+
+def _titled(*texts: str | None) -> str:
+    return "\n".join(text for text in texts if text)
+
+
+def _text_of(block: TextBlock | TextDocument | SearchResultBlock) -> str:
+    if isinstance(block, TextBlock):
+        return block.text
+    if isinstance(block, TextDocument):
+        return _titled(block.title, block.context, block.source.data)
+    return _titled(block.title, block.source, *(each.text for each in block.content))

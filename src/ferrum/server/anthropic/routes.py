@@ -1,0 +1,86 @@
+"""The routes of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ferrum.server.anthropic.bodies import CountRequest, MessagesRequest
+from ferrum.server.anthropic.builder import MessageBuilder, message_builder
+from ferrum.server.anthropic.checks import check_prompt, format_params
+from ferrum.server.anthropic.dialect import OVERLOADED, ErrorReply
+from ferrum.server.anthropic.events import MessageReply, TokenCount
+from ferrum.server.common import field_rules
+from ferrum.server.common.generation import Generation
+from ferrum.server.common.json_routes import MAX_NAMED, generate, ignored, reply
+from ferrum.server.common.service import Service
+
+REPLACED: Final = "x-ferrum-replaced"
+"""Header that names what the prompt has in another form."""
+
+_ERRORS: Final[Mapping[int | str, str]] = {
+    400: "The request cannot be served; the message begins with the field.",
+    401: "No valid API key.",
+    404: "Not found.",
+    408: "The body or the request took too long.",
+    413: "The body is too large.",
+    415: "The body is not JSON, or is compressed.",
+    429: "Too many requests are in progress; see Retry-After.",
+    499: "The request was cancelled.",
+    500: "An internal error.",
+    503: "The engine has ended.",
+    OVERLOADED: "The server is loading, draining or out of room; see Retry-After.",
+}
+ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"model": ErrorReply, "description": text} for status, text in _ERRORS.items()
+}
+
+
+def add_anthropic_routes(router: APIRouter, service: Service) -> None:
+    """Add the routes."""
+    events = {"text/event-stream": {"schema": {**field_rules.EVENT, "description": "An event of the stream."}}}
+    message = {"model": MessageReply, "content": events, "description": "The message, or its events."}
+
+    @router.post("/v1/messages", responses={200: message, **ERRORS})
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        """Generate the assistant's next message in a conversation."""
+        return await generate(service, request, body, "msg", message_builder, _respond)
+
+    @router.post("/v1/messages/count_tokens", responses={200: {"model": TokenCount}, **ERRORS})
+    async def count_tokens(body: CountRequest, request: Request) -> Response:
+        """Return the number of tokens of a conversation's prompt."""
+        model = service.model(body.model)
+        headers = ignored(service, body, model)
+
+        def work() -> tuple[int, Sequence[str]]:
+            params = model.client.default_params.but(**format_params(body))
+            checked = check_prompt(model.client, body, params)
+            tokenizer = model.client.tokenizer
+            assert tokenizer is not None, "conversations without one are refused"
+            return len(tokenizer.encode(checked.prompt.text, add_special_tokens=False)), checked.replaced
+
+        count, replaced = await service.worker_pools.run(len(await request.body()), work)
+        made = reply(TokenCount(input_tokens=count))
+        made.headers.update({**headers, **replaced_header(replaced)})
+        return made
+
+    @router.head("/api/hello", include_in_schema=False)
+    async def hello() -> Response:
+        """Answer clients that ask whether the server can be reached."""
+        return Response()
+
+
+def replaced_header(paths: Sequence[str]) -> dict[str, str]:
+    """Return the header that names what was replaced; empty if nothing was."""
+    shown = [quote(path, safe="[]") for path in paths[:MAX_NAMED]]
+    return {REPLACED: ", ".join(shown)} if shown else {}
+
+
+def _respond(
+    service: Service, model: Any, builder: MessageBuilder, *, headers: Mapping[str, str], **about: Any
+) -> Response:
+    return Generation(service, model, builder, headers={**headers, **replaced_header(builder.replaced)}, **about)
