@@ -61,8 +61,10 @@ class History:
         """Add a message; `where` is its path in the body."""
         if message.role == "system":
             self._add_late_system(_texts(message.content) or [""], where)
-        elif isinstance(message.content, str) or not message.content:
-            self._say(message.role, [message.content or ""])
+        elif isinstance(message.content, str):
+            self._say(message.role, [message.content])
+        elif not message.content:
+            self._say(message.role, [""])
         elif message.role == "user":
             self._add_user(message.content, f"{where}.content")
         else:

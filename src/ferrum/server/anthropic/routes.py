@@ -10,10 +10,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ferrum.server.anthropic.bodies import CountRequest, MessagesRequest
-from ferrum.server.anthropic.builder import MessageBuilder, message_builder
 from ferrum.server.anthropic.checks import check_prompt, format_params
 from ferrum.server.anthropic.dialect import OVERLOADED, ErrorReply
 from ferrum.server.anthropic.events import MessageReply, TokenCount
+from ferrum.server.anthropic.message_builder import MessageBuilder, message_builder
 from ferrum.server.common import field_rules
 from ferrum.server.common.generation import Generation
 from ferrum.server.common.json_routes import MAX_NAMED, generate, ignored, reply

@@ -10,7 +10,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ferrum.server.anthropic.models import ModelInfo, ModelPage, model_info, model_page, wants_anthropic
+from ferrum.server.anthropic.model_list import ModelInfo, ModelPage, model_info, model_page, wants_anthropic
 from ferrum.server.common import field_rules
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.json_routes import generate, has_template, ignored, reply
