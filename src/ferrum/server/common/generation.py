@@ -20,7 +20,7 @@ from ferrum.core.types import FinishReason
 from ferrum.engine.async_engine import AsyncStream
 from ferrum.engine.request_output import Delta, join_all
 from ferrum.server.common.dialect import Dialect
-from ferrum.server.common.error_replies import CancelledError, DeadlineError, as_api_error
+from ferrum.server.common.error_replies import ApiError, CancelledError, DeadlineError, as_api_error
 from ferrum.server.common.http_guard import CLIENT_GONE
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.reply_builder import Finish, ReplyBuilder
@@ -169,9 +169,12 @@ class Generation(Response):
             scope["state"]["log"]["error"] = type(error).__name__
             failure = as_api_error(error, scope["state"]["request_id"])
             failure.request_id = scope["state"]["request_id"]
-            end = writer.event("error", self._dialect.error(failure))
-            await send_part({"type": "http.response.body", "body": end, "more_body": True})
+            await send_part({"type": "http.response.body", "body": self.failure(writer, failure), "more_body": True})
         await send_part({"type": "http.response.body", "body": b""})
+
+    def failure(self, writer: EventWriter, error: ApiError) -> bytes:
+        """Return the events that report an error after the first event."""
+        return writer.event("error", self._dialect.error(error))
 
     def _start(self) -> Message:
         return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
