@@ -15,6 +15,7 @@ from ferrum.server.common.json_bodies import Body
 from ferrum.server.extensions.session_routes import SessionGenerateRequest
 from ferrum.server.openai.bodies import ChatRequest, CompletionRequest
 from ferrum.server.openai.conversation import RenderRequest, TokenizeRequest
+from ferrum.server.responses.bodies import ResponsesRequest
 from serve_kit import Served
 
 ROUTES = [
@@ -32,6 +33,7 @@ ROUTES = [
     ("post", "/v1/embeddings"),
     ("post", "/v1/messages"),
     ("post", "/v1/messages/count_tokens"),
+    ("post", "/v1/responses"),
     ("get", "/v1/requests/{request_id}"),
     ("post", "/v1/requests/{request_id}/replay"),
     ("delete", "/v1/requests/{request_id}"),
@@ -84,6 +86,7 @@ def test_every_route_of_the_document_is_tested(shared: Served) -> None:
         CountRequest,
         MessagesRequest,
         RenderRequest,
+        ResponsesRequest,
         SessionGenerateRequest,
         TokenizeRequest,
     ],

@@ -21,15 +21,18 @@ MANY = settings(FEW, max_examples=2000, derandomize=False)
 
 
 MOST_TOKENS = 16
-LIMITS = ("max_tokens", "max_completion_tokens")
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 UNSAYABLE = {
     "min_tokens": "max_tokens|decides where the output may end",
     "max_tokens": "log-probabilities|maximum context|at least 1 with",
+    "max_output_tokens": "maximum context",
     "max_completion_tokens": "log-probabilities|maximum context|differs from max_tokens|at least 1 with",
     "best_of": "less than n|exceed n",
     "prompt": "maximum context|must not be empty",
     "input": "maximum context|must not be empty",  # a text without a begin token
+    "parameters": "JSON Schema|#",  # of a strict tool
+    "name": "must be 1 to",  # with that of its namespace
     "length": r"not in \[0, \d+\]",
     "messages": "maximum context|must not be empty|text to continue",  # after rendering
     "input_schema": "",
@@ -75,10 +78,11 @@ def map_body(context: Any, body: Any) -> Any:
         body["model"] = "fake"
     if context.operation.path == "/v1/messages" and _large(body.get("max_tokens")):
         body["max_tokens"] = MOST_TOKENS
-    if context.operation.path.endswith(("/completions", "/generate")):
+    if context.operation.path.endswith(("/completions", "/generate", "/responses")):
+        own = "max_output_tokens" if context.operation.path.endswith("/responses") else "max_tokens"
         if isinstance(body.get("n"), int) and body["n"] <= MAX_CHOICES:  # keep invalid values invalid
             body["n"] = min(body["n"], 4)
-        for name in [name for name in LIMITS if body.get(name) is not None] or LIMITS[:1]:
+        for name in [name for name in LIMITS if body.get(name) is not None] or [own]:
             limit = body.get(name)
             body[name] = MOST_TOKENS if limit is None or _large(limit) else limit
     for message in body["messages"] if isinstance(body.get("messages"), list) else ():

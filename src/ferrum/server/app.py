@@ -36,6 +36,8 @@ from ferrum.server.extensions.record_routes import add_record_routes
 from ferrum.server.extensions.session_routes import add_session_routes
 from ferrum.server.openai.dialect import OPENAI
 from ferrum.server.openai.routes import add_openai_routes
+from ferrum.server.responses.create import add_responses_routes
+from ferrum.server.responses.dialect import RESPONSES
 from ferrum.server.server_config import ServerConfig
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 DIALECTS: Final[Sequence[tuple[Dialect, AddRoutes]]] = (
     (OPENAI, add_openai_routes),
     (MESSAGES, add_anthropic_routes),
+    (RESPONSES, add_responses_routes),
 )
 """The dialects that are served, with their routes."""
 

@@ -195,6 +195,8 @@ HARMLESS: Final[Mapping[str, Sequence[Any]]] = MappingProxyType(
         "truncation_side": ("left",),
         "modalities": (["text"],),
         "parse_special": (True,),
+        "background": (False,),
+        "top_logprobs": (0,),
     }
 )
 """Values of unsupported fields that ask for nothing, which are served."""

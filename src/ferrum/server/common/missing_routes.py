@@ -9,6 +9,7 @@ from typing import Final
 from starlette.requests import Request
 
 _CHAT: Final = "POST /v1/chat/completions"
+_ITEMS: Final = "POST /v1/responses, which takes all items of a conversation"
 _TEXT: Final = "POST /v1/completions"
 _VECTORS: Final = "POST /v1/embeddings"
 _MODELS: Final = "GET /v1/models"
@@ -17,8 +18,6 @@ _ALL: Final = "GET /openapi.json lists all routes"
 INSTEAD: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
     {
         _CHAT: (
-            "/v1/responses",
-            "/responses",
             "/api/chat",
             "/v1/assistants",
             "/v1/threads",
@@ -29,6 +28,7 @@ INSTEAD: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
             *("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking"),
             *("/score", "/v1/score", "/classify", "/v1/classify"),
         ),
+        _ITEMS: ("/v1/responses/compact", "/v1/conversations"),
         "POST /tokenize": ("/v1/responses/input_tokens", "/v1/tokenize"),
         "POST /detokenize": ("/v1/detokenize",),
         "POST /v1/chat/completions/render": ("/apply-template", "/v1/completions/render"),
@@ -54,7 +54,10 @@ def advice(request: Request) -> str:
     return f"{named} is not served; {_ALL}"
 
 
-_BY_PREFIX: Final = {prefix: route for route, prefixes in INSTEAD.items() for prefix in prefixes}
+_BY_PREFIX: Final = {
+    **{prefix: route for route, prefixes in INSTEAD.items() for prefix in prefixes},
+    "/v1/responses": _ITEMS,  # paths below it: responses are not stored
+}
 
 
 def _right_base(request: Request) -> str | None:

@@ -1,0 +1,186 @@
+"""The body of /v1/responses: its fields, those without effect, and those that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from ferrum.core.errors import RequestError
+from ferrum.core.params import SamplingParams, value_schema
+from ferrum.core.structured_outputs import StructuredOutputs
+from ferrum.engine.model_client import ModelClient
+from ferrum.server.common.error_replies import invalid
+from ferrum.server.common.field_rules import Integer, Items
+from ferrum.server.common.json_bodies import Body, GeneratingBody, optional
+from ferrum.server.common.template_variables import read_variables, template_reads
+from ferrum.server.responses.forms import FORMAT, INPUT, TOOL_CHOICE, TOOLS
+from ferrum.server.responses.history import History
+from ferrum.server.responses.offered_tools import OfferedTools, waiting_tools
+
+ENCRYPTED: Final = "reasoning.encrypted_content"
+LOGPROBS: Final = "message.output_text.logprobs"
+_HELP: Final = {each.name: each.metadata["help"] for each in fields(SamplingParams)}
+
+
+def _sampling(name: str) -> Any:
+    return Field(default=None, description=_HELP[name], json_schema_extra=value_schema(name))
+
+
+class ReasoningOptions(Body):
+    """Options of reasoning."""
+
+    NO_OPS = MappingProxyType(
+        {
+            "context": "reasoning of all turns in the input is given to the template, which decides",
+            "mode": "there is one",
+        }
+    )
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = optional(
+        "For templates that read reasoning_effort or enable_thinking (false for none)."
+    )
+    summary: Literal["auto", "concise", "detailed"] | None = optional(
+        "Send the reasoning as a summary too; it is not shortened."
+    )
+    generate_summary: Literal["auto", "concise", "detailed"] | None = optional("Older name of `summary`.")
+
+    def variables(self, client: ModelClient) -> dict[str, Any]:
+        """Return the variables of the template for `effort`."""
+        if self.effort is None:
+            return {}
+        wanted = {"reasoning_effort": self.effort, "enable_thinking": self.effort != "none"}
+        return read_variables(client, wanted)
+
+
+class TextOptions(Body):
+    """Options of the text."""
+
+    NO_OPS = MappingProxyType({"verbosity": "models have no such option"})
+
+    format: dict[str, Any] | None = Field(default=None, description="The form of the text.", json_schema_extra=FORMAT)
+
+    def structured_outputs(self) -> StructuredOutputs | None:
+        """Return what the text must satisfy. Raises RequestError, which names the field."""
+        constraint: Mapping[str, Any]
+        match self.format:
+            case None | {"type": "text"}:
+                return None
+            case {"type": "json_object"}:
+                constraint, name = {"json_object": True}, "text.format"
+            case {"type": "json_schema", "schema": dict() | bool() as schema}:
+                constraint, name = {"json": schema}, "text.format.schema"
+            case {"type": "json_schema"}:
+                raise invalid("text.format.schema", "must be a JSON Schema")
+            case _:
+                kinds = "'text', 'json_object' or 'json_schema'"
+                raise invalid("text.format.type", f"must be {kinds}, not {self.format.get('type')!r}")
+        try:
+            return StructuredOutputs.from_dict(constraint)
+        except RequestError as error:
+            raise error.about(name) from None
+
+
+class StreamOptions(Body):
+    """Options of a stream."""
+
+    NO_OPS = MappingProxyType({"include_obfuscation": "events are never padded"})
+
+
+class ResponsesRequest(GeneratingBody):
+    """The body of /v1/responses."""
+
+    NO_OPS = MappingProxyType(
+        {
+            "prompt_cache_key": "all requests share one cache",
+            "prompt_cache_retention": "all requests share one cache",
+            "prompt_cache_options": "all requests share one cache",
+            "client_metadata": "it is not read",
+            "service_tier": "there is one tier",
+            "safety_identifier": "usage is not counted per user",
+            "user": "usage is not counted per user",
+            "max_tool_calls": "it limits tools that the server runs, of which there are none",
+            "context_management": "nothing is compacted",
+        }
+    )
+    REFUSED = MappingProxyType(
+        {
+            "previous_response_id": "responses are not stored; send all items in input",
+            "conversation": "conversations are not stored; send all items in input",
+            "background": "responses are not run in the background; set stream = true",
+            "prompt": "prompt templates are not stored; send instructions and input",
+            "top_logprobs": "log-probabilities are served by /v1/chat/completions",
+            "moderation": "moderation is not supported",
+        }
+    )
+    FOR_TEMPLATE = frozenset({"tools", "reasoning"})
+
+    input: str | Items[dict[str, Any]] | None = Field(
+        default=None, description="A text of the user, or the items of the conversation.", json_schema_extra=INPUT
+    )
+    instructions: str | None = optional("The system message; system and developer messages at the begin follow it.")
+    tools: Items[dict[str, Any]] | None = Field(
+        default=None,
+        description="Functions, custom tools, namespaces of them, and a search of the client; others are left out.",
+        json_schema_extra=TOOLS,
+    )
+    tool_choice: str | dict[str, Any] | None = Field(
+        default=None, description="Whether, or which, a tool must be called.", json_schema_extra=TOOL_CHOICE
+    )
+    parallel_tool_calls: bool | None = optional("Allow several calls (default: true).")
+    reasoning: ReasoningOptions | None = None
+    include: Items[str] | None = optional(f"`{ENCRYPTED}`: reasoning in a form to send back.")
+    text: TextOptions | None = None
+    max_output_tokens: Annotated[int, Integer(1, advice="leave it out to fill the context")] | None = optional(
+        "Limit of generated tokens, reasoning included (default: the rest of the context)."
+    )
+    temperature: float | None = _sampling("temperature")
+    top_p: float | None = _sampling("top_p")
+    stream_options: StreamOptions | None = None
+    store: bool | None = optional("No effect unless false: responses are not stored.")
+    truncation: Literal["auto", "disabled"] | None = optional("Both refuse an input that is longer than the context.")
+    metadata: dict[str, str] | None = optional("Is sent back.")
+
+    def conversation(self, *, late_system: bool) -> tuple[list[dict[str, Any]], OfferedTools, list[str]]:
+        """Return the messages, the tools, and the paths of what has no meaning for the model.
+
+        Args:
+            late_system: the template renders system messages after others.
+
+        Raises:
+            RequestError, ApiError: an item or a tool cannot be served, by its path.
+        """
+        tools = OfferedTools()
+        tools.add(self.tools or [], "tools")
+        history = History(tools, late_system=late_system)
+        history.add_instructions(self.instructions)
+        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input or []
+        for place, item in enumerate(items):
+            history.add(item, f"input[{place}]")
+        return history.finish(), tools, history.left_out
+
+    def unread_fields(self, client: ModelClient) -> list[str]:
+        unread = []
+        if self.reasoning is not None and self.reasoning.effort is not None and not self.reasoning.variables(client):
+            unread.append("reasoning.effort")
+        if self.tools and not template_reads(client, "tools"):
+            unread.append("tools")
+        return unread
+
+    def takes_long(self, client: ModelClient) -> bool:
+        formed = self.text is not None and self.text.format is not None
+        return bool(self.tools) or formed or not client.knows_format
+
+    def check_fields(self, *, strict: bool, path: tuple[str | int, ...] = ()) -> list[str]:
+        ignored = super().check_fields(strict=strict, path=path)
+        include: Sequence[str] = self.include or ()
+        if LOGPROBS in include:
+            raise invalid("include", f"{LOGPROBS}: {self.REFUSED['top_logprobs']}")
+        _, tools, left_out = self.conversation(late_system=True)
+        unknown = [f"include[{place}]" for place, each in enumerate(include) if each != ENCRYPTED]
+        dropped = [f"{place}.{kind}" for place, kind in tools.dropped]
+        stored = [] if self.store is False else ["store"]
+        return [*stored, *dropped, *waiting_tools(self.tools or []), *left_out, *unknown, *ignored]

@@ -1,0 +1,254 @@
+"""Items of a conversation as messages in OpenAI's older form, which chat templates know."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ferrum.core.values import shown
+from ferrum.server.common.error_replies import invalid, unsupported
+from ferrum.server.responses.offered_tools import SEARCH, OfferedTools, qualified
+
+OMITTED: Final = "[content that is not text was left out]"
+"""Stands for images and files in the results of tools."""
+
+_SEAL: Final = "ferrum1:"
+_TEXTS: Final = {
+    "input_text": "text",
+    "output_text": "text",
+    "text": "text",
+    "summary_text": "text",
+    "reasoning_text": "text",
+    "refusal": "refusal",
+}
+_BUILT_IN: Final = {
+    "local_shell_call": ("local_shell", "action"),
+    "shell_call": ("shell", "action"),
+    "apply_patch_call": ("apply_patch", "operation"),
+}
+"""Calls of tools that clients run, by kind: name and field of the arguments."""
+
+_OUTPUTS: Final = (
+    "function_call_output",
+    "custom_tool_call_output",
+    "local_shell_call_output",
+    "shell_call_output",
+    "apply_patch_call_output",
+)
+_ROLES: Final = ("system", "developer", "user", "assistant")
+
+
+def sealed(reasoning: str) -> str:
+    """Return reasoning as `encrypted_content`, which clients send back unread. It is encoded, not encrypted."""
+    return _SEAL + base64.urlsafe_b64encode(reasoning.encode()).decode()
+
+
+def unsealed(content: Any) -> str | None:
+    """Return the reasoning of `sealed`; None for content of other servers."""
+    if not isinstance(content, str) or not content.startswith(_SEAL):
+        return None
+    try:
+        return base64.urlsafe_b64decode(content.removeprefix(_SEAL)).decode()
+    except ValueError:
+        return None
+
+
+class History:
+    """The messages of a conversation, built item by item.
+
+    Args:
+        tools: gets the tools that items bring.
+        late_system: the template renders system messages after others; otherwise they become text of the user.
+
+    Attributes:
+        messages: so far.
+        left_out: paths of items and parts that have no meaning for the model.
+    """
+
+    def __init__(self, tools: OfferedTools, *, late_system: bool) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.left_out: list[str] = []
+        self._tools = tools
+        self._late_system = late_system
+        self._turn: dict[str, Any] = {}  # the assistant's, whose reasoning, text and calls are items
+
+    def add_instructions(self, text: str | None) -> None:
+        """Add the text that precedes all items."""
+        if text:
+            self._add_system(text)
+
+    def add(self, item: Any, where: str) -> None:
+        """Add an item. Raises RequestError or ApiError; `where` is its path."""
+        if not isinstance(item, Mapping):
+            raise invalid(where, f"must be an object, not {shown(item)}")
+        kind = item.get("type")
+        if kind is None and "role" in item:
+            kind = "message"
+        if not isinstance(kind, str):
+            raise invalid(f"{where}.type", f"must be a string, not {shown(kind)}")
+        if kind == "message":
+            self._add_message(item, where)
+        elif kind == "reasoning":
+            self._add_reasoning(item, where)
+        elif kind in ("function_call", "custom_tool_call", "tool_search_call", *_BUILT_IN):
+            self._add_call(item, kind, where)
+        elif kind in _OUTPUTS:
+            self._add_result(_call_id(item, where), self._output(item.get("output"), f"{where}.output"))
+        elif kind == "tool_search_output":
+            names = self._tools.add(item.get("tools", []), f"{where}.tools", again=True)
+            self._add_result(_call_id(item, where), f"Tools found: {', '.join(names) or 'none'}")
+        elif kind == "additional_tools":
+            self._tools.add(item.get("tools", []), f"{where}.tools", again=True)
+        elif kind == "item_reference":
+            raise unsupported(f"{where}.type", "'item_reference' needs stored responses; send the item itself")
+        else:
+            self.left_out.append(f"{where}.{kind}")
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Return all messages; a conversation without any gets an empty one of the user."""
+        self._end_turn()
+        if all(each["role"] == "system" for each in self.messages):
+            self.messages.append({"role": "user", "content": ""})
+        return self.messages
+
+    def _add_message(self, item: Mapping[str, Any], where: str) -> None:
+        role = item.get("role")
+        if role not in _ROLES:
+            raise invalid(f"{where}.role", f"must be one of {', '.join(_ROLES)}, not {shown(role)}")
+        text = _message_text(item.get("content"), f"{where}.content")
+        if role == "assistant":
+            if "content" in self._turn and not self._turn.get("tool_calls"):
+                self._end_turn()
+            before = self._turn.get("content")
+            self._turn["content"] = text if before is None else f"{before}\n{text}"
+            return
+        self._end_turn()
+        if role == "user":
+            self.messages.append({"role": "user", "content": text})
+        else:
+            self._add_system(text)
+
+    def _add_system(self, text: str) -> None:
+        """Add a system message: to the first one, if nothing stands between."""
+        if not self.messages:
+            self.messages.append({"role": "system", "content": text})
+        elif len(self.messages) == 1 and self.messages[0]["role"] == "system":
+            self.messages[0]["content"] += f"\n\n{text}"
+        else:
+            self.messages.append({"role": "system" if self._late_system else "user", "content": text})
+
+    def _add_reasoning(self, item: Mapping[str, Any], where: str) -> None:
+        text = _reasoning_text(item.get("content")) or unsealed(item.get("encrypted_content"))
+        text = text or _reasoning_text(item.get("summary"))
+        if text is None:
+            self.left_out.append(f"{where}.reasoning")
+            return
+        before = self._turn.get("reasoning_content")
+        self._turn["reasoning_content"] = text if before is None else f"{before}\n{text}"
+
+    def _add_call(self, item: Mapping[str, Any], kind: str, where: str) -> None:
+        if kind in _BUILT_IN:
+            name, field = _BUILT_IN[kind]
+            arguments = json.dumps(item.get(field) or {}, ensure_ascii=False)
+        elif kind == SEARCH + "_call":
+            name, arguments = SEARCH, _json_text(item.get("arguments"))
+        else:
+            name, arguments = _called(item, where)
+        call_id = item.get("call_id") or item.get("id") or f"call{len(self.messages)}"
+        call: dict[str, Any] = {"id": str(call_id)}
+        if kind == "custom_tool_call":
+            call |= {"type": "custom", "custom": {"name": name, "input": _text_of(item, "input", where)}}
+        else:
+            call |= {"type": "function", "function": {"name": name, "arguments": _as_object(arguments)}}
+        self._turn.setdefault("tool_calls", []).append(call)
+
+    def _add_result(self, call_id: str, text: str) -> None:
+        self._end_turn()
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+    def _output(self, output: Any, where: str) -> str:
+        """Return the result of a tool as text."""
+        if isinstance(output, str):
+            return output
+        if not isinstance(output, list):
+            return "" if output is None else _json_text(output)
+        texts = []
+        for place, part in enumerate(output):
+            text = _part_text(part)
+            if text is None and isinstance(part, Mapping) and not isinstance(part.get("type"), str):
+                text = _json_text(part)  # the output of a shell: objects without a type
+            if text is None:
+                self.left_out.append(f"{where}[{place}]")
+            texts.append(OMITTED if text is None else text)
+        return "\n".join(texts)
+
+    def _end_turn(self) -> None:
+        """Add the assistant's message; reasoning alone is none."""
+        if "content" in self._turn or "tool_calls" in self._turn:
+            self.messages.append({"role": "assistant", "content": None, **self._turn})
+        self._turn = {}
+
+
+def _call_id(item: Mapping[str, Any], where: str) -> str:
+    for name in ("call_id", "id"):
+        if not isinstance(item.get(name), str | None):
+            raise invalid(f"{where}.{name}", f"must be a string, not {shown(item[name])}")
+    return item.get("call_id") or item.get("id") or "call"
+
+
+def _called(item: Mapping[str, Any], where: str) -> tuple[str, str]:
+    """Return name and arguments of a call."""
+    name, namespace = _text_of(item, "name", where), item.get("namespace")
+    arguments = item.get("arguments")
+    return qualified(namespace, name) if isinstance(namespace, str) else name, _json_text(arguments)
+
+
+def _text_of(item: Mapping[str, Any], name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise invalid(f"{where}.{name}", f"must be a string, not {shown(value)}")
+    return value
+
+
+def _json_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps({} if value is None else value, ensure_ascii=False)
+
+
+def _as_object(arguments: str) -> str:
+    """Return the arguments of a call; a text that is no JSON object, as of a call cut off, becomes one."""
+    try:
+        whole = isinstance(json.loads(arguments or "{}"), dict)
+    except (ValueError, RecursionError):
+        whole = False
+    return arguments if whole else json.dumps({"input": arguments}, ensure_ascii=False)
+
+
+def _message_text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(where, f"must be a string or a list of parts, not {shown(content)}")
+    texts = []
+    for place, part in enumerate(content):
+        text = _part_text(part)
+        if text is None:
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            raise unsupported(f"{where}[{place}]", f"{shown(kind)}; only parts of text are supported")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _part_text(part: Any) -> str | None:
+    """Return the text of a part; None if it is none."""
+    if not isinstance(part, Mapping):
+        return None
+    kind = part.get("type")
+    text = part.get(_TEXTS[kind]) if isinstance(kind, str) and kind in _TEXTS else None
+    return text if isinstance(text, str) else None
+
+
+def _reasoning_text(parts: Any) -> str | None:
+    texts = [_part_text(part) or "" for part in parts] if isinstance(parts, list) else []
+    return "\n".join(texts) or None
