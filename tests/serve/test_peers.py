@@ -11,8 +11,8 @@ from engine_fakes import EOS, LetterTokenizer
 from ferrum.core.errors import ConfigError
 from ferrum.server.common.field_rules import HARMLESS
 from ferrum.server.common.missing_routes import INSTEAD
+from ferrum.server.common.truncation import truncated
 from ferrum.server.openai.bodies import ChatRequest
-from ferrum.server.openai.truncation import truncated
 from serve_kit import USER, Served, error_of, serving
 
 

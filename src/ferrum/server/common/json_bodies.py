@@ -111,6 +111,11 @@ class GeneratingBody(Body):
     stream: bool | None = Field(default=None, description="Send the reply as server-sent events.")
     request_id: Id | None = Field(default=None, description="Id of the request; must differ from those of live ones.")
 
+    @property
+    def streamed(self) -> bool:
+        """Whether the reply is a stream."""
+        return bool(self.stream)
+
     def takes_long(self, client: ModelClient) -> bool:  # noqa: ARG002 - for bodies that need the model
         """Return whether the check of the body may take longer than its size says: grammars are compiled."""
         return False

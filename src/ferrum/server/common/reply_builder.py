@@ -26,6 +26,11 @@ class ReplyHeader:
     fingerprint: str
 
 
+def part_id(name: str, place: int) -> str:
+    """Return the id of the engine's request for one of several prompts; clients' ids have no slash."""
+    return f"{name}/{place}"
+
+
 class TokenCounts(Protocol):
     """Tokens of a reply so far: those of its prompts once, those of all its choices."""
 

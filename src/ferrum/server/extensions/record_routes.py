@@ -28,6 +28,7 @@ from ferrum.server.common.generation import finish_of, watched
 from ferrum.server.common.http_guard import CLIENT_GONE
 from ferrum.server.common.json_bodies import Body
 from ferrum.server.common.json_routes import ignored, reply
+from ferrum.server.common.reply_builder import part_id
 from ferrum.server.common.service import Service
 from ferrum.server.extensions.record_replies import (
     RecordedRequests,
@@ -38,7 +39,7 @@ from ferrum.server.extensions.record_replies import (
 )
 from ferrum.server.openai import replies
 from ferrum.server.openai.bodies import MAX_TOP_LOGPROBS, TopTokens
-from ferrum.server.openai.checks import check_top_tokens, part_id
+from ferrum.server.openai.checks import check_top_tokens
 from ferrum.server.openai.routes import BODY_ERRORS, ERRORS, error_reply
 
 CONFLICT: Final[dict[int | str, dict[str, Any]]] = {

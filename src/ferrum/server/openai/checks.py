@@ -18,9 +18,9 @@ from ferrum.engine.model_client import ModelClient
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.served_model import ServedModel
+from ferrum.server.common.truncation import truncated
 from ferrum.server.openai.bodies import ChatRequest, GenerationBody
 from ferrum.server.openai.conversation import RenderRequest, TemplateBody, TokenizeRequest
-from ferrum.server.openai.truncation import truncated
 
 MAX_REPLY_LOGPROBS: Final = 1 << 21
 """Log-probabilities of generated tokens in one reply of several choices; with their JSON they take a gigabyte."""
@@ -52,11 +52,6 @@ def check_top_tokens(field: str, count: int, limit: int) -> None:
     """Refuse more top tokens of a position than the server's limit. Raises RequestError."""
     if not 0 <= count <= limit:
         raise invalid(field, f"must be 0 to {limit}, not {count}")
-
-
-def part_id(name: str, place: int) -> str:
-    """Return the id of the engine's request for one of several prompts; clients' ids have no slash."""
-    return f"{name}/{place}"
 
 
 def render(client: ModelClient, body: TemplateBody | TokenizeRequest) -> str:

@@ -17,7 +17,7 @@ from ferrum.engine.request_output import Delta, Logprobs
 from ferrum.server.common.error_replies import invalid, unsupported
 from ferrum.server.common.generation import finish_of
 from ferrum.server.common.key_limits import Caller
-from ferrum.server.common.reply_builder import ReplyHeader
+from ferrum.server.common.reply_builder import ReplyHeader, part_id
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.openai.bodies import CompletionRequest
 from ferrum.server.openai.checks import (
@@ -26,7 +26,6 @@ from ferrum.server.openai.checks import (
     check_generation,
     check_reply_size,
     check_top_tokens,
-    part_id,
     sampling_params,
     several,
 )

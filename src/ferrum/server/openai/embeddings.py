@@ -1,40 +1,21 @@
-"""`Embeddings`: runs the requests of /v1/embeddings and sends their vectors, scaled to length 1.
+"""/v1/embeddings: the checks of its body, and the reply.
 
-Pooling happens in the engine.
+Requests run in `common.embeddings`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import math
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Sequence
 
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
-
-from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
-from ferrum.engine.input_processor import FieldNames, RequestOptions
-from ferrum.engine.router import QueueSlots
-from ferrum.server.common.error_replies import CancelledError, invalid
-from ferrum.server.common.generation import finish_of, watched
-from ferrum.server.common.http_guard import CLIENT_GONE
+from ferrum.server.common.embeddings import MAX_INPUTS, Vectors, embedding_requests
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.served_model import ServedModel
-from ferrum.server.common.service import Service
 from ferrum.server.openai.bodies import EmbeddingRequest
-from ferrum.server.openai.checks import part_id, several
+from ferrum.server.openai.checks import several
 from ferrum.server.openai.replies import Embedding, EmbeddingReply, EmbeddingUsage
-from ferrum.server.openai.truncation import truncated
-
-MAX_INPUTS: Final = 2048
-_SCORE_ONLY: Final = SamplingParams(max_tokens=0)
-
-MAX_QUEUED: Final = 64
-"""Inputs in the queue at a time; a body may have more inputs than the queue has slots."""
 
 
 def check_embedding(model: ServedModel, body: EmbeddingRequest, caller: Caller, name: str) -> list[Request]:
@@ -44,23 +25,8 @@ def check_embedding(model: ServedModel, body: EmbeddingRequest, caller: Caller, 
         RequestError: an input that cannot be served, by its index.
     """
     inputs = several("input", body.input, MAX_INPUTS)
-    client = model.client
     keep, start = _kept(body, model.context), body.truncate in (True, "END")
-    return [
-        client.input_processor.process(
-            text if keep is None else truncated(client.tokenizer, text, keep, start=start),
-            _SCORE_ONLY,
-            RequestOptions(
-                request_id=part_id(name, place),
-                deadline=caller.deadline,
-                tenant=caller.tenant,
-                trace_id=caller.trace_id,
-                pooling=model.pooling,
-                names=FieldNames(f"input[{place}]" if len(inputs) > 1 else "input"),
-            ),
-        )
-        for place, text in enumerate(inputs)
-    ]
+    return embedding_requests(model, inputs, caller, name, keep=keep, start=start)
 
 
 def _kept(body: EmbeddingRequest, context: int) -> int | None:
@@ -71,92 +37,17 @@ def _kept(body: EmbeddingRequest, context: int) -> int | None:
     return context if keep == -1 else keep
 
 
-class Embeddings(Response):
-    """The response to a list of inputs. When the client leaves, they are aborted.
-
-    Args:
-        requests: one per input, with pooling.
-        name: the id of the reply.
-        headers: of the response.
-    """
-
-    media_type = "application/json"
-
-    def __init__(
-        self,
-        service: Service,
-        model: ServedModel,
-        body: EmbeddingRequest,
-        requests: Sequence[Request],
-        name: str,
-        caller: Caller,
-        headers: Mapping[str, str],
-    ) -> None:
-        super().__init__(headers=headers)
-        self._service = service
-        self._model = model
-        self._request_body = body
-        self._requests = requests
-        self._name = name
-        self._caller = caller
-        self._gone = False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Compute the vectors and send them. Raises the error that ended a request."""
-        log = scope["state"]["log"]
-        log["prompt_tokens"] = sum(len(request.prompt) for request in self._requests)
-        try:
-            vectors = await self._compute(receive)
-        except CancelledError:
-            if not self._gone:
-                raise
-            log["status"] = CLIENT_GONE
-            return
-        # Writing thousands of numbers on the event loop would delay the streams of others.
-        self.body = await asyncio.to_thread(self._reply, vectors)
-        self.headers["content-length"] = str(len(self.body))
-        await super().__call__(scope, receive, send)
-
-    async def _compute(self, receive: Receive) -> list[tuple[float, ...]]:
-        vectors: list[tuple[float, ...]] = []
-        count = min(MAX_QUEUED, self._caller.max_requests, len(self._requests))
-        with self._service.reserve(self._model, count, self._caller.tenant) as slots:
-            for start in range(0, len(self._requests), count):
-                vectors += await self._run(self._requests[start : start + count], receive, slots)
-                if self._request_body.dimensions not in (None, len(vectors[0])):
-                    # Vectors may be cut only if the model was trained for it, which no supported checkpoint declares.
-                    raise invalid("dimensions", f"the model's vectors have {len(vectors[0])}, and cannot be cut")
-        return vectors
-
-    async def _run(self, requests: Sequence[Request], receive: Receive, slots: QueueSlots) -> list[tuple[float, ...]]:
-        vectors: list[tuple[float, ...]] = [()] * len(requests)
-        with self._service.run(self._model, self._name, requests, self._caller.tenant, slots) as stream:
-            async with watched(receive, self._leave, stream):
-                async for place, delta in stream:
-                    if finish_of(delta) is not None:
-                        assert delta.embedding is not None
-                        vectors[place] = delta.embedding
-        return vectors
-
-    def _leave(self) -> None:
-        self._gone = True
-
-    def _reply(self, vectors: Sequence[tuple[float, ...]]) -> bytes:
-        count = sum(len(request.prompt) for request in self._requests)
-        encode = _base64 if self._request_body.encoding_format == "base64" else list
-        data = [
-            Embedding(object="embedding", index=index, embedding=encode(_unit(vector)))
-            for index, vector in enumerate(vectors)
-        ]
-        usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
-        reply = EmbeddingReply(id=self._name, object="list", data=data, model=self._model.name, usage=usage)
-        return reply.json_bytes()
-
-
-def _unit(vector: Sequence[float]) -> list[float]:
-    """Scale a vector to length 1; a zero vector stays as it is."""
-    length = math.sqrt(math.fsum(each * each for each in vector))
-    return [each / length for each in vector] if length else list(vector)
+def embedding_reply(
+    model: ServedModel, body: EmbeddingRequest, requests: Sequence[Request], name: str, vectors: Vectors
+) -> EmbeddingReply:
+    """Return the reply with the vectors of the requests."""
+    count = sum(len(request.prompt) for request in requests)
+    encode = _base64 if body.encoding_format == "base64" else list
+    data = [
+        Embedding(object="embedding", index=index, embedding=encode(vector)) for index, vector in enumerate(vectors)
+    ]
+    usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
+    return EmbeddingReply(id=name, object="list", data=data, model=model.name, usage=usage)
 
 
 def _base64(vector: Sequence[float]) -> str:

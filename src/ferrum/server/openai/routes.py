@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from ferrum.server.anthropic.model_list import ModelInfo, ModelPage, model_info, model_page, wants_anthropic
 from ferrum.server.common import field_rules
+from ferrum.server.common.embeddings import Embeddings
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.json_routes import generate, has_template, ignored, reply
 from ferrum.server.common.served_model import ServedModel
@@ -22,7 +23,7 @@ from ferrum.server.openai.chat_completions import add_chat
 from ferrum.server.openai.chat_replies import ChatReply
 from ferrum.server.openai.completions import completion_builder
 from ferrum.server.openai.conversation import RenderRequest, TokenizeRequest
-from ferrum.server.openai.embeddings import Embeddings, check_embedding
+from ferrum.server.openai.embeddings import check_embedding, embedding_reply
 from ferrum.server.openai.tokenize import detokenize, rendered, tokenize
 
 
@@ -104,7 +105,8 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         size = len(await request.body())
         work = partial(check_embedding, model, body, caller, name)
         requests = await service.worker_pools.run(size, work)
-        return Embeddings(service, model, body, requests, name, caller, headers)
+        write = partial(embedding_reply, model, body, requests, name)
+        return Embeddings(service, model, requests, write, name, caller, headers, dimensions=body.dimensions)
 
 
 def generated(model: type[Reply]) -> dict[int | str, dict[str, Any]]:

@@ -1,0 +1,161 @@
+"""`Embeddings`: runs requests for embeddings in any dialect, and sends their vectors, scaled to length 1.
+
+Pooling happens in the engine; the form of the reply is the dialect's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ferrum.core.params import SamplingParams
+from ferrum.core.types import Request
+from ferrum.engine.input_processor import FieldNames, RequestOptions
+from ferrum.engine.router import QueueSlots
+from ferrum.server.common.error_replies import CancelledError, invalid
+from ferrum.server.common.generation import finish_of, watched
+from ferrum.server.common.http_guard import CLIENT_GONE
+from ferrum.server.common.json_bodies import Reply
+from ferrum.server.common.key_limits import Caller
+from ferrum.server.common.reply_builder import part_id
+from ferrum.server.common.served_model import ServedModel
+from ferrum.server.common.service import Service
+from ferrum.server.common.truncation import truncated
+
+MAX_INPUTS: Final = 2048
+_SCORE_ONLY: Final = SamplingParams(max_tokens=0)
+
+MAX_QUEUED: Final = 64
+"""Inputs in the queue at a time; a body may have more inputs than the queue has slots."""
+
+Vectors: TypeAlias = Sequence[Sequence[float]]
+"""One per input, of length 1."""
+
+
+def embedding_requests(
+    model: ServedModel,
+    inputs: Sequence[str | list[int]],
+    caller: Caller,
+    name: str,
+    *,
+    field: str = "input",
+    keep: int | None = None,
+    start: bool = False,
+) -> list[Request]:
+    """Return the engine's requests for embeddings, one per input.
+
+    Args:
+        name: the id of the reply.
+        field: the client's name of the inputs.
+        keep: tokens to keep of an input; None: all, and refuse an input that is too long.
+        start: keep the start of an input, not its end.
+
+    Raises:
+        RequestError: an input that cannot be served, by its index.
+    """
+    client = model.client
+    return [
+        client.input_processor.process(
+            text if keep is None else truncated(client.tokenizer, text, keep, start=start),
+            _SCORE_ONLY,
+            RequestOptions(
+                request_id=part_id(name, place),
+                deadline=caller.deadline,
+                tenant=caller.tenant,
+                trace_id=caller.trace_id,
+                pooling=model.pooling,
+                names=FieldNames(f"{field}[{place}]" if len(inputs) > 1 else field),
+            ),
+        )
+        for place, text in enumerate(inputs)
+    ]
+
+
+class Embeddings(Response):
+    """The response to a list of inputs. When the client leaves, they are aborted.
+
+    Args:
+        requests: one per input, with pooling.
+        write: returns the reply with the vectors.
+        dimensions: that the client wants; None: those of the model.
+        name: the id of the reply.
+        headers: of the response.
+    """
+
+    media_type = "application/json"
+
+    def __init__(
+        self,
+        service: Service,
+        model: ServedModel,
+        requests: Sequence[Request],
+        write: Callable[[Vectors], Reply],
+        name: str,
+        caller: Caller,
+        headers: Mapping[str, str],
+        *,
+        dimensions: int | None = None,
+    ) -> None:
+        super().__init__(headers=headers)
+        self._service = service
+        self._model = model
+        self._write = write
+        self._requests = requests
+        self._dimensions = dimensions
+        self._name = name
+        self._caller = caller
+        self._gone = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Compute the vectors and send them. Raises the error that ended a request."""
+        log = scope["state"]["log"]
+        log["prompt_tokens"] = sum(len(request.prompt) for request in self._requests)
+        try:
+            vectors = await self._compute(receive)
+        except CancelledError:
+            if not self._gone:
+                raise
+            log["status"] = CLIENT_GONE
+            return
+        # Writing thousands of numbers on the event loop would delay the streams of others.
+        self.body = await asyncio.to_thread(self._reply, vectors)
+        self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
+
+    async def _compute(self, receive: Receive) -> list[tuple[float, ...]]:
+        vectors: list[tuple[float, ...]] = []
+        count = min(MAX_QUEUED, self._caller.max_requests, len(self._requests))
+        with self._service.reserve(self._model, count, self._caller.tenant) as slots:
+            for start in range(0, len(self._requests), count):
+                vectors += await self._run(self._requests[start : start + count], receive, slots)
+                if self._dimensions not in (None, len(vectors[0])):
+                    # Vectors may be cut only if the model was trained for it, which no supported checkpoint declares.
+                    raise invalid("dimensions", f"the model's vectors have {len(vectors[0])}, and cannot be cut")
+        return vectors
+
+    async def _run(self, requests: Sequence[Request], receive: Receive, slots: QueueSlots) -> list[tuple[float, ...]]:
+        vectors: list[tuple[float, ...]] = [()] * len(requests)
+        with self._service.run(self._model, self._name, requests, self._caller.tenant, slots) as stream:
+            async with watched(receive, self._leave, stream):
+                async for place, delta in stream:
+                    if finish_of(delta) is not None:
+                        assert delta.embedding is not None
+                        vectors[place] = delta.embedding
+        return vectors
+
+    def _leave(self) -> None:
+        self._gone = True
+
+    def _reply(self, vectors: Vectors) -> bytes:
+        return self._write([_unit(vector) for vector in vectors]).json_bytes()
+
+
+def _unit(vector: Sequence[float]) -> list[float]:
+    """Scale a vector to length 1; a zero vector stays as it is."""
+    length = math.sqrt(math.fsum(each * each for each in vector))
+    return [each / length for each in vector] if length else list(vector)
