@@ -48,6 +48,14 @@ ROUTES = [
     ("get", "/v1/plan"),
     ("post", "/tokenize"),
     ("post", "/detokenize"),
+    ("get", "/api/version"),
+    ("get", "/api/tags"),
+    ("get", "/api/ps"),
+    ("post", "/api/show"),
+    ("post", "/api/chat"),
+    ("post", "/api/generate"),
+    ("post", "/api/embed"),
+    ("post", "/api/embeddings"),
 ]
 
 

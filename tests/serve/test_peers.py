@@ -105,9 +105,11 @@ def test_trailing_slash_is_ignored(server: Served) -> None:
 
 
 def test_missing_route_under_a_wrong_base_names_the_right_one(server: Served) -> None:
-    for base in ("", "/api", "/api/v1", "/v1/v1", "/openai"):
+    for base in ("", "/api/v1", "/v1/v1", "/openai"):
         error = error_of(server.post(f"{base}/chat/completions", messages=USER), 404)
         assert "base URL" in error["message"] and "sends /v1/chat/completions" in error["message"]
+    of_ollama = server.post("/api/chat/completions", messages=USER).json()["error"]
+    assert "base URL" in of_ollama and "sends /v1/chat/completions" in of_ollama
     assert "/v1/models" in error_of(server.http.get("/models"), 404)["message"]
     assert error_of(server.http.get("/elsewhere"), 404)["message"].endswith("GET /openapi.json lists all routes")
 

@@ -22,6 +22,7 @@ MANY = settings(FEW, max_examples=2000, derandomize=False)
 
 MOST_TOKENS = 16
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+OLLAMA = ("/api/chat", "/api/generate")
 
 UNSAYABLE = {
     "min_tokens": "max_tokens|decides where the output may end",
@@ -46,6 +47,8 @@ UNSAYABLE = {
     "request_id": "is live",  # an abandoned stream may be live a moment longer
     "ignore_eos": "ends with an end token",
     "choice": "different",  # entries
+    "num_ctx": "more than the server's context",
+    "format": "",
     **dict.fromkeys(("structured_outputs", "response_format", "schema", *ALIASES, *ALIASES.values()), ""),
     **dict.fromkeys(
         ("tools", "functions", "tool_choice", "allowed_tools", "function_call", "thinking_token_budget"), ""
@@ -85,9 +88,21 @@ def map_body(context: Any, body: Any) -> Any:
         for name in [name for name in LIMITS if body.get(name) is not None] or [own]:
             limit = body.get(name)
             body[name] = MOST_TOKENS if limit is None or _large(limit) else limit
+    if context.operation.path in OLLAMA:
+        body["options"] = _few_tokens(body.get("options"))
     for message in body["messages"] if isinstance(body.get("messages"), list) else ():
         _give_arguments(message)
     return body
+
+
+def _few_tokens(options: Any) -> Any:
+    """Return Ollama's options with a small limit of tokens; invalid ones stay invalid."""
+    if options is None or (isinstance(options, dict) and options.get("num_predict") is None):
+        return {**(options or {}), "num_predict": MOST_TOKENS}
+    limit = options.get("num_predict") if isinstance(options, dict) else None
+    if isinstance(limit, int) and not isinstance(limit, bool) and (-2 <= limit <= 0 or limit > MOST_TOKENS):
+        return {**options, "num_predict": MOST_TOKENS}
+    return options
 
 
 def _give_arguments(message: Any) -> None:
@@ -140,6 +155,8 @@ def unsayable(response: Any) -> bool:
     if response.status_code != 400:
         return False
     error = json.loads(response.content)["error"]
+    if isinstance(error, str):  # in Ollama's form the error is a text that begins with the field
+        error = {"message": error, "param": error.partition(": ")[0], "code": ""}
     if error.get("code") == "no_token_allowed":
         return True  # a grammar of characters that the vocabulary lacks
     param = (

@@ -34,6 +34,8 @@ from ferrum.server.extensions.plan_route import add_plan_route
 from ferrum.server.extensions.probes import add_probes
 from ferrum.server.extensions.record_routes import add_record_routes
 from ferrum.server.extensions.session_routes import add_session_routes
+from ferrum.server.ollama.dialect import OLLAMA
+from ferrum.server.ollama.routes import add_ollama_routes
 from ferrum.server.openai.dialect import OPENAI
 from ferrum.server.openai.routes import add_openai_routes
 from ferrum.server.responses.create import add_responses_routes
@@ -47,6 +49,7 @@ DIALECTS: Final[Sequence[tuple[Dialect, AddRoutes]]] = (
     (OPENAI, add_openai_routes),
     (MESSAGES, add_anthropic_routes),
     (RESPONSES, add_responses_routes),
+    (OLLAMA, add_ollama_routes),
 )
 """The dialects that are served, with their routes."""
 

@@ -18,12 +18,11 @@ _ALL: Final = "GET /openapi.json lists all routes"
 INSTEAD: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
     {
         _CHAT: (
-            "/api/chat",
             "/v1/assistants",
             "/v1/threads",
         ),
-        _TEXT: ("/completion", "/api/generate", "/generate", "/generate_stream", "/infill", "/v1/engines"),
-        _VECTORS: ("/embedding", "/api/embed", "/pooling", "/v1/pooling"),
+        _TEXT: ("/completion", "/generate", "/generate_stream", "/infill", "/v1/engines"),
+        _VECTORS: ("/embedding", "/pooling", "/v1/pooling"),
         f"{_VECTORS}, whose vectors can be compared": (
             *("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking"),
             *("/score", "/v1/score", "/classify", "/v1/classify"),
@@ -32,9 +31,8 @@ INSTEAD: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
         "POST /tokenize": ("/v1/responses/input_tokens", "/v1/tokenize"),
         "POST /detokenize": ("/v1/detokenize",),
         "POST /v1/chat/completions/render": ("/apply-template", "/v1/completions/render"),
-        _MODELS: ("/api/tags", "/api/ps", "/api/show", "/info", "/v1/internal/model"),
+        _MODELS: ("/info", "/v1/internal/model"),
         "GET /v1/config": ("/props", "/get_server_info", "/get_model_info", "/server_info"),
-        "GET /version": ("/api/version",),
         "GET /metrics": ("/slots", "/load", "/api/metrics"),
     }
 )

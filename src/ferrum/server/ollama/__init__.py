@@ -1,0 +1,1 @@
+"""The dialect of Ollama: bodies, checks, replies and routes."""
