@@ -31,7 +31,7 @@ CEILINGS = {
     "runtime": 2_480,  # steps: tables, passes, results, what is in flight
     "engine": 2_960,  # clients, hosts, the loop, and records of requests
     "bench": 1_340,  # what `ferrum bench` needs; other measurements are scripts in bench/
-    "server": 3_930,  # one dialect with tools and constraints, and its own routes; a dialect is a folder
+    "server": 6_250,  # four dialects: OpenAI's chats and Responses, Messages, Ollama; a dialect is a folder
     "cli": 1_260,  # options come from config fields, so a command is its output
 }
 """Lines of a room without docstrings, blanks, comments and imports, about 3% above what it has, and why it has them.
