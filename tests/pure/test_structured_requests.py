@@ -15,7 +15,7 @@ from ferrum.core.guidance import Grammar, Guidance, Marker, Thought
 from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.core.types import Pooling
 from ferrum.engine.input_processor import FieldNames, RequestOptions
-from ferrum.structured import source_cache
+from ferrum.structured import sources
 from ferrum.structured.source_cache import SourceCache
 
 REGEX = {"regex": "[0-9]+"}
@@ -86,7 +86,7 @@ def test_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
 
 def test_equal_constraints_are_compiled_once_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled, running, together = [], threading.Semaphore(0), []
-    original = source_cache.checked_source
+    original = sources.checked_source
 
     def counted(outputs: StructuredOutputs) -> str:
         together.append(running.acquire(blocking=False))
@@ -96,7 +96,7 @@ def test_equal_constraints_are_compiled_once_by_one_thread_at_a_time(monkeypatch
         running.acquire()
         return source
 
-    monkeypatch.setattr(source_cache, "checked_source", counted)
+    monkeypatch.setattr(sources, "checked_source", counted)
     cache, constraints = SourceCache(), [StructuredOutputs(regex=f"a{number % 4}") for number in range(16)]
     threads = [threading.Thread(target=cache.source, args=(each,)) for each in constraints]
     for each in threads:
@@ -115,7 +115,7 @@ def test_errors_are_kept_and_entries_are_bounded_in_bytes(monkeypatch: pytest.Mo
             raise InvalidGrammar("wrong", param="regex")
         return "x" * 1000
 
-    monkeypatch.setattr(source_cache, "checked_source", compiled)
+    monkeypatch.setattr(sources, "checked_source", compiled)
     cache = SourceCache(limit=20_000)
     for _ in range(2):
         with pytest.raises(InvalidGrammar, match="wrong") as caught:

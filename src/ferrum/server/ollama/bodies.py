@@ -163,7 +163,7 @@ class ToolCall(Body):
     function: CalledFunction
 
 
-class ChatRequest(OllamaBody):
+class OllamaChatRequest(OllamaBody):
     """The body of /api/chat."""
 
     messages: Items[ChatMessage] | None = optional("The conversation; without one the model is only looked up.")
@@ -228,5 +228,5 @@ class ShowRequest(Body):
     name: str | None = optional("Older name of `model`.")
 
 
-for _body in (ChatMessage, ChatRequest):
+for _body in (ChatMessage, OllamaChatRequest):
     _body.model_rebuild()

@@ -17,7 +17,7 @@ from ferrum.formats.tools import tools_of
 from ferrum.server.common.error_replies import invalid, unsupported
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.served_model import ServedModel
-from ferrum.server.ollama.bodies import ChatRequest, EmbedOptions, GenerateRequest, OllamaBody, Options
+from ferrum.server.ollama.bodies import EmbedOptions, GenerateRequest, OllamaBody, OllamaChatRequest, Options
 from ferrum.server.ollama.conversation import openai_messages
 from ferrum.text.infill import infill_prompt
 
@@ -40,7 +40,7 @@ _RANDOM_SEED: Final = -1
 """Ollama's default of `seed`."""
 
 
-def check_chat(model: ServedModel, body: ChatRequest, caller: Caller, name: str) -> Request:
+def check_chat(model: ServedModel, body: OllamaChatRequest, caller: Caller, name: str) -> Request:
     """Return the engine's request for a chat; `name` is its id. Raises RequestError, Unsupported by field."""
     messages = openai_messages(body.messages or ())
     choice = tools_of(body.tools or ()).choice(None)
@@ -65,7 +65,7 @@ def check_generate(model: ServedModel, body: GenerateRequest, caller: Caller, na
 def check_fields(model: ServedModel, body: OllamaBody) -> None:
     """Check what does not depend on a prompt, for bodies without one. Raises as `check_chat`."""
     _params(model, body)
-    if isinstance(body, ChatRequest):
+    if isinstance(body, OllamaChatRequest):
         tools_of(body.tools or ())
 
 

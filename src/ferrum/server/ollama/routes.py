@@ -22,11 +22,11 @@ from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
 from ferrum.server.ollama import replies
 from ferrum.server.ollama.bodies import (
-    ChatRequest,
     EmbeddingsRequest,
     EmbedRequest,
     GenerateRequest,
     OllamaBody,
+    OllamaChatRequest,
     ShowRequest,
 )
 from ferrum.server.ollama.builders import ChatBuilder, GenerateBuilder
@@ -104,7 +104,7 @@ def _generated(model: type[Reply]) -> dict[int | str, dict[str, Any]]:
 
 def _add_generation(router: APIRouter, service: Service) -> None:
     @router.post("/api/chat", responses=_generated(replies.ChatReply))
-    async def chat(body: ChatRequest, request: Request) -> Response:
+    async def chat(body: OllamaChatRequest, request: Request) -> Response:
         """Generate the assistant's next message in a conversation."""
         body.model = known_name(service, body.model)
         if not body.messages:
@@ -121,7 +121,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         return await generate(service, request, body, "ollama", generate_builder)
 
 
-def chat_builder(model: ServedModel, body: ChatRequest, caller: Caller, header: ReplyHeader) -> ChatBuilder:
+def chat_builder(model: ServedModel, body: OllamaChatRequest, caller: Caller, header: ReplyHeader) -> ChatBuilder:
     """Check a body and return the builder of its reply. Raises as `check_chat`."""
     return ChatBuilder(header, check_chat(model, body, caller, header.id))
 
