@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 from pydantic import Field
 
 from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA, SamplingParams, value_schema
+from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.engine.model_client import ModelClient
 from ferrum.server.common import field_rules
 from ferrum.server.common.field_rules import (
@@ -126,8 +127,10 @@ class GenerationBody(GeneratingBody):
     response_format: dict[str, Any] | None = Field(
         default=None, description="The form of the output.", json_schema_extra=RESPONSE_FORMAT
     )
-    structured_outputs: dict[str, Any] | None = optional(
-        "A constraint on the output: one of json, json_object, regex, choice, grammar, structural_tag."
+    structured_outputs: dict[str, Any] | None = Field(
+        default=None,
+        description="A constraint on the output: one of json, json_object, regex, choice, grammar, structural_tag.",
+        json_schema_extra={"propertyNames": {"enum": [each.name for each in fields(StructuredOutputs)]}},
     )
     guided_json: dict[str, Any] | str | bool | None = _alias("guided_json")
     guided_regex: str | None = _alias("guided_regex")
