@@ -42,7 +42,7 @@ eof_line: "*** End of File" LF
 """
 """The grammar of Codex's tool for edits (openai/codex, Apache 2.0)."""
 
-PATCH = '*** Begin Patch\n*** Update File: a/"b".py\n@@ def f():\n-\told \\n é\n+new "x"\n*** End Patch\n'
+PATCH = '*** Begin Patch\n*** Update File: a/"b".py\n@@ def f():\n-\tpast \\n é\n+new "x"\n*** End Patch\n'
 
 WEATHER = {
     "type": "object",

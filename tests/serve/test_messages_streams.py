@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from test_tool_streams import said
 
-from agent_kit import CITY, QWEN3, agent
+from agent_kit import CITY, QWEN3, agent, let_grammars_die
 from agent_script import MARKERS, THOUGHT, reply
 from ferrum.core.errors import EngineDead
 from ferrum.engine.messages import Ended
-from ferrum.structured.guide_state import GuideState
 from messages_kit import SAID, THINK, WEATHER, ask, events_in, events_of, folded
 from scripted_model import scripted_parts
 from serve_kit import Served, serving
@@ -88,16 +87,7 @@ def ends_with_an_error(events: list[Any]) -> bool:
 
 
 def test_stream_whose_grammar_dies_ends_with_one_error(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, taken = GuideState.mask, 0
-
-    def dying(state: GuideState) -> bytes | None:
-        nonlocal taken
-        taken += 1
-        if taken == 20:
-            raise RuntimeError("the fuel is used up")
-        return found(state)
-
-    monkeypatch.setattr(GuideState, "mask", dying)
+    let_grammars_die(monkeypatch)
     events = events_of(slow, tools=[WEATHER])
     assert ends_with_an_error(events)
     assert set(events[-1]) == {"type", "error", "request_id"} and events[-1]["request_id"]

@@ -9,11 +9,10 @@ from typing import Any, Final
 
 import pytest
 
-from agent_kit import CITY, agent
+from agent_kit import CITY, agent, let_grammars_die
 from agent_script import MARKERS, THOUGHT, reply
 from ferrum.core.errors import EngineDead
 from ferrum.engine.messages import Ended
-from ferrum.structured.guide_state import GuideState
 from random_replies import said
 from responses_kit import FLAT, PATH, checked_events, events_of, folded, respond
 from serve_kit import Served
@@ -77,16 +76,7 @@ def slow() -> Iterator[Served]:
 
 
 def test_a_stream_whose_grammar_dies_fails_once(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, taken = GuideState.mask, 0
-
-    def dying(state: GuideState) -> bytes | None:
-        nonlocal taken
-        taken += 1
-        if taken == 20:
-            raise RuntimeError("the fuel is used up")
-        return found(state)
-
-    monkeypatch.setattr(GuideState, "mask", dying)
+    let_grammars_die(monkeypatch)
     events = events_of(slow, tools=[FLAT])
     assert events[-1]["type"] == "response.failed" and events[-1]["response"]["status"] == "failed"
     assert set(events[-1]["response"]["error"]) == {"code", "message", "param", "type"}
@@ -119,10 +109,7 @@ def test_an_engine_or_a_cancel_ends_a_stream_once(slow: Served, end: str) -> Non
 
 
 def test_a_failure_before_the_first_event_has_a_status(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(state: GuideState) -> bytes | None:
-        raise RuntimeError("at once")
-
-    monkeypatch.setattr(GuideState, "mask", broken)
+    let_grammars_die(monkeypatch, after=1)
     form = {"type": "json_object"}
     body = {"input": "json", "reasoning": {"effort": "none"}, "text": {"format": form}, "stream": True}
     response = slow.post(PATH, **body)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_kit import QUESTION, QWEN3, WEATHER, agent
+from agent_kit import QUESTION, QWEN3, WEATHER, agent, let_grammars_die
 from agent_script import MARKERS, THOUGHT, reply
 from ferrum.core.errors import EngineDead
 from ferrum.core.params import SamplingParams
@@ -17,7 +17,6 @@ from ferrum.engine.llm import LLM
 from ferrum.engine.messages import Ended
 from ferrum.formats.parts import PartKind
 from ferrum.formats.tools import tools_of
-from ferrum.structured.guide_state import GuideState
 from scripted_model import scripted_parts
 from serve_kit import Served
 
@@ -37,16 +36,7 @@ def events_of(server: Served, **body: Any) -> list[dict[str, Any]]:
 
 
 def test_a_stream_whose_grammar_dies_ends_with_one_error(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, taken = GuideState.mask, 0
-
-    def dying(state: GuideState) -> bytes | None:
-        nonlocal taken
-        taken += 1
-        if taken == 20:
-            raise RuntimeError("the fuel is used up")
-        return found(state)
-
-    monkeypatch.setattr(GuideState, "mask", dying)
+    let_grammars_die(monkeypatch)
     events = events_of(slow)
     assert [event for event in events if "error" in event] == events[-1:]
     assert "the fuel is used up" not in json.dumps(events[:-1])

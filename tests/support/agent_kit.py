@@ -8,7 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 import agent_script
+from ferrum.structured.guide_state import GuideState
 from scripted_model import Script, scripted_parts
 from serve_kit import Served, serving
 
@@ -58,6 +61,20 @@ def agent(
     """Run a server of an assistant that speaks by a script, with Qwen3's template."""
     with serving(scripted_parts(script, QWEN3, markers, **options)) as served:
         yield served
+
+
+def let_grammars_die(monkeypatch: pytest.MonkeyPatch, after: int = 20) -> None:
+    """Let the grammar of a request fail when it computes its mask of that number."""
+    found, taken = GuideState.mask, 0
+
+    def dying(state: GuideState) -> bytes | None:
+        nonlocal taken
+        taken += 1
+        if taken == after:
+            raise RuntimeError("the fuel is used up")
+        return found(state)
+
+    monkeypatch.setattr(GuideState, "mask", dying)
 
 
 def ask(server: Served, **body: Any) -> Any:
