@@ -15,6 +15,7 @@ from ferrum.server.anthropic.dialect import OVERLOADED, ErrorReply
 from ferrum.server.anthropic.events import MessageReply, TokenCount
 from ferrum.server.anthropic.message_builder import MessageBuilder, message_builder
 from ferrum.server.common import field_rules
+from ferrum.server.common.error_replies import STATUSES
 from ferrum.server.common.generation import Generation
 from ferrum.server.common.json_routes import MAX_NAMED, generate, ignored, reply
 from ferrum.server.common.service import Service
@@ -22,21 +23,13 @@ from ferrum.server.common.service import Service
 REPLACED: Final = "x-ferrum-replaced"
 """Header that names what the prompt has in another form."""
 
-_ERRORS: Final[Mapping[int | str, str]] = {
-    400: "The request cannot be served; the message begins with the field.",
-    401: "No valid API key.",
-    404: "Not found.",
-    408: "The body or the request took too long.",
-    413: "The body is too large.",
-    415: "The body is not JSON, or is compressed.",
-    429: "Too many requests are in progress; see Retry-After.",
-    499: "The request was cancelled.",
-    500: "An internal error.",
+_STATUSES: Final = {
+    **STATUSES,
     503: "The engine has ended.",
     OVERLOADED: "The server is loading, draining or out of room; see Retry-After.",
 }
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    status: {"model": ErrorReply, "description": text} for status, text in _ERRORS.items()
+    status: {"model": ErrorReply, "description": text} for status, text in _STATUSES.items()
 }
 
 

@@ -36,6 +36,20 @@ _REASONS: Final = {
 }
 """Reasons of faults in values, as those of other checks."""
 
+STATUSES: Final[Mapping[int, str]] = {
+    400: "The request cannot be served; the error names the field.",
+    401: "No valid API key.",
+    404: "Not found.",
+    408: "The body or the request took too long.",
+    413: "The body is too large.",
+    415: "The body is not JSON, or is compressed.",
+    429: "Too many requests are in progress; see Retry-After.",
+    499: "The request was cancelled.",
+    500: "An internal error.",
+    503: "The server is loading, draining or has failed.",
+}
+"""What errors mean, for the OpenAPI document."""
+
 _LOG: Final = logging.getLogger(__name__)
 
 

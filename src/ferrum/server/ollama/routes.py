@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ferrum.core.types import Request as EngineRequest
 from ferrum.server.common.embeddings import MAX_INPUTS, Embeddings, Vectors, embedding_requests
-from ferrum.server.common.error_replies import invalid
+from ferrum.server.common.error_replies import STATUSES, invalid
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.json_routes import generate, ignored, reply
 from ferrum.server.common.key_limits import Caller
@@ -37,20 +37,8 @@ from ferrum.server.ollama.model_lists import known_name, listed, refused_change,
 API_VERSION: Final = "0.12.6"
 """The version of Ollama whose API is served; clients refuse older ones."""
 
-_TEXTS: Final = {
-    400: "The request cannot be served; the error names the field.",
-    401: "No valid API key.",
-    404: "Not found.",
-    408: "The body or the request took too long.",
-    413: "The body is too large.",
-    415: "The body is not JSON, or is compressed.",
-    429: "Too many requests are in progress; see Retry-After.",
-    499: "The request was cancelled.",
-    500: "An internal error.",
-    503: "The server is loading, draining or has failed.",
-}
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    status: {"model": replies.ErrorReply, "description": text} for status, text in _TEXTS.items()
+    status: {"model": replies.ErrorReply, "description": text} for status, text in STATUSES.items()
 }
 _GET_ERRORS: Final[dict[int | str, dict[str, Any]]] = {status: ERRORS[status] for status in (401, 503)}
 

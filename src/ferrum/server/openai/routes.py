@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ferrum.server.anthropic.model_list import ModelInfo, ModelPage, model_info, model_page, wants_anthropic
 from ferrum.server.common import field_rules
 from ferrum.server.common.embeddings import Embeddings
+from ferrum.server.common.error_replies import STATUSES
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.json_routes import generate, has_template, ignored, reply
 from ferrum.server.common.served_model import ServedModel
@@ -32,21 +33,8 @@ def error_reply(text: str) -> dict[str, Any]:
     return {"model": replies.ErrorReply, "description": text}
 
 
-ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    400: error_reply("The request cannot be served; `param` names the field."),
-    401: error_reply("No valid API key."),
-    404: error_reply("Not found."),
-    503: error_reply("The server is loading, draining or has failed."),
-}
-BODY_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    **ERRORS,
-    408: error_reply("The body or the request took too long."),
-    413: error_reply("The body is too large."),
-    415: error_reply("The body is not JSON, or is compressed."),
-    429: error_reply("Too many requests are in progress; see Retry-After."),
-    499: error_reply("The request was cancelled."),
-    500: error_reply("An internal error."),
-}
+BODY_ERRORS: Final[dict[int | str, dict[str, Any]]] = {each: error_reply(text) for each, text in STATUSES.items()}
+ERRORS: Final[dict[int | str, dict[str, Any]]] = {each: BODY_ERRORS[each] for each in (400, 401, 404, 503)}
 
 
 def add_openai_routes(router: APIRouter, service: Service) -> None:
