@@ -16,6 +16,7 @@ from ferrum.formats.custom_grammar import escaped_regex
 from ferrum.formats.known_formats import KNOWN
 from ferrum.formats.parts import Message, message_of
 from ferrum.formats.tool_grammar import thought_of, tool_guidance
+from ferrum.formats.tools import Mode
 from format_kit import ToyTokenizer, marker_texts, parsed, parts_of
 from grammar_kit import ToyMatcher
 
@@ -85,7 +86,11 @@ def guided(
 ) -> tuple[ToyMatcher, tuple[Marker, ...], ToyTokenizer]:
     """Return a matcher of the grammar of a format, its triggers, and the vocabulary."""
     toy = ToyTokenizer(marker_texts(KNOWN[name]) if tokens else ())
-    guidance = tool_guidance(KNOWN[name], tools, choice, parallel=parallel, opened=False, budget=None, tokenizer=toy)
+    mode: Mode = "auto" if choice == "auto" else "required"
+    named = None if choice in ("auto", "required") else choice
+    guidance = tool_guidance(
+        KNOWN[name], tools, mode, named=named, parallel=parallel, opened=False, budget=None, tokenizer=toy
+    )
     assert guidance is not None and guidance.grammar is not None
     return ToyMatcher(guidance.grammar.source, toy), guidance.grammar.triggers, toy
 
@@ -317,7 +322,9 @@ def test_text_between_tagged_arguments_is_written_and_read(strict: bool) -> None
     form = replace(known, calls=replace(known.calls, arguments=replace(known.calls.arguments, between=" ; ")))
     whole = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}
     tools, toy = (Tool(name="f", parameters=json.dumps(whole), strict=strict),), ToyTokenizer()
-    guidance = tool_guidance(form, tools, "f", parallel=False, opened=False, budget=None, tokenizer=toy)
+    guidance = tool_guidance(
+        form, tools, "required", named="f", parallel=False, opened=False, budget=None, tokenizer=toy
+    )
     assert guidance is not None and guidance.grammar is not None
     matcher = ToyMatcher(guidance.grammar.source, toy)
     tags = {key: f"<arg_key>{key}</arg_key><arg_value>{each}</arg_value>" for key, each in (("a", "x"), ("b", 5))}

@@ -134,3 +134,26 @@ def test_malformed_tools_are_refused_by_name(assistant: Served, body: dict[str, 
 
 def test_tools_of_a_model_without_a_format_are_refused(server: Served) -> None:
     assert error_of(server.chat(tools=[WEATHER]), 400)["param"] == "tools"
+
+
+def test_reasoning_that_is_switched_off_does_not_open_before_what_must_come() -> None:
+    """Qwen3's template ends the prompt with an empty thought then; an eager model tries to open another."""
+    eager = "<think>\nAgain.\n</think>\n\nHello."
+    off = {"chat_template_kwargs": {"enable_thinking": False}, "max_tokens": 200}
+    with agent(lambda _: eager) as served:
+        called = ask(served, tools=[STRICT], tool_choice="required", **off)
+        assert call_of(called)[0] == "look" and called["choices"][0]["message"].get("reasoning") is None
+        limited = ask(served, structured_outputs={"choice": ["yes", "no"]}, **off)["choices"][0]["message"]
+        assert limited["content"].strip() in ("yes", "no") and limited.get("reasoning") is None
+        thought = ask(served, structured_outputs={"choice": ["yes", "no"]}, max_tokens=200)["choices"][0]["message"]
+        assert thought["reasoning"] == "Again."
+
+
+@pytest.mark.parametrize("name", ["auto", "none", "required"])
+def test_a_tool_may_have_the_name_of_a_mode(assistant: Served, name: str) -> None:
+    tools = [{"type": "function", "function": {**STRICT["function"], "name": name}}, WEATHER]
+    choice = {"type": "function", "function": {"name": name}}
+    reply = ask(assistant, tools=tools, tool_choice=choice, max_tokens=400)
+    assert call_of(reply)[0] == name
+    plain = [{"role": "user", "content": "no tool, please"}]
+    assert ask(assistant, tools=tools, tool_choice="none", messages=plain)["choices"][0]["finish_reason"] == "stop"

@@ -17,7 +17,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.engine.input_processor import API_NAMES, FieldNames, RequestOptions
 from ferrum.engine.model_client import Message, ModelClient
-from ferrum.formats.find import FoundFormat, opens_thought
+from ferrum.formats.find import FoundFormat, closes_thought, opens_thought
 from ferrum.formats.tool_grammar import thought_of, tool_guidance
 from ferrum.formats.tools import NO_CHOICE, ToolChoice
 from ferrum.structured.sources import check_source
@@ -108,7 +108,8 @@ def chat_prompt(
         source = client.input_processor.grammar_of(params.structured_outputs, names)
     continued = _final_text(messages) if rendering.get("continue_final_message") else None
     opened = found.format is not None and opens_thought(text, found.format, continued)
-    return ChatPrompt(text, *_limits(client, found, source, options, opened=opened))
+    closed = found.format is not None and closes_thought(text, found.format, continued)
+    return ChatPrompt(text, *_limits(client, found, source, options, opened=opened, closed=closed))
 
 
 def chat_request(
@@ -130,9 +131,14 @@ def _final_text(messages: Sequence[Message]) -> str | None:
 
 
 def _limits(
-    client: ModelClient, found: FoundFormat, source: str | None, options: ChatOptions, *, opened: bool
+    client: ModelClient, found: FoundFormat, source: str | None, options: ChatOptions, *, opened: bool, closed: bool
 ) -> tuple[Guidance | None, Reading | None]:
-    """Return what limits the reply to a prompt, and how it is read; `source` is the grammar of its content."""
+    """Return what limits the reply to a prompt, and how it is read.
+
+    Args:
+        source: the grammar of its content.
+        opened, closed: what the prompt has done with the reasoning.
+    """
     format, tokenizer = found.format, client.tokenizer
     assert tokenizer is not None, "`render` refuses conversations without one"
     if options.calls and (format is None or format.calls is None):
@@ -142,15 +148,17 @@ def _limits(
             raise RequestError(f"this model's reasoning cannot be read: {found.reason}", param="thinking_token_budget")
         return _content_guidance(None, source), None
     thought = thought_of(format, tokenizer, opened=opened, budget=options.budget)
-    guidance = _content_guidance(thought, source)
+    guidance = _content_guidance(thought, source, closed=closed)
     if options.calls:
         required = options.choice.mode == "required" or (guidance is not None and guidance.grammar is not None)
         calls = tool_guidance(
             format,
             options.tools,
-            options.choice.named or ("required" if required else "auto"),
+            "required" if required else "auto",
+            named=options.choice.named,
             parallel=options.parallel,
             opened=opened,
+            closed=closed,
             budget=options.budget,
             tokenizer=tokenizer,
         )
@@ -164,13 +172,13 @@ def _reading(format: OutputFormat, options: ChatOptions, *, opened: bool) -> Rea
     return Reading(format=format, tools=options.tools if options.calls else (), opened=opened)
 
 
-def _content_guidance(thought: Thought | None, source: str | None) -> Guidance | None:
-    """Return the limits of a reply without calls."""
+def _content_guidance(thought: Thought | None, source: str | None, *, closed: bool = False) -> Guidance | None:
+    """Return the limits of a reply without calls; without a thought if the prompt has ended it."""
     if source is None:
         return Guidance(thought=thought) if thought is not None and thought.budget is not None else None
     if thought is not None:
         source = joined_sources(f"start: {_SPACE} @content", {"content": source})
-    return Guidance(thought=thought, grammar=Grammar(source=source))
+    return Guidance(thought=None if closed else thought, grammar=Grammar(source=source))
 
 
 def _either(calls: Guidance | None, content: Guidance | None) -> Guidance | None:

@@ -105,8 +105,25 @@ def opens_thought(prompt: str, format: OutputFormat, continued: str | None = Non
     if format.reasoning is None:
         return False
     open_, close = format.reasoning.open.strip(), format.reasoning.close.strip()
-    place = -1 if continued is None else prompt.rfind(continued.strip())
-    begun, last = (prompt, "") if place < 0 else (prompt[:place], prompt[place:])
+    begun, last = _before_and_after(prompt, continued)
     if open_ in last or close in last:
         return last.rfind(open_) > last.rfind(close)
     return begun.rstrip().endswith(open_)
+
+
+def closes_thought(prompt: str, format: OutputFormat, continued: str | None = None) -> bool:
+    """Return whether a prompt has ended the reasoning, so that the output has none; arguments as `opens_thought`.
+
+    Templates write an empty reasoning where a client switches it off.
+    """
+    if format.reasoning is None:
+        return False
+    close = format.reasoning.close.strip()
+    begun, last = _before_and_after(prompt, continued)
+    return not opens_thought(prompt, format, continued) and (close in last or begun.rstrip().endswith(close))
+
+
+def _before_and_after(prompt: str, continued: str | None) -> tuple[str, str]:
+    """Return a prompt up to the text that the output continues, and from there on."""
+    place = -1 if continued is None else prompt.rfind(continued.strip())
+    return (prompt, "") if place < 0 else (prompt[:place], prompt[place:])

@@ -16,6 +16,7 @@ from ferrum.core.values import shown
 from ferrum.formats.grammar_arguments import arguments_grammar
 from ferrum.formats.lark import Lark, either, list_of, literal, optional, sequence
 from ferrum.formats.patterns import SPACE, Markers, markers_of
+from ferrum.formats.tools import Mode
 from ferrum.text.tokenizer import Tokenizer
 
 _ID = "/[a-zA-Z0-9]{9}/"
@@ -48,19 +49,23 @@ def thought_of(form: OutputFormat, tokenizer: Tokenizer, *, opened: bool, budget
 def tool_guidance(
     form: OutputFormat,
     tools: tuple[Tool, ...],
-    choice: str,
+    mode: Mode,
     *,
+    named: str | None = None,
     parallel: bool,
     opened: bool,
+    closed: bool = False,
     budget: int | None,
     tokenizer: Tokenizer,
 ) -> Guidance | None:
     """Return the guidance of a request with tools; None if nothing is limited.
 
     Args:
-        choice: `none`, `auto`, `required`, or the name of the tool that must be called.
+        mode: whether a tool must be called.
+        named: the tool that must be called, whatever the mode; a tool may be named like a mode.
         parallel: several calls are allowed.
         opened, budget: see `thought_of`.
+        closed: the prompt has ended the reasoning: none can precede a call that must come.
 
     Raises:
         RequestError: a strict schema or a custom tool's grammar cannot be enforced in this format; `param` is `tools`.
@@ -69,15 +74,14 @@ def tool_guidance(
     thought = thought_of(form, tokenizer, opened=opened, budget=budget)
     limited = thought if budget is not None else None
     without = Guidance(thought=limited) if limited is not None else None
-    if form.calls is None or not tools or choice == "none":
+    if form.calls is None or not tools or (mode == "none" and named is None):
         return without
-    named = choice not in ("auto", "required")
-    chosen = tuple(tool for tool in tools if tool.name == choice) if named else tools
+    chosen = tools if named is None else tuple(tool for tool in tools if tool.name == named)
     if not chosen:
-        raise RequestError(f"names no tool: {shown(choice)}", param="tool_choice")
-    grammar = CallGrammar(form, form.calls, chosen, markers_of(form, tokenizer), many=parallel and not named)
-    if choice != "auto":
-        return Guidance(thought=thought, grammar=grammar.required())
+        raise RequestError(f"names no tool: {shown(named)}", param="tool_choice")
+    grammar = CallGrammar(form, form.calls, chosen, markers_of(form, tokenizer), many=parallel and named is None)
+    if mode == "required" or named is not None:
+        return Guidance(thought=None if closed else thought, grammar=grammar.required())
     lazy = grammar.lazy()
     return without if lazy is None else Guidance(thought=limited, grammar=lazy)
 
