@@ -99,7 +99,7 @@ def test_longest_prefix_of_a_path_chooses() -> None:
     openai = DIALECTS[0][0]
     inner = Dialect(paths=("/toy/inner", "/other"), ids=(), error=_error)
     chosen = {
-        path: dialect_of([openai, TOY, inner], path)
+        path: dialect_of([openai, TOY, inner], path, ())
         for path in ("/v1/chat/completions", "/toy", "/toy/a", "/toys", "/toy/inner", "/toy/inner/a", "/other", "*")
     }
     assert list(chosen.values()) == [openai, TOY, TOY, openai, inner, inner, inner, openai]

@@ -17,7 +17,7 @@ from ferrum.engine.request_output import Delta, Usage
 from ferrum.server.anthropic.message_builder import UsageCounter
 from ferrum.text.chat_template import ChatTemplate
 from messages_kit import SAID, THINK, WEATHER, ask, error_in, post, prompt_of
-from serve_kit import SLOW, Served, chat_parts, serving
+from serve_kit import SLOW, Served, chat_parts, error_of, serving
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 ATTRIBUTION = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=00000;"}
@@ -295,5 +295,24 @@ def test_models_have_the_shape_that_headers_ask_for(assistant: Served) -> None:
     assert assistant.http.get("/v1/models").json()["object"] == "list"
 
 
+def test_errors_of_models_have_the_shape_that_headers_ask_for() -> None:
+    with serving(api_key="secret") as served:
+        for headers in ({"anthropic-version": "2023-06-01"}, {"x-api-key": "wrong"}):
+            for path in ("/v1/models", "/v1/models/fake"):
+                refused = served.http.get(path, headers=headers)
+                assert error_in(refused, 401)["type"] == "authentication_error"
+        assert error_of(served.http.get("/v1/models"), 401)["code"] == "missing_api_key"
+        known = {"anthropic-version": "2023-06-01", "x-api-key": "secret"}
+        assert error_in(served.http.get("/v1/models/other", headers=known), 404)["type"] == "not_found_error"
+
+
 def test_clients_find_the_server(assistant: Served) -> None:
     assert assistant.http.head("/api/hello").status_code == 200
+
+
+def test_message_start_is_followed_by_a_ping(assistant: Served) -> None:
+    """As in the first lines of the streams of Anthropic's documentation."""
+    body = {"model": "scripted", "max_tokens": 3, "messages": SAID, "stream": True}
+    first, second, *_ = assistant.post("/v1/messages", **body).text.split("\n\n")
+    assert first.startswith("event: message_start\n")
+    assert second == 'event: ping\ndata: {"type":"ping"}'

@@ -64,4 +64,6 @@ MESSAGES: Final = Dialect(
     status=_status,
     keep_alive=PING,
     id_header="request-id",
+    shared_paths=("/v1/models",),
+    headers=("anthropic-version", "x-api-key"),
 )

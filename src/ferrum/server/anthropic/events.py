@@ -73,6 +73,13 @@ class MessageStart(Reply):
     message: MessageReply
 
 
+class Ping(Reply):
+    """An event without content, as this API sends after the message's start and on an idle stream."""
+
+    EVENT: ClassVar[str] = "ping"
+    type: Literal["ping"] = "ping"
+
+
 class BlockStart(Reply):
     """The begin of a block, which is empty."""
 

@@ -18,6 +18,7 @@ from ferrum.server.anthropic.events import (
     MessageStop,
     MessageUsage,
     OutputDetails,
+    Ping,
     Stop,
     StopReason,
 )
@@ -80,10 +81,11 @@ class MessageBuilder:
         self.usage.count(delta)
 
     def chunks(self, place: int, delta: Delta) -> Iterator[Reply]:  # noqa: ARG002 - there is one request
-        """Yield the events of a delta; before the first ones, the message without content."""
+        """Yield the events of a delta; before the first ones, the message without content, and a ping."""
         if not self._begun:
             self._begun = True
             yield MessageStart(type="message_start", message=self._message([], None))
+            yield Ping(type="ping")
         yield from self._blocks(delta)
 
     def _blocks(self, delta: Delta) -> Iterator[Reply]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from starlette.requests import Request
 
+from ferrum.server.anthropic.dialect import MESSAGES
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
@@ -36,7 +37,7 @@ class ModelPage(Reply):
 
 def wants_anthropic(request: Request) -> bool:
     """Return whether a client of this API asks, by headers that others do not send."""
-    return any(name in request.headers for name in ("anthropic-version", "x-api-key"))
+    return request.state.dialect is MESSAGES
 
 
 def model_info(service: Service, model: ServedModel, name: str) -> ModelInfo:

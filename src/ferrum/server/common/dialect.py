@@ -5,7 +5,7 @@ Bodies, checks and routes of a dialect are in its folder; `app` lists the dialec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
@@ -33,6 +33,8 @@ class Dialect:
         stream_type: the media type of a stream.
         status: returns the HTTP status of an error.
         id_header: a further header with the request's id; empty: only `x-request-id`.
+        shared_paths: routes of another dialect that answer in this one's form to requests with one of `headers`.
+        headers: request headers that only clients of this dialect send.
     """
 
     paths: tuple[str, ...]
@@ -44,6 +46,19 @@ class Dialect:
     stream_type: str = "text/event-stream; charset=utf-8"
     status: Callable[[ApiError], int] = attrgetter("status_code")
     id_header: str = ""
+    shared_paths: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
+
+    def prefix_length(self, path: str, headers: Container[str]) -> int:
+        """Return the length of the longest path of this dialect that a request's path begins with, or -1.
+
+        Args:
+            path: of the request.
+            headers: names of its headers.
+        """
+        shared = self.shared_paths if any(name in headers for name in self.headers) else ()
+        own = (each for each in (*self.paths, *shared) if path == each or path.startswith(f"{each}/"))
+        return max(map(len, own), default=-1)
 
     def response(self, error: ApiError) -> Response:
         """Return an error as a response."""

@@ -10,7 +10,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -44,13 +44,13 @@ _ORIGIN: Final = re.compile("^https?://[^/]*", re.IGNORECASE)
 _REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 
 
-def dialect_of(dialects: Sequence[Dialect], path: str) -> Dialect:
+def dialect_of(dialects: Sequence[Dialect], path: str, headers: Container[str]) -> Dialect:
     """Return the dialect with the longest prefix of a path, else the first one."""
     found, longest = dialects[0], -1
     for dialect in dialects:
-        for prefix in dialect.paths:
-            if len(prefix) > longest and (path == prefix or path.startswith(f"{prefix}/")):
-                found, longest = dialect, len(prefix)
+        length = dialect.prefix_length(path, headers)
+        if length > longest:
+            found, longest = dialect, length
     return found
 
 
@@ -83,7 +83,7 @@ class Guard:
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         log = {"method": scope["method"], "path": scope["path"]}
         state: dict[str, Any] = {"request_id": request_id, "service": self._service, "tenant": "", "log": log}
-        state["dialect"] = dialect_of(self._service.dialects, scope["path"])
+        state["dialect"] = dialect_of(self._service.dialects, scope["path"], headers)
         scope["state"] = state = {**scope.get("state", {}), **state}
         config = self._service.config
         body = _Body(receive, config.max_body_bytes, config.body_seconds, self._count_held)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ferrum.server.anthropic import dialect as messages
 from ferrum.server.anthropic.model_list import ModelInfo, ModelPage, model_info, model_page, wants_anthropic
 from ferrum.server.common import field_rules
 from ferrum.server.common.embeddings import Embeddings
@@ -57,8 +58,13 @@ def _add_models(router: APIRouter, service: Service) -> None:
         )
 
     page = {"model": replies.ModelList | ModelPage}
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {"model": replies.ErrorReply | messages.ErrorReply, "description": STATUSES[status]}
+        for status in (401, 404, 503)
+    }
+    errors[messages.OVERLOADED] = {"model": messages.ErrorReply, "description": STATUSES[503]}
 
-    @router.get("/v1/models", responses={200: page, 401: ERRORS[401], 503: ERRORS[503]})
+    @router.get("/v1/models", responses={200: page, **{each: errors[each] for each in errors if each != 404}})
     async def models(request: Request) -> Response:
         """List the names of the models that are served, in the shape of the API whose headers the client sends."""
         service.model()
@@ -68,7 +74,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
         data = [described(each, name) for each in dict.fromkeys(service.models.values()) for name in each.names]
         return reply(replies.ModelList(object="list", data=data))
 
-    @router.get("/v1/models/{model_id:path}", responses={200: {"model": replies.Model | ModelInfo}, **ERRORS})
+    @router.get("/v1/models/{model_id:path}", responses={200: {"model": replies.Model | ModelInfo}, **errors})
     async def one_model(model_id: str, request: Request) -> Response:
         """Return a model by its name."""
         model = service.model(model_id)
