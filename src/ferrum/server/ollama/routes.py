@@ -34,8 +34,8 @@ from ferrum.server.ollama.checks import check_chat, check_context, check_fields,
 from ferrum.server.ollama.dialect import CHANGES
 from ferrum.server.ollama.model_lists import known_name, listed, refused_change, shown
 
-API_VERSION: Final = "0.12.6"
-"""The version of Ollama whose API is served; clients refuse older ones."""
+API_VERSION: Final = "0.14.0"
+"""The first version of Ollama with the Responses and Messages APIs; clients that need them ask for it."""
 
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"model": replies.ErrorReply, "description": text} for status, text in STATUSES.items()
