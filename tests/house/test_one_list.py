@@ -47,7 +47,7 @@ ANSWERS = checked_operations((SOURCE / "runtime" / "known_answers.py").read_text
 CHECKS = {"runtime/known_answers.py": ANSWERS}
 PARAMETERS = {each.name: each.metadata["rule"] for each in fields(SamplingParams)}
 RULES = {rule.__name__ for rule in (*rules.LOGIT_RULES, *rules.CANDIDATE_RULES)}
-OTHER_WAYS = {"draw", "sample", "grammar"}
+OTHER_WAYS = {"draw", "sample", "given_tokens", "grammar"}
 """The draw and its report are no edits of logits; a grammar's mask comes with the span."""
 STORES = {
     "contract/io_types.py": ModelInfo,

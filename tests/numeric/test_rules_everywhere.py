@@ -47,7 +47,7 @@ def values(draw: Random) -> dict[str, Any]:
 
 
 SAMPLED = {each.name for each in fields(SamplingParams) if each.metadata["rule"].startswith("sampling.")}
-KEYS = {"seed", "bad_words", "logprobs"}
+KEYS = {"seed", "bad_words", "logprobs", "logprob_token_ids"}
 """Parameters of the sampler that enter by other ways: as the key of draws, as token ids, and as a report."""
 
 

@@ -34,6 +34,7 @@ DEFAULTS: dict[str, object] = {
     "max_tokens": 16,
     "min_tokens": 0,
     "logprobs": None,
+    "logprob_token_ids": (),
     "prompt_logprobs": None,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,

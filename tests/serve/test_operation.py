@@ -207,7 +207,7 @@ def test_api_key_is_required_and_identifies_its_tenant(tmp_path: Path) -> None:
             missing = error_of(server.http.get("/v1/models", headers=given), 401)
             assert missing["code"] == "missing_api_key" and "an API key is required" in missing["message"]
         for given in ({"authorization": "Bearer three"}, {"x-api-key": "on"}):
-            wrong = error_of(server.http.get("/v1/models", headers=given), 401)
+            wrong = error_of(server.http.get("/v1/config", headers=given), 401)
             assert (wrong["code"], wrong["message"]) == ("invalid_api_key", "this API key is not valid")
         assert error_of(server.http.post("/v1/nowhere"), 401)
         assert all(server.http.get(path).status_code == 200 for path in ("/health", "/ping", "/ready", "/version"))

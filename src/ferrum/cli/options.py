@@ -39,7 +39,7 @@ TYPES: Final[Mapping[str, Any]] = {
 }
 """Types of options by the annotations of their fields; `| None` is ignored."""
 
-NOT_FOR_TEXT: Final = frozenset({"n", "logprobs", "prompt_logprobs"})
+NOT_FOR_TEXT: Final = frozenset({"n", "logprobs", "logprob_token_ids", "prompt_logprobs"})
 """Sampling fields without an option: one printed text does not show their effect."""
 
 COMMON: Final = frozenset(

@@ -234,6 +234,9 @@ class SamplingParams:
         "sampling.sample",
         "Report log-probabilities of each token and this many top tokens; -1 reports all.",
     )
+    logprob_token_ids: Sequence[int] = _option(
+        (), _tokens, "sampling.given_tokens", "Report the log-probabilities of these token ids too; needs logprobs."
+    )
     prompt_logprobs: int | None = _option(
         None, _TOP, "scheduler.prompt_logprobs", "The same for the prompt's tokens, from the second on."
     )
@@ -267,6 +270,8 @@ class SamplingParams:
                 object.__setattr__(self, name, normalise(name, value))
         if self.min_tokens:
             self._check_lengths()
+        if self.logprob_token_ids and self.logprobs is None:
+            _refuse("logprob_token_ids", "needs logprobs; set it to 0 or more")
 
     def but(self, **changes: Any) -> SamplingParams:
         """Return a copy with some fields changed; only those are checked, since others may be large.
@@ -298,9 +303,9 @@ class SamplingParams:
         """Refuse token ids that the model does not have.
 
         Raises:
-            InvalidToken: an id of `logit_bias`, `allowed_token_ids` or `stop_token_ids` is not in [0, vocab_size).
+            InvalidToken: an id of `logit_bias`, `allowed_token_ids` and others is not in [0, vocab_size).
         """
-        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
             for token in getattr(self, name) or ():
                 if token >= vocab_size:
                     raise InvalidToken(f"token id {token} is not below the vocabulary size {vocab_size}", param=name)

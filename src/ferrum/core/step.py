@@ -268,12 +268,14 @@ class TokenLogprobs:
         logprob: its natural-log probability.
         rank: 1 for the most likely token; ties count towards the lowest id.
         top: the most likely (token, logprob) pairs, best first.
+        given: those of the tokens of `logprob_token_ids`, in their order.
     """
 
     token: int
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...] = ()
+    given: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

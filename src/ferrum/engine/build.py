@@ -24,6 +24,8 @@ from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_plan import StepCosts
 from ferrum.structured.compiled_guides import CompiledGuides
 from ferrum.text.generation_config import GenerationConfig
+from ferrum.text.pooling import module_file
+from ferrum.text.reranker import load_reranker
 
 if TYPE_CHECKING:
     from ferrum.contract.capabilities import ExecutorTraits
@@ -226,6 +228,8 @@ def build(model: str, *, child: Child | None = None, source: ModelSource | None 
         config=config,
         recorder=_recorder(config, source),
         pooling=source.pooling,
+        embeds=module_file(source, "Pooling") is not None,
+        reranker=partial(load_reranker, source, tokenizer),
     )
 
 

@@ -22,6 +22,7 @@ from ferrum.engine.router import DEFAULT_MAX_REQUESTS, Router, wake_here
 from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.generation_config import GenerationConfig
 from ferrum.text.model_files import ModelFiles
+from ferrum.text.reranker import Reranker
 from ferrum.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Parts:
         recorder: makes the recorder of requests; None: requests are not recorded.
         files: the model's small files, for the description of its output format; None if it has none.
         pooling: returns how hidden states become an embedding. Raises CheckpointError, Unsupported.
+        embeds: the model's files say how it embeds texts.
+        reranker: returns how the model scores documents; None if its files do not say. Raises as `pooling`.
     """
 
     host: Host
@@ -58,6 +61,8 @@ class Parts:
     recorder: Callable[[EngineInfo], Recorder] | None = None
     files: ModelFiles | None = None
     pooling: Callable[[], Pooling] = lambda: Pooling.MEAN
+    embeds: bool = False
+    reranker: Callable[[], Reranker | None] = lambda: None
 
 
 class ModelClient:
@@ -72,7 +77,7 @@ class ModelClient:
         recommended: the checkpoint's sampling parameters by name; empty if switched off.
         default_params: `recommended` over the defaults of `SamplingParams`.
         chat_template: the model's; None if it has none.
-        pooling, max_requests: see `Parts`.
+        pooling, embeds, reranker, max_requests: see `Parts`.
 
     Args:
         parts: the host in it is started here.
@@ -89,6 +94,8 @@ class ModelClient:
         self.default_params = over_recommended(self.recommended, {})
         self.chat_template = parts.chat_template
         self.pooling = parts.pooling
+        self.embeds = parts.embeds
+        self.reranker = parts.reranker
         self.max_requests = parts.max_requests
         self._special_tokens = parts.special_tokens
         self._files = parts.files

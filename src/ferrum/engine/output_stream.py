@@ -235,9 +235,11 @@ def _new_choice(request: Request, tokenizer: Tokenizer | None, predicted: Predic
 
 
 def named_logprobs(position: TokenLogprobs, tokenizer: Tokenizer | None) -> Logprobs:
-    """Return the log-probabilities of a position by token id: the chosen token first, then the top ones."""
+    """Return the log-probabilities of a position by token id: the chosen token first, then the top and given ones."""
     texts = (lambda _: None) if tokenizer is None else tokenizer.token_text
     named = {position.token: Logprob(position.logprob, position.rank, texts(position.token))}
     for rank, (token, logprob) in enumerate(position.top, start=1):
         named.setdefault(token, Logprob(logprob, rank, texts(token)))
+    for each in position.given:
+        named.setdefault(each.token, Logprob(each.logprob, each.rank, texts(each.token)))
     return named

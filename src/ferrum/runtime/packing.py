@@ -33,7 +33,7 @@ from ferrum.sources.parameters import Parameters, Progress, model_spec
 from ferrum.sources.tensor_file import file_header
 from ferrum.sources.viewed_tensors import with_views
 from ferrum.text.fast_tokenizer import fast_form
-from ferrum.text.pooling import pooling_file
+from ferrum.text.pooling import module_files
 from ferrum.text.tokenizer_config import TEMPLATES_FOLDER
 
 _TENSORS: Final = "model.safetensors"
@@ -226,9 +226,9 @@ def _other_files(source: ModelSource) -> list[str]:
     names = [name for name in source.file_names() if name != _CONFIG]
     names = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in _WEIGHTS)]
     names += [f"{TEMPLATES_FOLDER}/{name}" for name in source.file_names(TEMPLATES_FOLDER) if name.endswith(".jinja")]
-    if (pooling := pooling_file(source)) is not None:
-        folder, _, name = pooling.rpartition("/")
-        names += [pooling] if name in source.file_names(folder) else []
+    for module in module_files(source):
+        folder, _, name = module.rpartition("/")
+        names += [module] if name in source.file_names(folder) else []
     return sorted(names)
 
 

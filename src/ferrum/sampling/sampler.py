@@ -10,13 +10,14 @@ it equals that token. This works at any temperature with any proposer, because a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
 from ferrum.core.errors import StepError
+from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Score, TokenLogprobs
 from ferrum.kernels.operations import Array
 from ferrum.kernels.reference.reference_math import log
@@ -122,13 +123,31 @@ def draw(candidates: Candidates, row: Row) -> int:
 def sample(inputs: Sequence[SamplerInput], sampler: Sampler = REFERENCE) -> list[Sampled | StepError]:
     """Sample a token per row, with requested log-probabilities; an error if no token is allowed."""
     tokens = sampler.choose(inputs)
-    queries: dict[int, LogprobsQuery] = {}
+    queries: dict[tuple[int, int | None], LogprobsQuery] = {}
     for i, (each, token) in enumerate(zip(inputs, tokens, strict=True)):
-        count = each.row.params.logprobs
-        if count is not None and not isinstance(token, StepError):
-            queries[i] = LogprobsQuery(each.logits, token, count)
+        params = each.row.params
+        if params.logprobs is not None and not isinstance(token, StepError):
+            queries[i, None] = LogprobsQuery(each.logits, token, params.logprobs)
+            queries |= {(i, given): LogprobsQuery(each.logits, given, 0) for given in given_tokens(params)}
     answers = dict(zip(queries, sampler.logprobs(tuple(queries.values())), strict=True)) if queries else {}
-    return [token if isinstance(token, StepError) else Sampled(token, answers.get(i)) for i, token in enumerate(tokens)]
+    return [
+        token if isinstance(token, StepError) else Sampled(token, _with_given(inputs[i].row.params, i, answers))
+        for i, token in enumerate(tokens)
+    ]
+
+
+def _with_given(
+    params: SamplingParams, i: int, answers: Mapping[tuple[int, int | None], TokenLogprobs]
+) -> TokenLogprobs | None:
+    """Return the log-probabilities of row `i`, if requested, with those of the given tokens."""
+    found = answers.get((i, None))
+    given = given_tokens(params)
+    return found if found is None or not given else replace(found, given=tuple(answers[i, each] for each in given))
+
+
+def given_tokens(params: SamplingParams) -> Sequence[int]:
+    """Return the tokens whose log-probabilities are reported at each position, likely or not."""
+    return params.logprob_token_ids
 
 
 _reports_nothing: Final = Neutral(sample.__name__)

@@ -62,6 +62,11 @@ class ServerConfig(JsonRecord):
         "Pooling of hidden states for embeddings; auto takes the model's own, else the mean.",
         ("auto", *map(str, Pooling)),
     )
+    reranker: str = option(
+        "auto",
+        "How the model scores documents; auto takes what its files say, qwen3 the prompt of Qwen3-Reranker.",
+        ("auto", "qwen3"),
+    )
     otlp_traces_endpoint: str | None = option(
         None, "URL for OpenTelemetry traces, as in http://localhost:4318/v1/traces (default: no traces)."
     )

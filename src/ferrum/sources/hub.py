@@ -23,7 +23,7 @@ from ferrum.sources.model_folders import find, models_directory, models_in_folde
 from ferrum.sources.model_paths import BUILT_IN as BUILT_IN
 from ferrum.sources.model_paths import built_in, existing
 from ferrum.text.model_files import DirectoryFiles
-from ferrum.text.pooling import pooling_file
+from ferrum.text.pooling import module_files
 
 NO_WEIGHTS: Final = "has no safetensors weights, and other kinds are not read"
 
@@ -220,8 +220,8 @@ def _fetch(wanted: HubName, *, offline: bool) -> Path:
             path = Path(fetch(allow_patterns=list(_WANTED), ignore_patterns=list(_UNWANTED)))
         except LocalEntryNotFoundError as error:
             path = _usable_snapshot(error)
-        if (pooling := pooling_file(DirectoryFiles(path))) is not None:  # the only file in a folder that is read
-            path = Path(fetch(allow_patterns=[pooling]))
+        if wanted_modules := module_files(DirectoryFiles(path)):  # the only files in folders that are read
+            path = Path(fetch(allow_patterns=wanted_modules))
     if any(path.glob("*.safetensors")):
         return path
     if (file := preferred_gguf(wanted, offline=offline)) is not None:

@@ -14,8 +14,11 @@ from ferrum.core.types import Pooling
 from ferrum.text.model_files import ModelFiles, read_json_array, read_json_object
 
 _MODULES: Final = "modules.json"
-_COMPUTED: Final = {"Transformer", "Pooling", "Normalize"}
+_COMPUTED: Final = {"Transformer", "Pooling", "Normalize", "LogitScore"}
 """Modules that are computed here. Vectors always have length 1, with or without `Normalize`."""
+
+_WITH_CONFIG: Final = ("Pooling", "LogitScore")
+"""Modules whose configuration is read; `LogitScore`, of rerankers, in `reranker`."""
 
 _MODES: Final = {
     "mean": Pooling.MEAN,
@@ -28,18 +31,22 @@ _FOLDER: Final = re.compile(r"\w[\w.-]*", re.ASCII)
 _CHOOSE: Final = "use --pooling mean or --pooling last"
 
 
-def pooling_file(files: ModelFiles) -> str | None:
-    """Return the relative path of the pooling configuration; None if none is listed.
-
-    The file itself may be missing.
+def module_files(files: ModelFiles) -> list[str]:
+    """Return the relative paths of the modules' configurations that are read; a file may be missing.
 
     Raises:
         CheckpointError: `modules.json` is damaged.
     """
-    for module in _modules(files):
-        if _kind(module) == "Pooling":
-            return f"{module['path']}/config.json"
-    return None
+    return [f"{module['path']}/config.json" for module in _modules(files) if _kind(module) in _WITH_CONFIG]
+
+
+def module_file(files: ModelFiles, kind: str) -> str | None:
+    """Return the relative path of the configuration of a kind of module; None if none is listed.
+
+    Raises:
+        CheckpointError: as `module_files`.
+    """
+    return next((f"{each['path']}/config.json" for each in _modules(files) if _kind(each) == kind), None)
 
 
 def load_pooling(files: ModelFiles) -> Pooling:
@@ -52,7 +59,7 @@ def load_pooling(files: ModelFiles) -> Pooling:
     for module in _modules(files):
         if _kind(module) not in _COMPUTED:
             raise Unsupported(f"{_MODULES}: {module['type']}", f"this module is not implemented; {_CHOOSE}")
-    name = pooling_file(files)
+    name = module_file(files, "Pooling")
     if name is None:
         return Pooling.MEAN
     config = read_json_object(files, name)
@@ -79,8 +86,9 @@ def _modules(files: ModelFiles) -> list[dict[str, Any]]:
         if not isinstance(module, dict) or not isinstance(module.get("type"), str):
             raise CheckpointError(f"{path}: a module must be an object with its `type`")
         folder = module.get("path")
-        if _kind(module) == "Pooling" and not (isinstance(folder, str) and _FOLDER.fullmatch(folder)):
-            raise CheckpointError(f"{path}: the `path` of a Pooling module must be a folder name, not {folder!r}")
+        kind = _kind(module)
+        if kind in _WITH_CONFIG and not (isinstance(folder, str) and _FOLDER.fullmatch(folder)):
+            raise CheckpointError(f"{path}: the `path` of a {kind} module must be a folder name, not {folder!r}")
     return modules
 
 

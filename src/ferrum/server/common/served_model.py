@@ -11,6 +11,7 @@ from ferrum.core.types import Pooling
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.server.common.public_names import public_name
 from ferrum.server.server_config import ServerConfig
+from ferrum.text.reranker import qwen3_reranker
 
 
 class ServedModel:
@@ -26,6 +27,8 @@ class ServedModel:
         names: those by which clients know it; `name`, the first one, is used in replies.
         accepted: the names that requests may use: `names`, and the path as typed.
         pooling: of embeddings.
+        embeds: the model's files or the options say how it embeds texts.
+        reranker: how the model scores documents; None if it is no reranker.
         context: limit of prompt and output tokens together. The last token of a sequence is never stored.
     """
 
@@ -35,6 +38,9 @@ class ServedModel:
         if template is not None:
             self.client.use_template(template, config.chat_template or "")
         self.pooling = self.client.pooling() if config.pooling == "auto" else Pooling(config.pooling)
+        self.embeds = self.client.embeds or config.pooling != "auto"
+        tokenizer = self.client.tokenizer
+        self.reranker = self.client.reranker() if config.reranker == "auto" else qwen3_reranker(tokenizer)
         info = engine.info
         self.root = public_name(info.model)
         self.names: Sequence[str] = config.served_model_name or (self.root,)

@@ -96,7 +96,7 @@ class GenerationBody(GeneratingBody):
     )
     REFUSED = MappingProxyType(
         {
-            "logprob_token_ids": "log-probabilities of chosen ids are not supported; use logprobs",
+            "logprob_token_ids": "log-probabilities of chosen ids are served by LLM.generate only; use logprobs",
             "use_beam_search": "beam search is served by LLM.beam_search only",
             "truncation_side": "prompts are cut at the left only",
             "logits_processors": "programs of clients are not run",

@@ -29,7 +29,9 @@ MAX_CHARACTERS_PER_TOKEN: Final = 64
 """Of the context: a few characters of a client's template may render megabytes of text."""
 
 _SAMPLING: Final = tuple(
-    each.name for each in fields(SamplingParams) if each.name not in ("logprobs", "structured_outputs")
+    each.name
+    for each in fields(SamplingParams)
+    if each.name not in ("logprobs", "logprob_token_ids", "structured_outputs")
 )
 
 
