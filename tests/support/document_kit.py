@@ -24,6 +24,8 @@ MOST_TOKENS = 16
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 OLLAMA = ("/api/chat", "/api/generate")
 
+_UNSAYABLE_TEXT = "maximum context|must not be empty|one for each"
+
 UNSAYABLE = {
     "min_tokens": "max_tokens|decides where the output may end",
     "max_tokens": "log-probabilities|maximum context|at least 1 with",
@@ -32,6 +34,10 @@ UNSAYABLE = {
     "best_of": "less than n|exceed n",
     "prompt": "maximum context|must not be empty",
     "input": "maximum context|must not be empty",  # a text without a begin token
+    **dict.fromkeys(
+        ("query", "documents", "text_1", "text_2", "queries", "items", "data_1", "data_2"), _UNSAYABLE_TEXT
+    ),
+    "instruction": "no reranker",
     "parameters": "JSON Schema|#",  # of a strict tool
     "name": "must be 1 to",  # with that of its namespace
     "length": r"not in \[0, \d+\]",

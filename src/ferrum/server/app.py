@@ -38,6 +38,7 @@ from ferrum.server.ollama.dialect import OLLAMA
 from ferrum.server.ollama.routes import add_ollama_routes
 from ferrum.server.openai.dialect import OPENAI
 from ferrum.server.openai.routes import add_openai_routes
+from ferrum.server.rerank.routes import RERANK, add_rerank_routes
 from ferrum.server.responses.create import add_responses_routes
 from ferrum.server.responses.dialect import RESPONSES
 from ferrum.server.server_config import ServerConfig
@@ -50,6 +51,7 @@ DIALECTS: Final[Sequence[tuple[Dialect, AddRoutes]]] = (
     (MESSAGES, add_anthropic_routes),
     (RESPONSES, add_responses_routes),
     (OLLAMA, add_ollama_routes),
+    (RERANK, add_rerank_routes),
 )
 """The dialects that are served, with their routes."""
 

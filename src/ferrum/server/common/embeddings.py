@@ -1,6 +1,6 @@
 """`Embeddings`: runs requests for embeddings in any dialect, and sends their vectors, scaled to length 1.
 
-Pooling happens in the engine; the form of the reply is the dialect's.
+Pooling happens in the engine; the form of the reply is the dialect's. `Numbers` does the same for other numbers.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Final, TypeAlias
 
 from starlette.responses import Response
@@ -16,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.engine.input_processor import FieldNames, RequestOptions
+from ferrum.engine.request_output import Delta
 from ferrum.engine.router import QueueSlots
 from ferrum.server.common.error_replies import CancelledError, invalid
 from ferrum.server.common.generation import finish_of, watched
@@ -33,6 +35,7 @@ _SCORE_ONLY: Final = SamplingParams(max_tokens=0)
 MAX_QUEUED: Final = 64
 """Inputs in the queue at a time; a body may have more inputs than the queue has slots."""
 
+Vector: TypeAlias = tuple[float, ...]
 Vectors: TypeAlias = Sequence[Sequence[float]]
 """One per input, of length 1."""
 
@@ -76,15 +79,16 @@ def embedding_requests(
     ]
 
 
-class Embeddings(Response):
-    """The response to a list of inputs. When the client leaves, they are aborted.
+class Numbers(Response):
+    """The response to a list of inputs, with some numbers of each. When the client leaves, they are aborted.
 
     Args:
-        requests: one per input, with pooling.
-        write: returns the reply with the vectors.
-        dimensions: that the client wants; None: those of the model.
+        requests: one per input.
+        write: returns the reply with the numbers.
         name: the id of the reply.
         headers: of the response.
+        dimensions: numbers per input that the client wants; None: as many as there are.
+        read: returns the numbers in a delta, or None if it has none.
     """
 
     media_type = "application/json"
@@ -100,8 +104,10 @@ class Embeddings(Response):
         headers: Mapping[str, str],
         *,
         dimensions: int | None = None,
+        read: Callable[[Delta], Vector | None],
     ) -> None:
         super().__init__(headers=headers)
+        self._read = read
         self._service = service
         self._model = model
         self._write = write
@@ -143,16 +149,38 @@ class Embeddings(Response):
         with self._service.run(self._model, self._name, requests, self._caller.tenant, slots) as stream:
             async with watched(receive, self._leave, stream):
                 async for place, delta in stream:
-                    if finish_of(delta) is not None:
-                        assert delta.embedding is not None
-                        vectors[place] = delta.embedding
+                    finish_of(delta)
+                    found = self._read(delta)
+                    vectors[place] = vectors[place] if found is None else found
         return vectors
 
     def _leave(self) -> None:
         self._gone = True
 
     def _reply(self, vectors: Vectors) -> bytes:
-        return self._write([_unit(vector) for vector in vectors]).json_bytes()
+        return self._write(vectors).json_bytes()
+
+
+class Embeddings(Numbers):
+    """The response to a list of inputs with pooling: their vectors. Arguments as of `Numbers`."""
+
+    def __init__(
+        self,
+        service: Service,
+        model: ServedModel,
+        requests: Sequence[Request],
+        write: Callable[[Vectors], Reply],
+        name: str,
+        caller: Caller,
+        headers: Mapping[str, str],
+        *,
+        dimensions: int | None = None,
+    ) -> None:
+        read = attrgetter("embedding")
+        super().__init__(service, model, requests, write, name, caller, headers, dimensions=dimensions, read=read)
+
+    def _reply(self, vectors: Vectors) -> bytes:
+        return super()._reply([_unit(vector) for vector in vectors])
 
 
 def _unit(vector: Sequence[float]) -> list[float]:

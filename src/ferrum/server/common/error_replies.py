@@ -156,10 +156,10 @@ def from_validation(error: RequestValidationError) -> ApiError:
 def path_in(body: Any, loc: Sequence[int | str], *, missing: bool = False) -> list[int | str]:
     """Return pydantic's location without the names of union members, which are not in the body."""
     path: list[int | str] = []
-    for step in loc:
+    for place, step in enumerate(loc):
         if isinstance(step, int) and isinstance(body, list) and step < len(body):
             body = body[step]
-        elif isinstance(step, str) and isinstance(body, dict) and (step in body or missing):
+        elif isinstance(step, str) and isinstance(body, dict) and (step in body or (missing and place == len(loc) - 1)):
             body = body.get(step)
         else:
             continue

@@ -98,9 +98,10 @@ class Body(BaseModel):
                 ignored.append(field_path(inside))
             elif isinstance(value, Body):
                 ignored += value.check_fields(strict=strict, path=inside)
-            elif isinstance(value, list) and value and isinstance(value[0], Body):
+            elif isinstance(value, list) and value and not isinstance(value[0], int):  # token ids are many
                 for index, each in enumerate(value):
-                    ignored += each.check_fields(strict=strict, path=(*inside, index))
+                    if isinstance(each, Body):
+                        ignored += each.check_fields(strict=strict, path=(*inside, index))
         return ignored
 
 

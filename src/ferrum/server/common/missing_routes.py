@@ -23,10 +23,7 @@ INSTEAD: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
         ),
         _TEXT: ("/completion", "/generate", "/generate_stream", "/infill", "/v1/engines"),
         _VECTORS: ("/embedding", "/pooling", "/v1/pooling"),
-        f"{_VECTORS}, whose vectors can be compared": (
-            *("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking"),
-            *("/score", "/v1/score", "/classify", "/v1/classify"),
-        ),
+        "POST /v1/score, or a constraint such as `structured_outputs.choice`": ("/classify", "/v1/classify"),
         _ITEMS: ("/v1/responses/compact", "/v1/conversations"),
         "POST /tokenize": ("/v1/responses/input_tokens", "/v1/tokenize"),
         "POST /detokenize": ("/v1/detokenize",),
