@@ -19,7 +19,7 @@ MAX_FUNCTION_LINES = 60
 MAX_SERVER_LINES = 300
 """Of a file of the server: a dialect is a folder of small files, of which the next one copies none."""
 
-DIALECT_ORDER = ("common", "anthropic", "openai", "responses", "ollama", "rerank", "extensions")
+DIALECT_ORDER = ("common", "anthropic", "openai", "responses", "ollama", "rerank", "llamacpp", "extensions")
 """Folders of the server; each may import those before it."""
 
 OPAQUE_ARRAYS = {"nn", "models"}

@@ -46,6 +46,7 @@ ROUTES = [
     ("post", "/v1/sessions/{session_id}/truncate"),
     ("delete", "/v1/sessions/{session_id}"),
     ("get", "/v1/plan"),
+    ("post", "/infill"),
     ("post", "/rerank"),
     ("post", "/v1/rerank"),
     ("post", "/v2/rerank"),

@@ -37,6 +37,7 @@ UNSAYABLE = {
     **dict.fromkeys(
         ("query", "documents", "text_1", "text_2", "queries", "items", "data_1", "data_2"), _UNSAYABLE_TEXT
     ),
+    **dict.fromkeys(("input_prefix", "n_predict"), "maximum context"),
     "instruction": "no reranker",
     "parameters": "JSON Schema|#",  # of a strict tool
     "name": "must be 1 to",  # with that of its namespace
@@ -96,6 +97,8 @@ def map_body(context: Any, body: Any) -> Any:
             body[name] = MOST_TOKENS if limit is None or _large(limit) else limit
     if context.operation.path in OLLAMA:
         body["options"] = _few_tokens(body.get("options"))
+    if context.operation.path == "/infill" and (body.get("n_predict") in (None, -1) or _large(body["n_predict"])):
+        body["n_predict"] = MOST_TOKENS
     for message in body["messages"] if isinstance(body.get("messages"), list) else ():
         _give_arguments(message)
     return body

@@ -34,6 +34,8 @@ from ferrum.server.extensions.plan_route import add_plan_route
 from ferrum.server.extensions.probes import add_probes
 from ferrum.server.extensions.record_routes import add_record_routes
 from ferrum.server.extensions.session_routes import add_session_routes
+from ferrum.server.llamacpp.dialect import LLAMACPP
+from ferrum.server.llamacpp.infill_route import add_llamacpp_routes
 from ferrum.server.ollama.dialect import OLLAMA
 from ferrum.server.ollama.routes import add_ollama_routes
 from ferrum.server.openai.dialect import OPENAI
@@ -52,6 +54,7 @@ DIALECTS: Final[Sequence[tuple[Dialect, AddRoutes]]] = (
     (RESPONSES, add_responses_routes),
     (OLLAMA, add_ollama_routes),
     (RERANK, add_rerank_routes),
+    (LLAMACPP, add_llamacpp_routes),
 )
 """The dialects that are served, with their routes."""
 

@@ -21,7 +21,7 @@ INSTEAD: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
             "/v1/assistants",
             "/v1/threads",
         ),
-        _TEXT: ("/completion", "/generate", "/generate_stream", "/infill", "/v1/engines"),
+        _TEXT: ("/completion", "/generate", "/generate_stream", "/v1/engines"),
         _VECTORS: ("/embedding", "/pooling", "/v1/pooling"),
         "POST /v1/score, or a constraint such as `structured_outputs.choice`": ("/classify", "/v1/classify"),
         _ITEMS: ("/v1/responses/compact", "/v1/conversations"),
