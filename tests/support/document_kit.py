@@ -54,6 +54,8 @@ UNSAYABLE = {
     "request_id": "is live",  # an abandoned stream may be live a moment longer
     "ignore_eos": "ends with an end token",
     "choice": "different",  # entries
+    "whitespace_pattern": "",
+    "disable_any_whitespace": "contradicts",
     "num_ctx": "more than the server's context",
     "format": "",
     **dict.fromkeys(("structured_outputs", "response_format", "schema", *ALIASES, *ALIASES.values()), ""),

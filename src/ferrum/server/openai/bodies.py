@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 from pydantic import Field
 
 from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA, SamplingParams, value_schema
-from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.engine.model_client import ModelClient
 from ferrum.server.common import field_rules
 from ferrum.server.common.field_rules import (
@@ -30,7 +29,7 @@ from ferrum.server.common.field_rules import (
     rule,
 )
 from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional
-from ferrum.server.openai.constraints import ALIASES, CONSTRAINTS, RESPONSE_FORMAT
+from ferrum.server.openai.constraints import ALIASES, CONSTRAINTS, RESPONSE_FORMAT, STRUCTURED_OUTPUTS
 from ferrum.server.openai.conversation import NO_DOCUMENTS, ContentPart, TemplateBody
 from ferrum.server.openai.tool_fields import FUNCTION_CALL, FUNCTIONS, TOOL_CHOICE, TOOLS
 
@@ -130,7 +129,7 @@ class GenerationBody(GeneratingBody):
     structured_outputs: dict[str, Any] | None = Field(
         default=None,
         description="A constraint on the output: one of json, json_object, regex, choice, grammar, structural_tag.",
-        json_schema_extra={"propertyNames": {"enum": [each.name for each in fields(StructuredOutputs)]}},
+        json_schema_extra=STRUCTURED_OUTPUTS,
     )
     guided_json: dict[str, Any] | str | bool | None = _alias("guided_json")
     guided_regex: str | None = _alias("guided_regex")

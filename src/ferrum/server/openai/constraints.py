@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from ferrum.core.errors import RequestError
-from ferrum.core.structured_outputs import StructuredOutputs
+from ferrum.core.structured_outputs import MAX_SOURCE, StructuredOutputs
 from ferrum.server.common.error_replies import invalid
 
 if TYPE_CHECKING:
@@ -55,6 +55,38 @@ RESPONSE_FORMAT: Final[dict[str, Any]] = {
     ]
 }
 """The form of `response_format` in the document."""
+
+_SOURCE: Final[dict[str, Any]] = {"type": "string", "minLength": 1, "maxLength": MAX_SOURCE}
+_KINDS: Final[Mapping[str, dict[str, Any]]] = {
+    "json": {"type": ["object", "boolean", "string"]},
+    "json_object": {"const": True},
+    "regex": _SOURCE,
+    "choice": {"type": "array", "items": _SOURCE, "minItems": 1},
+    "grammar": _SOURCE,
+    "structural_tag": {"type": ["object", "string"]},
+}
+_FLAG: Final[dict[str, Any]] = {"type": ["boolean", "null"]}
+_OPTIONS: Final[Mapping[str, tuple[dict[str, Any], tuple[str, ...]]]] = {
+    "disable_any_whitespace": (_FLAG, ("json", "json_object")),
+    "disable_additional_properties": (_FLAG, ("json",)),
+    "whitespace_pattern": ({"anyOf": [_SOURCE, {"type": "null"}]}, ("json", "json_object")),
+}
+"""Forms of the options, and the constraints that they are for."""
+
+_OFF: Final[dict[str, Any]] = {"enum": [None, False]}
+
+
+def _constraint(kind: str) -> dict[str, Any]:
+    """Return the form of `structured_outputs` with that constraint: others are null."""
+    absent = {name: {"type": "null"} for name in (*_KINDS, "whitespace_pattern")}
+    flags = dict.fromkeys(("json_object", "disable_any_whitespace", "disable_additional_properties"), _OFF)
+    options = {name: form for name, (form, kinds) in _OPTIONS.items() if kind in kinds}
+    properties = {**absent, **flags, **options, kind: _KINDS[kind]}
+    return {"type": "object", "properties": properties, "required": [kind], "additionalProperties": False}
+
+
+STRUCTURED_OUTPUTS: Final[dict[str, Any]] = {"anyOf": [{"type": "null"}, *map(_constraint, _KINDS)]}
+"""The form of `structured_outputs` in the document."""
 
 
 def structured_outputs(body: GenerationBody) -> tuple[StructuredOutputs | None, str | None]:
