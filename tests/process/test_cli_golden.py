@@ -42,6 +42,7 @@ MISTAKES = {
     f"serve --engine-host thread --port {PORT_IN_USE}": ("--port", PORT_IN_USE),
     "serve --kernels cuda": ("--kernels", "cuda"),
     "serve ferrum-tiny --tool-format foo": ("--tool-format", "foo"),
+    "launch vim": ("CLIENT", "vim", "codex"),
     "formats nosuchmodel/": ("MODEL", "nosuchmodel/"),
     "serve --threads 5000": ("--threads", "5000"),
     "serve --record-gib 5": ("--record-gib", "--record"),

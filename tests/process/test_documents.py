@@ -25,7 +25,7 @@ URL = "http://127.0.0.1:8000"
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 DOCUMENTS = [path for path in PAGES if any(block.language for block in blocks(path))]
-ONLY_PARSED = ("serve", "chat", "bench")
+ONLY_PARSED = ("serve", "chat", "launch", "bench")
 """Commands that run until they are stopped, or for minutes."""
 
 

@@ -4,7 +4,8 @@
     129 the terminal closed    130 interrupted    143 terminated
 
 `ferrum bench compare` exits with 1 for a regression, `ferrum replay` and `ferrum selfcheck` with 1 for any different
-bit. Heavy modules are imported inside commands, so that the first token comes about a second after the start.
+bit, `ferrum launch` with the code of its client. Heavy modules are imported inside commands, so that the first token
+comes about a second after the start.
 """
 
 from __future__ import annotations
@@ -17,7 +18,20 @@ from typing import Annotated, Final
 
 import typer
 
-from ferrum.cli import bench, chat, doctor, models, output_formats, plan, quantize, replay, run, selfcheck, serve
+from ferrum.cli import (
+    bench,
+    chat,
+    doctor,
+    launch_agent,
+    models,
+    output_formats,
+    plan,
+    quantize,
+    replay,
+    run,
+    selfcheck,
+    serve,
+)
 from ferrum.cli.error_lines import explain
 from ferrum.cli.exit_codes import INTERRUPTED
 from ferrum.core.version import installed_version
@@ -34,6 +48,7 @@ GENERATE, MANAGE, DIAGNOSE = "Generate text", "Manage models", "Measure and diag
 app.command("run", rich_help_panel=GENERATE)(run.run)
 app.command("chat", rich_help_panel=GENERATE)(chat.chat)
 app.command("serve", rich_help_panel=GENERATE)(serve.serve)
+app.command("launch", rich_help_panel=GENERATE)(launch_agent.launch)
 app.command("list", rich_help_panel=MANAGE)(models.list_models)
 app.command("pull", rich_help_panel=MANAGE)(models.pull)
 app.command("quantize", rich_help_panel=MANAGE)(quantize.quantize)

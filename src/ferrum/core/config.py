@@ -123,6 +123,11 @@ def api_key_variable(environment: Mapping[str, str] = os.environ) -> str | None:
     return environment.get(ENVIRONMENT_PREFIX + _API_KEY)
 
 
+def child_environment(changes: Mapping[str, str | None], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment for another process: this one with changes, where None removes a variable."""
+    return {name: value for name, value in {**environment, **changes}.items() if value is not None}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheVariables:
     """The folders of models that the environment names; None for a variable that is unset or empty.
