@@ -75,14 +75,15 @@ wheel: $(BIN)/python  ## A wheel for this machine in dist/, installed and tested
 	build/wheel/bin/python -m pip install --quiet "$$(ls dist/*.whl)[server]"
 	build/wheel/bin/python .ci/check_wheel.py
 
-$(CLIENTS)/.made: tests/clients/suites/requirements.txt tests/clients/node/package.json
+$(CLIENTS)/.made: tests/clients/suites/requirements.txt tests/clients/node/package.json tests/clients/agents/package.json
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --quiet --requirement tests/clients/suites/requirements.txt
 	cd tests/clients/node && npm install --silent --no-package-lock
+	cd tests/clients/agents && npm install --silent --no-package-lock
 	command -v chromium || command -v google-chrome || $(CLIENTS)/bin/playwright install --with-deps chromium || apt-get install --yes chromium
 	touch $@
 
-test-clients: $(VENV)/.test $(CLIENTS)/.made  ## A browser, the Node SDK and other clients; SHOTS=FOLDER keeps screenshots.
+test-clients: $(VENV)/.test $(CLIENTS)/.made  ## A browser, SDKs, coding agents and other clients; SHOTS=FOLDER keeps screenshots.
 	$(BIN)/python -m pytest -m clients --timeout 1800
 
 $(PEERS)/.made:
@@ -98,4 +99,4 @@ test-models: $(VENV)/.models $(PEERS)/.made  ## Published GGUF files next to lla
 	$(BIN)/python -m pytest -m models --timeout 1800
 
 clean:  ## Remove environments, builds and caches.
-	rm -rf $(VENV) $(CLIENTS) $(PEERS) tests/clients/node/node_modules build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) $(PEERS) tests/clients/node/node_modules tests/clients/agents/node_modules build dist .pytest_cache .mypy_cache .ruff_cache
