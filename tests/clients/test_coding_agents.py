@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -165,7 +166,9 @@ def test_coding_agent_edits_a_file_in_three_turns(
     said = done.stdout + done.stderr
     assert done.returncode == 0 and coding_script.ANSWER in done.stdout, said
     assert edited.read_text() == f"{coding_script.NEW}\nsize = 3\n", said
-    assert [client.tool in tools for tools in _offered(served)] == [True] * 3
+    prompts = _prompts(served)
+    assert [client.tool in coding_script.tool_names(each) for each in prompts] == [True] * 3
+    assert all(after.startswith(before) for before, after in pairwise(prompts)), "a prefix is computed again"
     assert {path: (tmp_path / path).read_text() for path in client.files} == client.files, "settings were changed"
     assert hosts <= client.others, hosts
 
@@ -184,9 +187,9 @@ def _environment(home: Path, proxy: str) -> dict[str, str]:
     }
 
 
-def _offered(served: Served) -> list[set[str]]:
-    """Return the names of the tools in each request that has some; requests for titles have none."""
+def _prompts(served: Served) -> list[str]:
+    """Return the prompts with tools; requests for titles have none."""
     tokenizer = served.service.model().client.tokenizer
     assert tokenizer is not None
-    offered = [coding_script.tool_names(tokenizer.decode(each.prompt)) for each in served.requests]
-    return [names for names in offered if names]
+    every = (tokenizer.decode(each.prompt, skip_special_tokens=False) for each in served.requests)
+    return [prompt for prompt in every if coding_script.tool_names(prompt)]

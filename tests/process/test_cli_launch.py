@@ -20,6 +20,8 @@ from agent_kit import QWEN3
 from command_kit import command_line
 from ferrum.cli.launched_server import address, find
 from ferrum.core.errors import ConfigError
+from ferrum.engine.async_engine import AsyncEngine
+from ferrum.server.common.service import State
 from ferrum.sources.hub import BUILT_IN, resolve_model
 from scripted_model import scripted_parts
 from serve_kit import Served, serving
@@ -126,6 +128,17 @@ def test_the_exit_code_is_that_of_the_client(
     served: Served, end: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command_line(capsys)("launch", "opencode", "--url", served.url, "--", end)[0] == code
+
+
+@pytest.mark.usefixtures("report")
+def test_a_server_that_loads_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    def load() -> AsyncEngine:
+        time.sleep(0.5)
+        return AsyncEngine.from_parts(scripted_parts(agent_script.reply, QWEN3, agent_script.MARKERS))
+
+    with serving(load, ready=False, api_key=KEY) as server:
+        assert server.service.state is State.LOADING
+        assert command_line(capsys)("launch", "opencode", "--url", server.url, "--", "0")[0] == 0
 
 
 @pytest.mark.usefixtures("report")

@@ -54,14 +54,23 @@ def address(url: str) -> str:
     return text.rstrip("/").removesuffix("/v1")
 
 
+class Loading(NoServer):
+    """A server whose model is still loading."""
+
+
 def find(url: str, key: str | None, model: str | None) -> Endpoint:
-    """Return a model of a running server: the named one, or the first.
+    """Return a model of a running server: the named one, or the first. Wait while the server loads it.
 
     Raises:
         NoServer: no server answers there, or it does not accept the key.
         ConfigError: it does not serve the model.
     """
-    listed = _models(url, key)
+    while True:
+        try:
+            listed = _models(url, key)
+            break
+        except Loading:
+            time.sleep(POLL_SECONDS)
     names = [str(each["id"]) for each in listed]
     if not names or (model is not None and model not in names):
         served = ", ".join(names) or "no model"
@@ -85,7 +94,10 @@ def _models(url: str, key: str | None) -> list[Any]:
             return [each for each in json.load(reply)["data"] if each["id"]]
     except HTTPError as error:
         with error:
+            loading = error.code == 503 and b"loading" in error.read()
             reason = f"it replied {error.code} {error.reason}"
+        if loading:
+            raise Loading("it is loading its model", param="url") from None
         if error.code == 401:
             reason = "it requires an API key: set FERRUM_API_KEY, or use --api-key"
     except (OSError, HTTPException) as error:
@@ -134,6 +146,7 @@ def _ready(server: subprocess.Popen[bytes], url: str, key: str | None, log: Path
     """Wait until a server has loaded its model. Raises ConfigError if it ends before."""
     while server.poll() is None:
         try:
+            _models(url, key)  # one that dies while it loads must not be waited for
             return find(url, key, None)
         except NoServer:
             time.sleep(POLL_SECONDS)
