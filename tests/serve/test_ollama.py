@@ -251,3 +251,13 @@ def test_an_error_ends_a_stream_as_a_line() -> None:
         assert not json.loads(next(lines))["done"]
         assert slow.http.delete("/v1/requests/mine").status_code == 200
         assert "cancelled" in json.loads(list(lines)[-1])["error"]
+
+
+@pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "text/plain"])
+def test_bodies_are_json_whatever_their_content_type(assistant: Served, kind: str | None) -> None:
+    """`curl -d` and LiteLLM send them so. Pages of other origins may not: browsers send such requests unasked."""
+    body = json.dumps({"model": "scripted", "messages": QUESTION, "stream": False}).encode()
+    headers = {} if kind is None else {"content-type": kind}
+    assert assistant.http.post("/api/chat", content=body, headers=headers).json()["message"]["content"] == "Hello."
+    page = {**headers, "origin": "http://elsewhere.example"}
+    assert assistant.http.post("/api/chat", content=body, headers=page).status_code == 415

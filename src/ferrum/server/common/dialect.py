@@ -35,6 +35,7 @@ class Dialect:
         id_header: a further header with the request's id; empty: only `x-request-id`.
         shared_paths: routes of another dialect that answer in this one's form to requests with one of `headers`.
         headers: request headers that only clients of this dialect send.
+        typed: requests must have the content type of JSON, also those without an `origin`.
     """
 
     paths: tuple[str, ...]
@@ -48,6 +49,7 @@ class Dialect:
     id_header: str = ""
     shared_paths: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
+    typed: bool = True
 
     def prefix_length(self, path: str, headers: Container[str]) -> int:
         """Return the length of the longest path of this dialect that a request's path begins with, or -1.

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.responses import Response
+from starlette.types import Scope
 
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.generation import Generation
@@ -66,9 +67,20 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def strict(request: Request) -> Response:
-            return await handle(JsonRequest(request.scope, request.receive) if self.body_field else request)
+            return await handle(JsonRequest(_typed(request.scope), request.receive) if self.body_field else request)
 
         return strict
+
+
+def _typed(scope: Scope) -> Scope:
+    """Return the scope of a request, with the content type of JSON where the dialect's clients leave it out.
+
+    Requests of pages have an `origin` and must name it: browsers ask the server before they send such a request.
+    """
+    headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+    if scope["state"]["dialect"].typed or any(name == b"origin" for name, _ in headers):
+        return scope
+    return {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
 
 
 def reply(body: Reply) -> Response:

@@ -25,4 +25,5 @@ OLLAMA: Final = Dialect(
     event=b"%(json)b\n",
     keep_alive=b"",
     stream_type="application/x-ndjson",
+    typed=False,
 )
