@@ -261,3 +261,18 @@ def test_bodies_are_json_whatever_their_content_type(assistant: Served, kind: st
     assert assistant.http.post("/api/chat", content=body, headers=headers).json()["message"]["content"] == "Hello."
     page = {**headers, "origin": "http://elsewhere.example"}
     assert assistant.http.post("/api/chat", content=body, headers=page).status_code == 415
+
+
+def test_an_empty_list_of_images_asks_for_nothing(assistant: Served) -> None:
+    """LiteLLM sends one with every message."""
+    assert ask(assistant, messages=[{**QUESTION[0], "images": []}])["message"]["content"] == "Hello."
+    refused = assistant.post("/api/chat", messages=[{**QUESTION[0], "images": ["aGk="]}])
+    assert refused.status_code == 400 and "only text is served" in refused.json()["error"]
+
+
+def test_a_stream_without_text_has_its_last_line() -> None:
+    """The model ends at once, so that no line comes before the one with the counts."""
+    with agent(lambda prompt: "", MARKERS) as silent:
+        for path, body in (("/api/generate", {"prompt": "hi", "raw": True}), ("/api/chat", {"messages": QUESTION})):
+            [line] = lines_of(silent.post(path, **body))
+            assert line["done"] and line["eval_count"] == 1

@@ -196,6 +196,7 @@ HARMLESS: Final[Mapping[str, Sequence[Any]]] = MappingProxyType(
         "modalities": (["text"],),
         "parse_special": (True,),
         "background": (False,),
+        "images": ([],),
         "top_logprobs": (0,),
     }
 )

@@ -161,6 +161,9 @@ class Generation(Response):
                         started = True
                     if data:
                         await send_part({"type": "http.response.body", "body": data, "more_body": True})
+            if not started:  # an empty reply, whose only event may be its last one
+                await send(self._start())
+                started = True
             await send_part({"type": "http.response.body", "body": writer.end(), "more_body": True})
         except FerrumError as error:
             if not started or self._gone:

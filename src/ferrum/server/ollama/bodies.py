@@ -47,7 +47,7 @@ _TOOLS: Final[dict[str, Any]] = {
                 "required": ["name"],
             },
         },
-        "required": ["type", "function"],
+        "required": ["function"],
     },
 }
 
