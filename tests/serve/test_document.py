@@ -8,7 +8,7 @@ import pytest
 import schemathesis
 
 import document_kit
-from document_kit import FEW, MANY, check
+from document_kit import FEW, MANY, check, documented_routes
 from ferrum.server.anthropic.bodies import CountRequest, MessagesRequest
 from ferrum.server.common.field_rules import HARMLESS
 from ferrum.server.common.json_bodies import Body
@@ -18,53 +18,7 @@ from ferrum.server.openai.conversation import RenderRequest, TokenizeRequest
 from ferrum.server.responses.bodies import ResponsesRequest
 from serve_kit import Served
 
-ROUTES = [
-    ("get", "/health"),
-    ("get", "/ping"),
-    ("get", "/ready"),
-    ("get", "/version"),
-    ("get", "/metrics"),
-    ("get", "/v1/config"),
-    ("get", "/v1/models"),
-    ("get", "/v1/models/{model_id}"),
-    ("post", "/v1/chat/completions"),
-    ("post", "/v1/chat/completions/render"),
-    ("post", "/v1/completions"),
-    ("post", "/v1/embeddings"),
-    ("post", "/v1/messages"),
-    ("post", "/v1/messages/count_tokens"),
-    ("post", "/v1/responses"),
-    ("get", "/v1/requests/{request_id}"),
-    ("post", "/v1/requests/{request_id}/replay"),
-    ("delete", "/v1/requests/{request_id}"),
-    ("post", "/v1/sessions"),
-    ("get", "/v1/sessions"),
-    ("get", "/v1/sessions/{session_id}"),
-    ("post", "/v1/sessions/{session_id}/append"),
-    ("post", "/v1/sessions/{session_id}/generate"),
-    ("post", "/v1/sessions/{session_id}/fork"),
-    ("post", "/v1/sessions/{session_id}/truncate"),
-    ("delete", "/v1/sessions/{session_id}"),
-    ("get", "/v1/plan"),
-    ("post", "/infill"),
-    ("post", "/rerank"),
-    ("post", "/v1/rerank"),
-    ("post", "/v2/rerank"),
-    ("post", "/reranking"),
-    ("post", "/v1/reranking"),
-    ("post", "/score"),
-    ("post", "/v1/score"),
-    ("post", "/tokenize"),
-    ("post", "/detokenize"),
-    ("get", "/api/version"),
-    ("get", "/api/tags"),
-    ("get", "/api/ps"),
-    ("post", "/api/show"),
-    ("post", "/api/chat"),
-    ("post", "/api/generate"),
-    ("post", "/api/embed"),
-    ("post", "/api/embeddings"),
-]
+ROUTES = documented_routes()
 
 
 @pytest.fixture(autouse=True)
@@ -89,9 +43,10 @@ def test_many_random_requests_of_a_route_conform(document: Any, route: tuple[str
     check(document, route, MANY)
 
 
-def test_every_route_of_the_document_is_tested(shared: Served) -> None:
+def test_the_served_document_has_the_routes_that_are_tested(shared: Served) -> None:
     paths = shared.http.get("/openapi.json").json()["paths"]
-    assert {(method, path) for path, operations in paths.items() for method in operations} == set(ROUTES)
+    found = [(method, path) for path, operations in paths.items() for method in operations]
+    assert found == ROUTES and len(found) > 30
 
 
 @pytest.mark.parametrize(

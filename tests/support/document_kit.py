@@ -14,7 +14,11 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
 from ferrum.core.params import MAX_CHOICES
+from ferrum.engine.async_engine import AsyncEngine
+from ferrum.server.app import create_app
 from ferrum.server.openai.constraints import ALIASES
+from ferrum.server.server_config import ServerConfig
+from serve_kit import chat_parts
 
 FEW = settings(max_examples=50, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 MANY = settings(FEW, max_examples=2000, derandomize=False)
@@ -68,6 +72,12 @@ relations of two numbers, lengths in tokens, keys of an object as numbers, the l
 model (it has no format of tool calls), live requests, and languages within a text (templates, JSON, schemas,
 grammars).
 """
+
+
+def documented_routes() -> list[tuple[str, str]]:
+    """Return method and path of every route of the document; no engine is started for it."""
+    paths = create_app(lambda: AsyncEngine.from_parts(chat_parts()), ServerConfig()).openapi()["paths"]
+    return [(method, path) for path, operations in paths.items() for method in operations]
 
 
 KNOWN: dict[str, str] = {}
