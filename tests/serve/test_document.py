@@ -15,7 +15,7 @@ from ferrum.server.common.json_bodies import Body
 from ferrum.server.extensions.session_routes import SessionGenerateRequest
 from ferrum.server.openai.bodies import ChatRequest, CompletionRequest
 from ferrum.server.openai.conversation import RenderRequest, TokenizeRequest
-from ferrum.server.responses.bodies import ResponsesRequest
+from ferrum.server.responses.bodies import InputTokensRequest, ResponsesRequest
 from serve_kit import Served
 
 ROUTES = documented_routes()
@@ -25,6 +25,13 @@ ROUTES = documented_routes()
 def a_session(unfailing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     id = unfailing.post("/v1/sessions", prompt="hello").json()["id"]
     monkeypatch.setitem(document_kit.KNOWN, "session_id", id)
+
+
+@pytest.fixture(autouse=True)
+def a_response(unfailing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"input": "hello", "background": True, "stream": True, "max_output_tokens": 1, "request_id": "known"}
+    unfailing.post("/v1/responses", **body)
+    monkeypatch.setitem(document_kit.KNOWN, "response_id", "resp-known")
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +63,7 @@ def test_the_served_document_has_the_routes_that_are_tested(shared: Served) -> N
         CompletionRequest,
         CountRequest,
         MessagesRequest,
+        InputTokensRequest,
         RenderRequest,
         ResponsesRequest,
         SessionGenerateRequest,

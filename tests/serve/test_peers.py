@@ -123,8 +123,6 @@ def test_missing_route_of_another_api_names_the_one_that_serves_it(server: Serve
     for missing in INSTEAD[instead]:
         message = error_of(server.http.request(method, missing), 404)["message"]
         assert f"{missing} is not served; use {instead}" in message
-    for under in ("/v1/responses/resp_1", "/v1/responses/resp_1/cancel"):
-        assert "use POST /v1/responses" in error_of(server.http.get(under), 404)["message"]
 
 
 def test_empty_text_is_the_begin_token(server: Served, unfailing: Served) -> None:

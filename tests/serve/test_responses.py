@@ -208,7 +208,6 @@ def test_items_without_meaning_are_named(assistant: Served) -> None:
     ]
     response = assistant.post(PATH, input=items)
     assert response.headers["x-ferrum-ignored"].split(", ") == [
-        "store",
         "input[0].compaction",
         "input[1].configuration_update",
         "input[2].web_search_call",
@@ -262,8 +261,7 @@ def test_codex_is_served(assistant: Served) -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"previous_response_id": "resp-1"}, "previous_response_id"),
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
         ({"conversation": "conv"}, "conversation"),
         ({"prompt": {"id": "x"}}, "prompt"),
         ({"top_logprobs": 3}, "top_logprobs"),
@@ -274,7 +272,6 @@ def test_codex_is_served(assistant: Served) -> None:
         ({"input": [{"content": "x"}]}, "input[0].type"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0].name"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ({"tools": [BAD]}, "tools[0].format.syntax"),
@@ -298,8 +295,3 @@ def test_an_input_beyond_the_context_is_a_400(assistant: Served) -> None:
     for truncation in ("auto", "disabled"):
         error = error_of(assistant.post(PATH, input="x" * 70_000, truncation=truncation, stream=True), 400)
         assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
-
-
-def test_ways_of_a_store_are_404_with_advice(assistant: Served) -> None:
-    for path in (f"{PATH}/resp-1", f"{PATH}/resp-1/input_items"):
-        assert "POST /v1/responses" in error_of(assistant.http.get(path), 404)["message"]

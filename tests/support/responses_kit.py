@@ -28,8 +28,12 @@ def events_of(server: Served, **body: Any) -> list[Any]:
     return checked_events(response.text)
 
 
-def checked_events(text: str) -> list[Any]:
-    """Return the events of a whole stream after checking names, numbers, begin and end."""
+def checked_events(text: str, *, queued: bool = False) -> list[Any]:
+    """Return the events of a whole stream after checking names, numbers, begin and end.
+
+    Args:
+        queued: it is that of a background response.
+    """
     events = []
     for block in text.removesuffix("\n\n").split("\n\n"):
         if block.startswith(":"):
@@ -39,7 +43,8 @@ def checked_events(text: str) -> list[Any]:
         assert name == f"event: {events[-1]['type']}"
     types = [each["type"] for each in events]
     assert [each["sequence_number"] for each in events] == list(range(len(events)))
-    assert types[:2] == ["response.created", "response.in_progress"]
+    begin = ["response.created", *(["response.queued"] if queued else []), "response.in_progress"]
+    assert types[: len(begin)] == begin
     assert types[-1] in TERMINAL and sum(each in TERMINAL for each in types) == 1
     return events
 

@@ -41,8 +41,8 @@ from ferrum.server.ollama.routes import add_ollama_routes
 from ferrum.server.openai.dialect import OPENAI
 from ferrum.server.openai.routes import add_openai_routes
 from ferrum.server.rerank.routes import RERANK, add_rerank_routes
-from ferrum.server.responses.create import add_responses_routes
 from ferrum.server.responses.dialect import RESPONSES
+from ferrum.server.responses.routes import add_responses_routes
 from ferrum.server.server_config import ServerConfig
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from ferrum.core.errors import (
     Unsupported,
 )
 from ferrum.core.values import shown
-from ferrum.server.common.missing_routes import advice
+from ferrum.server.common.missing_routes import advice, is_missing
 
 _REASONS: Final = {
     "greater_than_equal": "must be at least {ge}, not {input}",
@@ -179,7 +179,8 @@ async def error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         reply = from_validation(error)
     elif isinstance(error, StarletteHTTPException):
-        reply = from_framework(error)
+        elsewhere = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and is_missing(request.url.path)
+        reply = from_framework(StarletteHTTPException(HTTPStatus.NOT_FOUND) if elsewhere else error)
         if reply is not error and reply.status_code == HTTPStatus.NOT_FOUND:
             reply.message += f": {advice(request)}"
         if reply.status_code == HTTPStatus.METHOD_NOT_ALLOWED:

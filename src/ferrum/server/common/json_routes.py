@@ -102,7 +102,7 @@ async def generate(
     make: Callable[[ServedModel, Any, Caller, ReplyHeader], ReplyBuilder],
     respond: Callable[..., Response] = Generation,
     *,
-    extra_tokens: int = 0,
+    extra_bytes: int = 0,
 ) -> Response:
     """Check a body and return the response to it.
 
@@ -110,16 +110,16 @@ async def generate(
         kind: prefix of the reply's id.
         make: checks the body and returns the builder of its reply.
         respond: the response's class.
-        extra_tokens: tokens of the prompt that are not in the body.
+        extra_bytes: of the prompt that are not in the body.
     """
     model, caller = service.begin(request, body.model)
     headers = ignored(service, body, model)
     name = uuid.uuid4().hex if body.request_id is None else body.request_id
     header = ReplyHeader(f"{kind}-{name}", int(time.time()), model.name, model.engine.info.numerics_id)
     work = partial(make, model, body, caller, header)
-    size, template = len(await request.body()), has_template(body)
+    size, template = len(await request.body()) + extra_bytes, has_template(body)
     # A long check would delay the streams of others.
-    slow = template or size + extra_tokens > MAX_LOOP_BYTES or body.takes_long(model.client)
+    slow = template or size > MAX_LOOP_BYTES or body.takes_long(model.client)
     builder = await service.worker_pools.run(size, work, template=template) if slow else work()
     dialect, streamed = request.state.dialect, body.streamed
     return respond(service, model, builder, dialect=dialect, stream=streamed, tenant=caller.tenant, headers=headers)

@@ -25,7 +25,7 @@ INSTEAD: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
         _VECTORS: ("/embedding", "/pooling", "/v1/pooling"),
         "POST /v1/score, or a constraint such as `structured_outputs.choice`": ("/classify", "/v1/classify"),
         _ITEMS: ("/v1/responses/compact", "/v1/conversations"),
-        "POST /tokenize": ("/v1/responses/input_tokens", "/v1/tokenize"),
+        "POST /tokenize": ("/v1/tokenize",),
         "POST /detokenize": ("/v1/detokenize",),
         "POST /v1/chat/completions/render": ("/apply-template", "/v1/completions/render"),
         _MODELS: ("/info", "/v1/internal/model"),
@@ -34,6 +34,11 @@ INSTEAD: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
     }
 )
 """Routes of other APIs, by the route here that serves what their clients want."""
+
+
+def is_missing(path: str) -> bool:
+    """Return whether a path is one of another API. Such a path may look like an id below a route here."""
+    return path in _BY_PREFIX
 
 
 def advice(request: Request) -> str:
@@ -49,10 +54,7 @@ def advice(request: Request) -> str:
     return f"{named} is not served; {_ALL}"
 
 
-_BY_PREFIX: Final = {
-    **{prefix: route for route, prefixes in INSTEAD.items() for prefix in prefixes},
-    "/v1/responses": _ITEMS,  # paths below it: responses are not stored
-}
+_BY_PREFIX: Final = {prefix: route for route, prefixes in INSTEAD.items() for prefix in prefixes}
 
 
 def _right_base(request: Request) -> str | None:

@@ -27,6 +27,7 @@ from ferrum.engine.router import QueueSlots
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.key_limits import Caller, DrainRate, KeyLimits, Limits
+from ferrum.server.common.lasting_tasks import LastingTasks
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.traces import Traces
 from ferrum.server.common.worker_pools import WorkerPools
@@ -67,6 +68,7 @@ class Service:
         retry_after: returns whole seconds after which a queue slot should be free.
         limits: rate limits of the tenants.
         worker_pools: run slow request preparation.
+        lasting_tasks: outlive their HTTP request.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Service:
         self.registry = CollectorRegistry()
         self.http = HttpMetrics(self.registry)
         self.worker_pools = WorkerPools()
+        self.lasting_tasks = LastingTasks()
 
     async def load(self, make: Callable[[], AsyncEngine], template: str | None) -> None:
         """Build the engine in a thread while the event loop answers probes; ends early at `stop_loading`.
@@ -136,6 +139,7 @@ class Service:
         self.worker_pools.close()
         if self._engine is not None:
             await asyncio.to_thread(self._engine.close)
+        await self.lasting_tasks.wait()
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close)
 

@@ -198,7 +198,7 @@ def _add_growing(router: APIRouter, service: Service, sessions: Sessions) -> Non
         begun = held.text.token_ids
         make = partial(_session_builder, held, begun)
         respond = partial(SessionGeneration, sessions, held, begun)
-        return await generate(service, request, body, "cmpl", make, respond, extra_tokens=len(begun))
+        return await generate(service, request, body, "cmpl", make, respond, extra_bytes=len(begun))
 
 
 def _described(service: Service, sessions: Sessions, held: HeldSession, *, whole: bool = False) -> SessionReply:

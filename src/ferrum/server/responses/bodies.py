@@ -1,11 +1,11 @@
-"""The body of /v1/responses: its fields, those without effect, and those that are refused."""
+"""The bodies of /v1/responses and input_tokens: fields, those without effect, and those that are refused."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -14,8 +14,8 @@ from ferrum.core.params import SamplingParams, value_schema
 from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.engine.model_client import ModelClient
 from ferrum.server.common.error_replies import invalid
-from ferrum.server.common.field_rules import Integer, Items
-from ferrum.server.common.json_bodies import Body, GeneratingBody, optional
+from ferrum.server.common.field_rules import Integer, Items, Rule, one_of, rule
+from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional
 from ferrum.server.common.template_variables import read_variables, template_reads
 from ferrum.server.responses.forms import FORMAT, INPUT, TOOL_CHOICE, TOOLS
 from ferrum.server.responses.history import History
@@ -90,7 +90,82 @@ class StreamOptions(Body):
     NO_OPS = MappingProxyType({"include_obfuscation": "events are never padded"})
 
 
-class ResponsesRequest(GeneratingBody):
+class PromptBody(Body):
+    """The fields that decide what the model reads."""
+
+    FOR_TEMPLATE = frozenset({"tools", "reasoning"})
+    REFUSED = MappingProxyType({"conversation": "conversations are not stored; send previous_response_id"})
+
+    input: str | Items[dict[str, Any]] | None = Field(
+        default=None, description="A text of the user, or the items of the conversation.", json_schema_extra=INPUT
+    )
+    previous_response_id: str | None = optional("A stored response; its input and output precede `input`.")
+    instructions: str | None = optional("The system message; system and developer messages at the begin follow it.")
+    tools: Items[dict[str, Any]] | None = Field(
+        default=None,
+        description="Functions, custom tools, namespaces of them, and a search of the client; others are left out.",
+        json_schema_extra=TOOLS,
+    )
+    tool_choice: str | dict[str, Any] | None = Field(
+        default=None, description="Whether, or which, a tool must be called.", json_schema_extra=TOOL_CHOICE
+    )
+    parallel_tool_calls: bool | None = optional("Allow several calls (default: true).")
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = optional("Both refuse an input that is longer than the context.")
+
+    @property
+    def items(self) -> Sequence[Any]:
+        """The items of the input."""
+        return [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input or []
+
+    def conversation(
+        self, *, late_system: bool, before: Sequence[Any] = ()
+    ) -> tuple[list[dict[str, Any]], OfferedTools, list[str]]:
+        """Return the messages, the tools, and the paths of what has no meaning for the model.
+
+        Args:
+            late_system: the template renders system messages after others.
+            before: items of the stored response that is continued.
+
+        Raises:
+            RequestError, ApiError: an item or a tool cannot be served, by its path.
+        """
+        tools = OfferedTools()
+        tools.add(self.tools or [], "tools")
+        history = History(tools, late_system=late_system)
+        history.add_instructions(self.instructions)
+        for item in before:
+            history.add(item, "previous_response_id")
+        history.left_out.clear()  # it was named when the response was generated
+        for place, item in enumerate(self.items):
+            history.add(item, f"input[{place}]")
+        return history.finish(), tools, history.left_out
+
+    def unread_fields(self, client: ModelClient) -> list[str]:
+        unread = []
+        if self.reasoning is not None and self.reasoning.effort is not None and not self.reasoning.variables(client):
+            unread.append("reasoning.effort")
+        if self.tools and not template_reads(client, "tools"):
+            unread.append("tools")
+        return unread
+
+    def check_fields(self, *, strict: bool, path: tuple[str | int, ...] = ()) -> list[str]:
+        ignored = super().check_fields(strict=strict, path=path)
+        _, tools, left_out = self.conversation(late_system=True)
+        dropped = [f"{place}.{kind}" for place, kind in tools.dropped]
+        return [*dropped, *waiting_tools(self.tools or []), *left_out, *ignored]
+
+
+class InputTokensRequest(PromptBody):
+    """The body of /v1/responses/input_tokens."""
+
+    NO_OPS = MappingProxyType({"personality": "models have no such option"})
+
+    model: str | None = MODEL
+
+
+class ResponsesRequest(PromptBody, GeneratingBody):
     """The body of /v1/responses."""
 
     NO_OPS = MappingProxyType(
@@ -108,67 +183,31 @@ class ResponsesRequest(GeneratingBody):
     )
     REFUSED = MappingProxyType(
         {
-            "previous_response_id": "responses are not stored; send all items in input",
-            "conversation": "conversations are not stored; send all items in input",
-            "background": "responses are not run in the background; set stream = true",
+            **PromptBody.REFUSED,
             "prompt": "prompt templates are not stored; send instructions and input",
             "top_logprobs": "log-probabilities are served by /v1/chat/completions",
             "moderation": "moderation is not supported",
         }
     )
-    FOR_TEMPLATE = frozenset({"tools", "reasoning"})
+    RULES: ClassVar[Sequence[Rule]] = (
+        rule(
+            "background",
+            "needs a stored response; leave store out",
+            one_of("background", None, False),
+            one_of("store", None, True),
+        ),
+    )
 
-    input: str | Items[dict[str, Any]] | None = Field(
-        default=None, description="A text of the user, or the items of the conversation.", json_schema_extra=INPUT
-    )
-    instructions: str | None = optional("The system message; system and developer messages at the begin follow it.")
-    tools: Items[dict[str, Any]] | None = Field(
-        default=None,
-        description="Functions, custom tools, namespaces of them, and a search of the client; others are left out.",
-        json_schema_extra=TOOLS,
-    )
-    tool_choice: str | dict[str, Any] | None = Field(
-        default=None, description="Whether, or which, a tool must be called.", json_schema_extra=TOOL_CHOICE
-    )
-    parallel_tool_calls: bool | None = optional("Allow several calls (default: true).")
-    reasoning: ReasoningOptions | None = None
     include: Items[str] | None = optional(f"`{ENCRYPTED}`: reasoning in a form to send back.")
-    text: TextOptions | None = None
     max_output_tokens: Annotated[int, Integer(1, advice="leave it out to fill the context")] | None = optional(
         "Limit of generated tokens, reasoning included (default: the rest of the context)."
     )
     temperature: float | None = _sampling("temperature")
     top_p: float | None = _sampling("top_p")
     stream_options: StreamOptions | None = None
-    store: bool | None = optional("No effect unless false: responses are not stored.")
-    truncation: Literal["auto", "disabled"] | None = optional("Both refuse an input that is longer than the context.")
+    store: bool | None = optional("Keep the response, to be fetched and continued (default: true).")
+    background: bool | None = optional("Reply at once, and generate while no client waits; fetch the response later.")
     metadata: dict[str, str] | None = optional("Is sent back.")
-
-    def conversation(self, *, late_system: bool) -> tuple[list[dict[str, Any]], OfferedTools, list[str]]:
-        """Return the messages, the tools, and the paths of what has no meaning for the model.
-
-        Args:
-            late_system: the template renders system messages after others.
-
-        Raises:
-            RequestError, ApiError: an item or a tool cannot be served, by its path.
-        """
-        tools = OfferedTools()
-        tools.add(self.tools or [], "tools")
-        history = History(tools, late_system=late_system)
-        history.add_instructions(self.instructions)
-        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input or []
-        for place, item in enumerate(items):
-            history.add(item, f"input[{place}]")
-        return history.finish(), tools, history.left_out
-
-    def unread_fields(self, client: ModelClient) -> list[str]:
-        unread = []
-        if self.reasoning is not None and self.reasoning.effort is not None and not self.reasoning.variables(client):
-            unread.append("reasoning.effort")
-        if self.tools and not template_reads(client, "tools"):
-            unread.append("tools")
-        return unread
 
     def takes_long(self, client: ModelClient) -> bool:
         formed = self.text is not None and self.text.format is not None
@@ -176,11 +215,11 @@ class ResponsesRequest(GeneratingBody):
 
     def check_fields(self, *, strict: bool, path: tuple[str | int, ...] = ()) -> list[str]:
         ignored = super().check_fields(strict=strict, path=path)
-        include: Sequence[str] = self.include or ()
-        if LOGPROBS in include:
-            raise invalid("include", f"{LOGPROBS}: {self.REFUSED['top_logprobs']}")
-        _, tools, left_out = self.conversation(late_system=True)
-        unknown = [f"include[{place}]" for place, each in enumerate(include) if each != ENCRYPTED]
-        dropped = [f"{place}.{kind}" for place, kind in tools.dropped]
-        stored = [] if self.store is False else ["store"]
-        return [*stored, *dropped, *waiting_tools(self.tools or []), *left_out, *unknown, *ignored]
+        return [*ignored, *unknown_includes(self.include or (), "include")]
+
+
+def unknown_includes(include: Sequence[str], where: str) -> list[str]:
+    """Return the paths of what cannot be included. Raises RequestError for log-probabilities."""
+    if LOGPROBS in include:
+        raise invalid(where, f"{LOGPROBS}: {ResponsesRequest.REFUSED['top_logprobs']}")
+    return [f"{where}[{place}]" for place, each in enumerate(include) if each != ENCRYPTED]

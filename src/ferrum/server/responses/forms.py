@@ -36,7 +36,7 @@ _RESULTS: Final = (
     "shell_call_output",
     "apply_patch_call_output",
 )
-_REFUSED: Final = "item_reference"
+REFERENCE: Final = "item_reference"
 
 
 def _others(*kinds: str) -> dict[str, Any]:
@@ -108,9 +108,10 @@ _ITEMS: Final[Sequence[dict[str, Any]]] = (
     _object(_RESULTS, {"call_id": _CALL_ID, "id": _CALL_ID}),
     _object("tool_search_output", {"call_id": _CALL_ID, "id": _CALL_ID, **_TOOL_LIST}),
     _object("additional_tools", _TOOL_LIST),
+    {"type": "object", "properties": {"type": {"enum": [REFERENCE, None]}, "id": _TEXT}, "required": ["id"]},
     _others(
         *("message", "function_call", "custom_tool_call", *_RESULTS),
-        *("tool_search_output", "additional_tools", _REFUSED),
+        *("tool_search_output", "additional_tools", REFERENCE),
     ),
 )
 INPUT: Final[dict[str, Any]] = {"anyOf": [{"type": "null"}, _TEXT, {"type": "array", "items": {"anyOf": list(_ITEMS)}}]}

@@ -101,8 +101,6 @@ class History:
             self._add_result(_call_id(item, where), f"Tools found: {', '.join(names) or 'none'}")
         elif kind == "additional_tools":
             self._tools.add(item.get("tools", []), f"{where}.tools", again=True)
-        elif kind == "item_reference":
-            raise unsupported(f"{where}.type", "'item_reference' needs stored responses; send the item itself")
         else:
             self.left_out.append(f"{where}.{kind}")
 

@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 
 from ferrum.server.common.json_bodies import Reply
 
-Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
+Status: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class InputDetails(Reply):
@@ -57,7 +57,7 @@ class ResponseReply(Reply):
     object: Literal["response"]
     created_at: int
     status: Status
-    background: Literal[False]
+    background: bool
     error: ResponseError | None
     incomplete_details: Incomplete | None
     instructions: str | None
@@ -66,9 +66,9 @@ class ResponseReply(Reply):
     model: str
     output: list[dict[str, Any]]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     reasoning: dict[str, Any]
-    store: Literal[False]
+    store: bool
     temperature: float
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
@@ -76,6 +76,31 @@ class ResponseReply(Reply):
     top_p: float
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
+
+
+class ItemList(Reply):
+    """A page of the items that a response was generated from, earlier turns included."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ResponseDeleted(Reply):
+    """The reply of DELETE /v1/responses/{id}."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class InputTokens(Reply):
+    """The reply of /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class Event(Reply):
@@ -97,7 +122,7 @@ def _class(name: str) -> type[Event]:
 EVENTS: Final[Mapping[str, type[Event]]] = {
     name: _class(name)
     for name in (
-        *(f"response.{status}" for status in ("created", "in_progress", "completed", "incomplete", "failed")),
+        *(f"response.{status}" for status in ("created", "queued", "in_progress", "completed", "incomplete", "failed")),
         *(f"response.{what}.{step}" for what in ("output_item", "content_part") for step in ("added", "done")),
         *(f"response.reasoning_summary_part.{step}" for step in ("added", "done")),
         *(

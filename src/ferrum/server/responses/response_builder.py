@@ -1,28 +1,21 @@
-"""/v1/responses: its route, the check of its body, and the builder of its reply."""
+"""`ResponsesBuilder`: the events of a response and its whole reply; how it is sent is in `common.generation`.
+
+What a body means for the engine is in `checks`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request
-from starlette.responses import Response
-
-from ferrum.core.params import over_recommended
 from ferrum.core.types import Request as EngineRequest
-from ferrum.engine.chat_prompt import ChatOptions, chat_prompt
-from ferrum.engine.input_processor import FieldNames, RequestOptions
 from ferrum.engine.request_output import Delta
 from ferrum.formats.parts import Part, PartKind
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.generation import EventWriter, Generation, finish_of
-from ferrum.server.common.json_routes import generate
-from ferrum.server.common.key_limits import Caller
+from ferrum.server.common.http_guard import CLIENT_GONE
 from ferrum.server.common.reply_builder import ReplyHeader
-from ferrum.server.common.served_model import ServedModel
-from ferrum.server.common.service import Service
 from ferrum.server.openai.openai_builder import UsageCounter
-from ferrum.server.openai.routes import generated
 from ferrum.server.responses.bodies import ENCRYPTED, ResponsesRequest
 from ferrum.server.responses.offered_tools import OfferedTools
 from ferrum.server.responses.output import Event, Output
@@ -37,65 +30,37 @@ from ferrum.server.responses.replies import (
     Status,
 )
 from ferrum.server.responses.replies import Event as EventReply
+from ferrum.server.responses.response_store import StoredResponse
 
 IGNORED = "x-ferrum-ignored"
 """Key of the metadata that names the tools that were left out."""
 
-
-def add_responses_routes(router: APIRouter, service: Service) -> None:
-    """Add the route."""
-
-    @router.post("/v1/responses", responses=generated(ResponseReply))
-    async def create_response(body: ResponsesRequest, request: Request) -> Response:
-        """Generate the next items of a conversation: reasoning, a message, calls of tools."""
-        return await generate(service, request, body, "resp", responses_builder, ResponsesGeneration)
-
-
-def responses_builder(
-    model: ServedModel, body: ResponsesRequest, caller: Caller, header: ReplyHeader
-) -> ResponsesBuilder:
-    """Check a body and return the builder of its reply.
-
-    Raises:
-        RequestError, ApiError, Unsupported: a field that cannot be served, by its name.
-    """
-    client, template = model.client, model.client.chat_template
-    messages, offered, _ = body.conversation(late_system=template is not None and template.reads_late_system)
-    tools = offered.checked()
-    options = ChatOptions(
-        choice=offered.choice(tools, body.tool_choice), parallel=body.parallel_tool_calls is not False
-    )
-    constraint = None if body.text is None else body.text.structured_outputs()
-    names = FieldNames("input", "max_output_tokens", "text.format.schema")
-    asked = {"max_tokens": body.max_output_tokens, "temperature": body.temperature, "top_p": body.top_p}
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    params = over_recommended({"max_tokens": None, **client.recommended}, {**given, "structured_outputs": constraint})
-    variables = None if body.reasoning is None else body.reasoning.variables(client)
-    prompt = chat_prompt(client, messages, params, options, names=names, chat_template_kwargs=variables or None)
-    about = RequestOptions(
-        request_id=header.id,
-        deadline=caller.deadline,
-        tenant=caller.tenant,
-        trace_id=caller.trace_id,
-        add_special_tokens=False,
-        context=model.context,
-        required_output=body.max_output_tokens or 1,
-        guidance=prompt.guidance,
-        reading=prompt.reading,
-        names=names,
-    )
-    return ResponsesBuilder(header, body, client.input_processor.process(prompt.text, params, about), offered)
+Keep = Callable[[ResponseReply], None]
+"""Stores a response at its end."""
 
 
 class ResponsesBuilder:
-    """Builds the reply to one request; see `ReplyBuilder`."""
+    """Builds the reply to one request; see `ReplyBuilder`.
+
+    Args:
+        stored: the response as it may be stored.
+        keep: gets the whole response at its end, before a client does; None: it is not stored.
+    """
 
     uniform = False  # events are numbered
 
     def __init__(
-        self, header: ReplyHeader, body: ResponsesRequest, request: EngineRequest, offered: OfferedTools
+        self,
+        header: ReplyHeader,
+        body: ResponsesRequest,
+        request: EngineRequest,
+        offered: OfferedTools,
+        stored: StoredResponse,
+        keep: Keep | None,
     ) -> None:
         self.id = header.id
+        self.stored = stored
+        self._keep = keep
         self.requests: tuple[EngineRequest, ...] = (request,)
         self.usage = UsageCounter(self.requests, None)
         reasoning = body.reasoning
@@ -105,6 +70,8 @@ class ResponsesBuilder:
         self._fields = _repeated(header, body, request, offered, summary)
         self._finish: str | None = None
         self._number = 0
+        self._began = False
+        self._accepted = False
 
     def add(self, place: int, delta: Delta) -> None:  # noqa: ARG002 - there is one request
         """Count a delta. Raises the FerrumError that ended the request."""
@@ -118,24 +85,45 @@ class ResponsesBuilder:
 
     def end_chunks(self) -> Iterator[EventReply]:
         """Yield the event of the end."""
-        yield self._event((f"response.{self._status()}", {"response": self._response(self._status())}))
+        yield self._event((f"response.{self._status()}", {"response": self._whole(self._status())}))
 
     def failure(self, error: ApiError) -> Iterator[EventReply]:
-        """Yield the events of a failure: it is the end."""
+        """Yield the events of a failure: it is the end. A background response can be cancelled."""
         yield from self._begin()
-        yield self._event(("response.failed", {"response": self._response("failed", error)}))
+        cancelled = self._accepted and error.status_code == CLIENT_GONE
+        whole = self._whole("cancelled") if cancelled else self._whole("failed", error)
+        yield self._event(("response.failed", {"response": whole}))
 
     def reply(self, choices: Mapping[tuple[int, int], Delta]) -> ResponseReply:
         """Return the whole reply."""
         [delta] = choices.values()
         for _ in self._grow(delta):
             pass
-        return self._response(self._status())
+        return self._whole(self._status())
+
+    def accepted(self) -> Iterator[EventReply]:
+        """Yield the events of a background response before its first delta."""
+        self._accepted = True
+        for name in ("created", "queued"):
+            yield self._event((f"response.{name}", {"response": self.unfinished()}))
+
+    def unfinished(self) -> ResponseReply:
+        """Return the response while it is queued or in progress."""
+        return self._response("queued" if self._accepted and not self._began else "in_progress")
 
     def _begin(self) -> Iterator[EventReply]:
-        if not self._number:
-            for name in ("created", "in_progress"):
-                yield self._event((f"response.{name}", {"response": self._response("in_progress")}))
+        if not self._began:
+            self._began = True
+            for name in ("in_progress",) if self._accepted else ("created", "in_progress"):
+                yield self._event((f"response.{name}", {"response": self.unfinished()}))
+
+    def _whole(self, status: Status, error: ApiError | None = None) -> ResponseReply:
+        """Return the response at its end, which is stored first."""
+        whole = self._response(status, error)
+        keep, self._keep = self._keep, None  # it refers back to this builder
+        if keep is not None:
+            keep(whole)
+        return whole
 
     def _grow(self, delta: Delta) -> Iterator[Event]:
         """Yield the events of the items for a delta."""
@@ -157,7 +145,7 @@ class ResponsesBuilder:
         return made
 
     def _response(self, status: Status, error: ApiError | None = None) -> ResponseReply:
-        began = status == "in_progress"
+        began = status in ("queued", "in_progress")
         incomplete = Incomplete(reason="max_output_tokens") if status == "incomplete" else None
         return ResponseReply(
             **self._fields,
@@ -195,15 +183,15 @@ def _repeated(
         "id": header.id,
         "object": "response",
         "created_at": header.created,
-        "background": False,
+        "background": bool(body.background),
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "metadata": {**(body.metadata or {}), **({IGNORED: kinds} if kinds else {})},
         "model": header.model,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
+        "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": summary},
-        "store": False,
+        "store": body.store is not False,
         "temperature": request.params.temperature,
         "text": {**options, "format": options.get("format") or {"type": "text"}},
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,

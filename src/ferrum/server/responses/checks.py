@@ -1,0 +1,97 @@
+"""The check of a body of the Responses API: what it means for the engine and for the store."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+from pydantic_core import to_json
+
+from ferrum.core.params import SamplingParams, over_recommended
+from ferrum.engine.chat_prompt import ChatOptions, ChatPrompt, chat_prompt
+from ferrum.engine.input_processor import FieldNames, RequestOptions
+from ferrum.engine.model_client import ModelClient
+from ferrum.server.common.key_limits import Caller
+from ferrum.server.common.reply_builder import ReplyHeader
+from ferrum.server.common.served_model import ServedModel
+from ferrum.server.responses.bodies import InputTokensRequest, PromptBody, ResponsesRequest
+from ferrum.server.responses.items import stored_items
+from ferrum.server.responses.offered_tools import OfferedTools
+from ferrum.server.responses.replies import InputTokens
+from ferrum.server.responses.response_builder import ResponsesBuilder
+from ferrum.server.responses.response_store import ResponseStore, StoredResponse, Turn, all_items
+
+_NAMES: Final = FieldNames("input", "max_output_tokens", "text.format.schema")
+
+
+def responses_builder(
+    store: ResponseStore,
+    before: Turn | None,
+    model: ServedModel,
+    body: ResponsesRequest,
+    caller: Caller,
+    header: ReplyHeader,
+) -> ResponsesBuilder:
+    """Check a body and return the builder of its reply, which stores it unless the body says otherwise.
+
+    Args:
+        before: the turn of the response that it continues.
+
+    Raises:
+        RequestError, ApiError, Unsupported: a field that cannot be served, by its name.
+    """
+    client = model.client
+    asked = {"max_tokens": body.max_output_tokens, "temperature": body.temperature, "top_p": body.top_p}
+    given = {name: value for name, value in asked.items() if value is not None}
+    earlier = all_items(before)
+    prompt, params, offered = _checked_prompt(client, body, earlier, given)
+    about = RequestOptions(
+        request_id=header.id,
+        deadline=caller.deadline,
+        tenant=caller.tenant,
+        trace_id=caller.trace_id,
+        add_special_tokens=False,
+        context=model.context,
+        required_output=body.max_output_tokens or 1,
+        guidance=prompt.guidance,
+        reading=prompt.reading,
+        names=_NAMES,
+    )
+    request = client.input_processor.process(prompt.text, params, about)
+    known = {each["id"] for each in earlier}
+    turn = Turn(before, to_json(stored_items(body.items, header.id, known)))
+    stored = StoredResponse(caller.tenant, header.id, turn, background=bool(body.background))
+    keep = None if body.store is False else partial(store.finish, stored)
+    return ResponsesBuilder(header, body, request, offered, stored, keep)
+
+
+def count_input(model: ServedModel, body: InputTokensRequest, before: Turn | None) -> InputTokens:
+    """Return the number of tokens of a body's prompt. Raises as `responses_builder`."""
+    prompt, _, _ = _checked_prompt(model.client, body, all_items(before), {})
+    tokenizer = model.client.tokenizer
+    assert tokenizer is not None, "conversations without one are refused"
+    count = len(tokenizer.encode(prompt.text, add_special_tokens=False))
+    return InputTokens(object="response.input_tokens", input_tokens=count)
+
+
+def _checked_prompt(
+    client: ModelClient, body: PromptBody, earlier: list[Any], given: dict[str, Any]
+) -> tuple[ChatPrompt, SamplingParams, OfferedTools]:
+    """Return the prompt of a body, its parameters, and the tools.
+
+    Args:
+        earlier: items of the response that it continues.
+        given: parameters of sampling.
+    """
+    template = client.chat_template
+    late_system = template is not None and template.reads_late_system
+    messages, offered, _ = body.conversation(late_system=late_system, before=earlier)
+    tools = offered.checked()
+    options = ChatOptions(
+        choice=offered.choice(tools, body.tool_choice), parallel=body.parallel_tool_calls is not False
+    )
+    constraint = None if body.text is None else body.text.structured_outputs()
+    params = over_recommended({"max_tokens": None, **client.recommended}, {**given, "structured_outputs": constraint})
+    variables = None if body.reasoning is None else body.reasoning.variables(client)
+    prompt = chat_prompt(client, messages, params, options, names=_NAMES, chat_template_kwargs=variables or None)
+    return prompt, params, offered
