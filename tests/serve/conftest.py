@@ -23,9 +23,7 @@ def unfailing() -> Iterator[Served]:
     """A server that has all that a request can ask for, and whose engine no prompt can command to fail."""
     config = EngineConfig(model=ModelConfig(model="fake"), policy="priority")
     made = chat_parts(FakeRecipe(fails=False, policy="priority"))
-    with serving(
-        replace(made, tokenizer=MarkedTokenizer(), config=config, embeds=True), max_sessions=1 << 20
-    ) as served:
+    with serving(replace(made, tokenizer=MarkedTokenizer(), config=config, embeds=True)) as served:
         yield served
 
 

@@ -12,19 +12,12 @@ from document_kit import FEW, MANY, check, documented_routes
 from ferrum.server.anthropic.bodies import CountRequest, MessagesRequest
 from ferrum.server.common.field_rules import HARMLESS
 from ferrum.server.common.json_bodies import Body
-from ferrum.server.extensions.session_routes import SessionGenerateRequest
 from ferrum.server.openai.bodies import ChatRequest, CompletionRequest
 from ferrum.server.openai.conversation import RenderRequest, TokenizeRequest
 from ferrum.server.responses.bodies import InputTokensRequest, ResponsesRequest
 from serve_kit import Served
 
 ROUTES = documented_routes()
-
-
-@pytest.fixture(autouse=True)
-def a_session(unfailing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    id = unfailing.post("/v1/sessions", prompt="hello").json()["id"]
-    monkeypatch.setitem(document_kit.KNOWN, "session_id", id)
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +59,6 @@ def test_the_served_document_has_the_routes_that_are_tested(shared: Served) -> N
         InputTokensRequest,
         RenderRequest,
         ResponsesRequest,
-        SessionGenerateRequest,
         TokenizeRequest,
     ],
 )

@@ -43,7 +43,7 @@ def test_no_reply_shows_a_directory_of_the_server(server: Served, home: Path) ->
         done,
         server.chat(model=NAME, max_tokens=1),
         server.post("/v1/embeddings", input="a"),
-        server.post("/v1/sessions", prompt="a"),
+        server.post("/v1/responses", input="a"),
         server.post("/v1/requests/one/replay"),
         server.post("/v1/completions", prompt="a", model="other"),
         *map(server.http.get, ("/", "/openapi.json", "/metrics", "/v1/config", "/v1/models", "/v1/plan")),

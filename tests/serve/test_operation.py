@@ -374,6 +374,6 @@ def test_each_request_is_one_log_line_without_its_prompt(server: Served, caplog:
 
 
 def test_options_in_effect_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "ferrum.server"), serving(max_sessions=3):
+    with caplog.at_level(logging.INFO, "ferrum.server"), serving(max_stored_responses=3):
         found = [each.__dict__["fields"]["config"] for each in caplog.records if "fields" in each.__dict__]
-    assert [config["server"]["max_sessions"] for config in found] == [3]
+    assert [config["server"]["max_stored_responses"] for config in found] == [3]

@@ -24,7 +24,7 @@ from serve_kit import USER, Served, error_of, serving
         ("/v1/chat/completions", {"messages": USER, "max_completion_tokens": 10_000}, "max_completion_tokens"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 10_000}]}, "messages"),
         ("/v1/embeddings", {"input": [1] * 10_000}, "input"),
-        ("/v1/sessions", {"prompt": [1] * 10_000}, "prompt"),
+        ("/v1/responses", {"input": "x" * 10_000}, "input"),
     ],
 )
 def test_context_errors_use_the_words_that_clients_search(
@@ -146,7 +146,7 @@ def test_model_has_several_names_and_may_be_left_out() -> None:
             ("/v1/chat/completions", {"messages": USER, "max_tokens": 1}),
             ("/v1/embeddings", {"input": "a"}),
             ("/tokenize", {"prompt": "a"}),
-            ("/v1/sessions", {"prompt": "a"}),
+            ("/v1/responses", {"input": "a", "max_output_tokens": 1}),
         ):
             for model in ({}, {"model": None}, {"model": "gpt-4o"}, {"model": "local/model"}):
                 reply = server.post(path, **fields, **model)

@@ -105,7 +105,7 @@ def test_unknown_routes_and_methods_get_json_errors(server: Served) -> None:
     nowhere = error_of(server.http.get("/nope"), 404)
     assert (nowhere["code"], nowhere["message"].split(":")[0]) == ("not_found", "Not Found")
     assert error_of(server.http.post("/v1/responses/compact", json={}), 404)
-    routes = {"/v1/chat/completions": "POST", "/health": "GET, HEAD", "/v1/sessions": "GET, HEAD, POST"}
-    for path, methods in {**routes, "/v1/sessions/x": "DELETE, GET, HEAD", "/v1/models/a/b": "GET, HEAD"}.items():
+    routes = {"/v1/chat/completions": "POST", "/health": "GET, HEAD"}
+    for path, methods in {**routes, "/v1/responses/x": "DELETE, GET, HEAD", "/v1/models/a/b": "GET, HEAD"}.items():
         response = server.http.put(path)
         assert error_of(response, 405)["code"] == "method_not_allowed" and response.headers["allow"] == methods

@@ -45,7 +45,6 @@ UNSAYABLE = {
     "instruction": "no reranker",
     "parameters": "JSON Schema|#",  # of a strict tool
     "name": "must be 1 to",  # with that of its namespace
-    "length": r"not in \[0, \d+\]",
     "messages": "maximum context|must not be empty|text to continue",  # after rendering
     "input_schema": "",
     "logit_bias": "the vocabulary size",

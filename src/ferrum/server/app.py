@@ -33,7 +33,6 @@ from ferrum.server.common.web_ui import add_web_ui
 from ferrum.server.extensions.plan_route import add_plan_route
 from ferrum.server.extensions.probes import add_probes
 from ferrum.server.extensions.record_routes import add_record_routes
-from ferrum.server.extensions.session_routes import add_session_routes
 from ferrum.server.llamacpp.dialect import LLAMACPP
 from ferrum.server.llamacpp.infill_route import add_llamacpp_routes
 from ferrum.server.ollama.dialect import OLLAMA
@@ -119,7 +118,7 @@ def create_app(
     )
     app.state.service = service
     router = APIRouter(route_class=JsonRoute)
-    for add in (*(add for _, add in dialects), add_probes, add_record_routes, add_session_routes, add_plan_route):
+    for add in (*(add for _, add in dialects), add_probes, add_record_routes, add_plan_route):
         add(router, service)
     add_web_ui(router, keys=keys is not None)
     add_heads(router)

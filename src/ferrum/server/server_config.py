@@ -44,8 +44,6 @@ class ServerConfig(JsonRecord):
     key_tokens_per_minute: int | None = option(
         None, "Maximum prompt and generated tokens per minute of an API key (default: no limit).", least=1
     )
-    max_sessions: int = option(64, "Maximum sessions per API key, or in total without API keys.", least=1)
-    session_seconds: float = option(3600.0, "Drop a session after this many idle seconds.", least=0.001)
     max_stored_responses: int = option(
         1000, "Maximum stored responses (/v1/responses) of all API keys; the least recently used go first.", least=1
     )

@@ -1,1 +1,1 @@
-"""Routes beyond any dialect: sessions, records and replay, the memory plan, the web page."""
+"""Routes beyond any dialect: records and replay, the memory plan, the web page."""
