@@ -224,6 +224,22 @@ def test_an_empty_probe_is_served(assistant: Served) -> None:
         assert all(each["status"] == "incomplete" for each in response["output"])
 
 
+def test_codex_finds_the_models(assistant: Served) -> None:
+    """Codex 0.171 decodes the list only if each model has these fields."""
+    required = {
+        *("slug", "display_name", "supported_reasoning_levels", "shell_type", "visibility", "supported_in_api"),
+        *("priority", "base_instructions", "support_verbosity", "truncation_policy", "supports_parallel_tool_calls"),
+        "experimental_supported_tools",
+    }
+    found = assistant.http.get("/v1/models").json()
+    [model] = found["models"]
+    assert required <= set(model) and [model["slug"]] == [each["id"] for each in found["data"]]
+    assert model["context_window"] == found["data"][0]["max_model_len"]
+    assert model["supported_reasoning_levels"] == []  # Qwen3's template reads no effort
+    [listed] = assistant.openai().models.list().data
+    assert listed.id == model["slug"]
+
+
 def test_codex_is_served(assistant: Served) -> None:
     """The body of codex 0.169, shortened."""
     item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": ASKED}]}

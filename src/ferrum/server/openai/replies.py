@@ -140,13 +140,6 @@ class Model(Reply):
     max_model_len: int
 
 
-class ModelList(Reply):
-    """The reply of /v1/models."""
-
-    object: Literal["list"]
-    data: list[Model]
-
-
 class ErrorBody(Reply):
     """Fields of an error."""
 

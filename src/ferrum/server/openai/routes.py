@@ -23,6 +23,7 @@ from ferrum.server.openai import replies
 from ferrum.server.openai.bodies import CompletionRequest, DetokenizeRequest, EmbeddingRequest
 from ferrum.server.openai.chat_completions import add_chat
 from ferrum.server.openai.chat_replies import ChatReply
+from ferrum.server.openai.codex_models import ModelList, codex_model
 from ferrum.server.openai.completions import completion_builder
 from ferrum.server.openai.conversation import RenderRequest, TokenizeRequest
 from ferrum.server.openai.embeddings import check_embedding, embedding_reply
@@ -57,7 +58,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
             max_model_len=model.context,
         )
 
-    page = {"model": replies.ModelList | ModelPage}
+    page = {"model": ModelList | ModelPage}
     errors: dict[int | str, dict[str, Any]] = {
         status: {"model": replies.ErrorReply | messages.ErrorReply, "description": STATUSES[status]}
         for status in (401, 404, 503)
@@ -68,11 +69,12 @@ def _add_models(router: APIRouter, service: Service) -> None:
     async def models(request: Request) -> Response:
         """List the names of the models that are served, in the shape of the API whose headers the client sends."""
         service.model()
+        every = [(each, name) for each in dict.fromkeys(service.models.values()) for name in each.names]
         if wants_anthropic(request):
-            every = dict.fromkeys(service.models.values())
-            return reply(model_page(model_info(service, each, name) for each in every for name in each.names))
-        data = [described(each, name) for each in dict.fromkeys(service.models.values()) for name in each.names]
-        return reply(replies.ModelList(object="list", data=data))
+            return reply(model_page(model_info(service, each, name) for each, name in every))
+        data = [described(each, name) for each, name in every]
+        codex = [codex_model(each, name, place) for place, (each, name) in enumerate(every)]
+        return reply(ModelList(object="list", data=data, models=codex))
 
     @router.get("/v1/models/{model_id:path}", responses={200: {"model": replies.Model | ModelInfo}, **errors})
     async def one_model(model_id: str, request: Request) -> Response:
