@@ -22,7 +22,7 @@ _INSTRUCTIONS: Final = (
     " apply_patch, run commands with the shell tool, and check your changes. Go on until the task is done, then say in"
     " a few sentences what you did."
 )
-"""Codex takes the instructions of a listed model instead of its own, and accepts no model without."""
+"""Instructions for agents: Codex uses those of a listed model, and accepts no model without."""
 
 
 class CodexModel(Reply):
