@@ -54,6 +54,7 @@ def test_joined_delta_concatenates_data_and_takes_the_rest_from_the_later_one() 
         3,
         (1.0,),
         (Part(PartKind.CONTENT, "b"),),
+        4,
     )
     first = (Part(PartKind.CALL, "f"), Part(PartKind.CONTENT, "a"))
     earlier = Delta("r", 1, (2, 3), "a", ({}, {}), (None,), seed=5, trace_id="t", scheduled=1.5, parts=first)

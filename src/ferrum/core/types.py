@@ -103,7 +103,7 @@ class TokenEvent:
         logprobs: one per token, if asked for.
         prompt_logprobs: the prompt's, from its second token on; complete, in the first event of a choice that asks.
         stop_reason: the stop token id that ended the choice (None at the model's own end of text).
-        cached_tokens: prompt tokens that came from a cache; set in the terminal event.
+        cached_tokens: prompt tokens that came from a cache.
         error: the error, with `FinishReason.ERROR`.
         scheduled, preemptions: the sequence's.
         embedding: the prompt's vector, if asked for, in the terminal event.

@@ -17,6 +17,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.engine.input_processor import API_NAMES, FieldNames, RequestOptions
 from ferrum.engine.model_client import Message, ModelClient
+from ferrum.engine.prefix_diagnosis import Conversation, conversation_of
 from ferrum.formats.find import FoundFormat, closes_thought, opens_thought
 from ferrum.formats.tool_grammar import thought_of, tool_guidance
 from ferrum.formats.tools import NO_CHOICE, ToolChoice
@@ -24,6 +25,8 @@ from ferrum.structured.sources import check_source
 
 _SPACE: Final = "/[ \\t\\r\\n]{0,8}/"
 """White space that models write between their reasoning and an output of a grammar."""
+
+_VARIABLES: Final = "chat_template_kwargs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,36 @@ DEFAULT_CHAT: Final = ChatOptions()
 
 
 @dataclass(frozen=True, slots=True)
+class ChatSource:
+    """What a prompt was rendered from.
+
+    Attributes:
+        tools: their descriptions.
+        own_template: the template is the model's.
+        rendering: see `ModelClient.render`.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]]
+    own_template: bool
+    rendering: Mapping[str, Any]
+
+    def conversation(self) -> Conversation:
+        """Return it in a form that can be kept and compared."""
+        flags = {name: value for name, value in self.rendering.items() if name != _VARIABLES and value is not None}
+        return conversation_of(self.messages, self.tools, self.rendering.get(_VARIABLES), flags)
+
+
+def rendered_again(client: ModelClient, conversation: Conversation) -> str:
+    """Render a conversation with the model's own template. Raises as `ModelClient.render`."""
+    variables = {name: json.loads(value) for name, value in conversation.variables}
+    flags = {name: json.loads(value) for name, value in conversation.flags}
+    tools = [json.loads(each) for each in conversation.tools]
+    messages = [json.loads(each) for each in conversation.messages]
+    return client.render(messages, tools=tools or None, chat_template_kwargs=variables or None, **flags)
+
+
+@dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """A rendered conversation.
 
@@ -62,11 +95,13 @@ class ChatPrompt:
         text: of the prompt, special tokens included.
         guidance: limits on the reply's tokens, or None.
         reading: how the reply is read; None: all of it is content.
+        source: what it was rendered from.
     """
 
     text: str
     guidance: Guidance | None
     reading: Reading | None
+    source: ChatSource
 
 
 def chat_prompt(
@@ -109,7 +144,9 @@ def chat_prompt(
     continued = _final_text(messages) if rendering.get("continue_final_message") else None
     opened = found.format is not None and opens_thought(text, found.format, continued)
     closed = found.format is not None and closes_thought(text, found.format, continued)
-    return ChatPrompt(text, *_limits(client, found, source, options, opened=opened, closed=closed))
+    guidance, reading = _limits(client, found, source, options, opened=opened, closed=closed)
+    descriptions = options.choice.tools.descriptions
+    return ChatPrompt(text, guidance, reading, ChatSource(messages, descriptions, chat_template is None, rendering))
 
 
 def chat_request(

@@ -156,6 +156,7 @@ class RequestStream:
                 preemptions=event.preemptions,
                 embedding=event.embedding,
                 parts=parts,
+                cached_tokens=event.cached_tokens,
             )
         )
 

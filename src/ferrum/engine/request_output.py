@@ -79,6 +79,7 @@ class Delta:
         scheduled: monotonic seconds when the choice last left the queue before its first token; None if it did not.
         preemptions: how often the choice was preempted.
         embedding: vector of the prompt, in the last delta, if requested.
+        cached_tokens: prompt tokens from the prefix cache.
     """
 
     request_id: str
@@ -97,6 +98,7 @@ class Delta:
     preemptions: int = field(default=0, compare=False)
     embedding: tuple[float, ...] | None = None
     parts: tuple[Part, ...] | None = None
+    cached_tokens: int = 0
 
 
 def join(first: Delta, second: Delta) -> Delta:
@@ -118,6 +120,7 @@ def join(first: Delta, second: Delta) -> Delta:
         preemptions=second.preemptions,
         embedding=second.embedding,
         parts=None if first.parts is None or second.parts is None else joined_parts((*first.parts, *second.parts)),
+        cached_tokens=second.cached_tokens or first.cached_tokens,
     )
 
 

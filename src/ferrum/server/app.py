@@ -60,6 +60,7 @@ DIALECTS: Final[Sequence[tuple[Dialect, AddRoutes]]] = (
 EXPOSED_HEADERS: Final = (
     "request-id",
     "retry-after",
+    "x-ferrum-cache",
     "x-ferrum-ignored",
     "x-ferrum-replaced",
     "x-request-id",

@@ -135,13 +135,18 @@ class CountRequest(Body):
         return [*unread, *(f"tools[{place}].{kind}" for place, kind in dropped)]
 
 
+class Diagnostics(Body):
+    """Whether the reply says why it used no longer prefix from the cache."""
+
+    previous_message_id: str | None = optional("Id of the message whose prompt is compared with this one.")
+
+
 class MessagesRequest(CountRequest, GeneratingBody):
     """The body of /v1/messages."""
 
     NO_OPS = MappingProxyType(
         {
             **CountRequest.NO_OPS,
-            "diagnostics": "not served yet",
             "inference_geo": "there is one place",
             "metadata": "requests are not stored",
             "safeguards": _ELSEWHERE,
@@ -156,6 +161,7 @@ class MessagesRequest(CountRequest, GeneratingBody):
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: float | None = Field(default=None, json_schema_extra=value_schema("top_p"))
     top_k: JsonInteger | None = Field(default=None, json_schema_extra=value_schema("top_k"))
+    diagnostics: Diagnostics | None = optional("Compare the prompt with that of an earlier message.")
     stop_sequences: Items[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]] | None = Field(
         default=None, max_length=MAX_STOP_STRINGS, description="Texts that end the reply."
     )

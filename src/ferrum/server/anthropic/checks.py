@@ -18,6 +18,8 @@ from ferrum.server.anthropic.bodies import CountRequest, MessagesRequest
 from ferrum.server.anthropic.history import History
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.key_limits import Caller
+from ferrum.server.common.prefix_report import PrefixReport
+from ferrum.server.common.prompt_paths import PromptPaths
 from ferrum.server.common.served_model import ServedModel
 
 _FORMAT: Final = "output_config.format.schema"
@@ -28,10 +30,16 @@ _DESCRIBED: Final = re.compile(r"tools\[(\d+)\](\.function)?(\.parameters)?")
 
 @dataclass(frozen=True, slots=True)
 class CheckedPrompt:
-    """A conversation after validation; `replaced` has paths of what the prompt has in another form."""
+    """A conversation after validation.
+
+    Attributes:
+        replaced: paths of what the prompt has in another form.
+        paths: of the prompt's parts.
+    """
 
     prompt: ChatPrompt
     replaced: tuple[str, ...]
+    paths: PromptPaths
 
 
 def check_prompt(client: ModelClient, body: CountRequest, params: SamplingParams) -> CheckedPrompt:
@@ -65,7 +73,12 @@ def check_prompt(client: ModelClient, body: CountRequest, params: SamplingParams
         continue_final_message=continued,
         chat_template_kwargs=body.variables(client) or None,
     )
-    return CheckedPrompt(prompt, tuple(history.replaced))
+    paths = PromptPaths(
+        history.sources,
+        tools=[f"tools[{place}]" for place, tool in enumerate(body.tools or ()) if tool.is_served],
+        variables={"enable_thinking": "thinking", "reasoning_effort": "output_config.effort"},
+    )
+    return CheckedPrompt(prompt, tuple(history.replaced), paths)
 
 
 def _chosen(body: CountRequest) -> ToolChoice:
@@ -121,10 +134,11 @@ def format_params(body: CountRequest) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A client's request after validation; `replaced` as of `CheckedPrompt`."""
+    """A client's request after validation; `replaced` as of `CheckedPrompt`, `prefix` as of `ReplyBuilder`."""
 
     request: Request
     replaced: tuple[str, ...]
+    prefix: PrefixReport
 
 
 def check_message(model: ServedModel, body: MessagesRequest, caller: Caller, name: str) -> CheckedRequest:
@@ -153,4 +167,6 @@ def check_message(model: ServedModel, body: MessagesRequest, caller: Caller, nam
         names=_NAMES,
     )
     request = model.client.input_processor.process(checked.prompt.text, params, options)
-    return CheckedRequest(request, checked.replaced)
+    wanted = None if body.diagnostics is None else body.diagnostics.previous_message_id
+    report = PrefixReport(request, checked.prompt, name, checked.paths, wanted)
+    return CheckedRequest(request, checked.replaced, report)

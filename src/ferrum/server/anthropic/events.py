@@ -52,6 +52,28 @@ class ToolUseContent(Reply):
 Content: TypeAlias = TextContent | ThinkingContent | ToolUseContent
 
 
+class CacheMiss(Reply):
+    """Why a prompt shares no longer prefix with an earlier one.
+
+    Attributes:
+        first_differing_token: its index in the prompt.
+        place: path of what it stands in.
+        cause: path of what changed.
+    """
+
+    type: Literal["system_changed", "tools_changed", "messages_changed", "previous_message_not_found", "unavailable"]
+    cache_missed_input_tokens: int = 0
+    first_differing_token: int = 0
+    place: str | None = None
+    cause: str | None = None
+
+
+class Diagnostics(Reply):
+    """The comparison with an earlier prompt."""
+
+    cache_miss_reason: CacheMiss
+
+
 class MessageReply(Reply):
     """The reply of /v1/messages."""
 
@@ -63,6 +85,7 @@ class MessageReply(Reply):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
+    diagnostics: Diagnostics | None = None
 
 
 class MessageStart(Reply):

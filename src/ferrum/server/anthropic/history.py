@@ -21,6 +21,7 @@ from ferrum.server.anthropic.blocks import (
     UserBlock,
 )
 from ferrum.server.anthropic.signatures import hidden_in
+from ferrum.server.common.prompt_paths import Fragment, fragment
 
 _ATTRIBUTION: Final = "x-anthropic-billing-header"
 _FAILED: Final = "Error: "
@@ -38,10 +39,12 @@ class History:
     Attributes:
         messages: so far.
         replaced: paths of what the prompt has in another form.
+        sources: of each message, what it is put together from.
     """
 
     def __init__(self, *, late_system: bool) -> None:
         self.messages: list[Found] = []
+        self.sources: list[list[Fragment]] = []
         self.replaced: list[str] = []
         self._late_system = late_system
         self._names: dict[str, str] = {}
@@ -55,38 +58,39 @@ class History:
         if blocks and not isinstance(system, str) and blocks[0].startswith(_ATTRIBUTION):
             info_once(f"the system block {_ATTRIBUTION} is left out of prompts: it changes at every request")
             blocks = blocks[1:]
-        self._say("system", blocks)
+        self._say("system", blocks, "system")
 
     def add(self, message: Message, where: str) -> None:
         """Add a message; `where` is its path in the body."""
         if message.role == "system":
             self._add_late_system(_texts(message.content) or [""], where)
         elif isinstance(message.content, str):
-            self._say(message.role, [message.content])
+            self._say(message.role, [message.content], where)
         elif not message.content:
-            self._say(message.role, [""])
+            self._say(message.role, [""], where)
         elif message.role == "user":
-            self._add_user(message.content, f"{where}.content")
+            self._add_user(message.content, where)
         else:
-            self._add_reply(message.content, f"{where}.content")
+            self._add_reply(message.content, where)
 
     def _add_late_system(self, texts: list[str], where: str) -> None:
         if self._late_system or all(each["role"] == "system" for each in self.messages):
-            self._say("system", texts)
+            self._say("system", texts, where)
         else:
             info_once("system messages after others become text of the user: the chat template renders none there")
             self.replaced.append(where)
-            self._say("user", texts)
+            self._say("user", texts, where)
 
     def _add_user(self, blocks: Sequence[UserBlock], where: str) -> None:
         """Add results of tools, in order, and then the text around them."""
         texts: list[str] = []
         for place, block in enumerate(blocks):
             if isinstance(block, ToolResultBlock):
-                self._add_result(block, f"{where}[{place}]")
+                self._add_result(block, f"{where}.content[{place}]")
+                self.sources.append([fragment(where, block.model_dump())])
             else:
                 texts.append(_text_of(block))
-        self._say("user", texts)
+        self._say("user", texts, where)
 
     def _add_result(self, block: ToolResultBlock, where: str) -> None:
         content = block.content or ""
@@ -121,8 +125,9 @@ class History:
                 function = {"name": block.name, "arguments": block.input}
                 calls.append({"id": block.id, "type": "function", "function": function})
             else:
-                self.replaced.append(f"{where}[{place}].{block.type}")
+                self.replaced.append(f"{where}.content[{place}].{block.type}")
         reply = self._turn("assistant")
+        self.sources[-1] += [fragment(where, block.model_dump()) for block in blocks]
         reply["content"] += _parts(texts)
         if any(thoughts):
             earlier = [reply["reasoning_content"]] if "reasoning_content" in reply else []
@@ -130,14 +135,16 @@ class History:
         if calls:
             reply["tool_calls"] = [*reply.get("tool_calls", ()), *calls]
 
-    def _say(self, role: str, texts: Sequence[str]) -> None:
+    def _say(self, role: str, texts: Sequence[str], where: str) -> None:
         if texts:
             self._turn(role)["content"] += _parts(texts)
+            self.sources[-1] += [fragment(where, text) for text in texts]
 
     def _turn(self, role: str) -> Found:
         """Return the last message if it has this role, else a new one."""
         if not self.messages or self.messages[-1]["role"] != role:
             self.messages.append({"role": role, "content": []})
+            self.sources.append([])
         return self.messages[-1]
 
     def finished(self) -> list[Found]:

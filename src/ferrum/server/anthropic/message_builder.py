@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ferrum.core.types import Request
 from ferrum.engine.request_output import Delta
@@ -10,6 +11,7 @@ from ferrum.formats.parts import Part, PartKind
 from ferrum.server.anthropic.bodies import MessagesRequest
 from ferrum.server.anthropic.checks import CheckedRequest, check_message
 from ferrum.server.anthropic.content import BlockWriter, folded
+from ferrum.server.anthropic.diagnostics import diagnostics
 from ferrum.server.anthropic.events import (
     Content,
     MessageDelta,
@@ -30,7 +32,7 @@ from ferrum.server.common.served_model import ServedModel
 
 
 class UsageCounter:
-    """Tokens of a message so far; cached and reasoning ones are known at its end."""
+    """Tokens of a message so far; those of reasoning are known at its end."""
 
     def __init__(self, prompt: int) -> None:
         self.prompt = prompt
@@ -39,17 +41,22 @@ class UsageCounter:
     def count(self, delta: Delta) -> None:
         """Add the tokens of a delta."""
         self.completion += len(delta.token_ids)
+        self.cached = self.cached or delta.cached_tokens
         if delta.usage is not None:
-            self.cached += delta.usage.cached_tokens
+            self.cached = delta.usage.cached_tokens
             self.reasoning += delta.usage.reasoning_tokens
 
-    def reply(self) -> MessageUsage:
-        """Return the tokens as clients see them: cached ones are not among `input_tokens`."""
+    def reply(self, written: int = 0) -> MessageUsage:
+        """Return the tokens as clients see them: neither those from the cache are `input_tokens`, nor those `written`.
+
+        Args:
+            written: tokens of the prompt that were computed and put into the cache.
+        """
         return MessageUsage(
-            input_tokens=self.prompt - self.cached,
+            input_tokens=self.prompt - self.cached - written,
             output_tokens=self.completion,
             cache_read_input_tokens=self.cached,
-            cache_creation_input_tokens=0,
+            cache_creation_input_tokens=written,
             output_tokens_details=OutputDetails(thinking_tokens=self.reasoning),
         )
 
@@ -68,6 +75,8 @@ class MessageBuilder:
         self.requests: tuple[Request, ...] = (checked.request,)
         self.usage = UsageCounter(len(checked.request.prompt))
         self.replaced = checked.replaced
+        self.prefix = checked.prefix
+        self._asked = body.diagnostics is not None
         self._model = header.model
         self._max_tokens = body.max_tokens
         omitted = body.thinking is not None and body.thinking.display == "omitted"
@@ -99,7 +108,7 @@ class MessageBuilder:
 
     def end_chunks(self) -> Iterator[Reply]:
         """Yield the end of the message."""
-        yield MessageDelta(type="message_delta", delta=self._stop(), usage=self.usage.reply())
+        yield MessageDelta(type="message_delta", delta=self._stop(), usage=self.usage.reply(self.prefix.written))
         yield MessageStop(type="message_stop")
 
     def reply(self, choices: Mapping[tuple[int, int], Delta]) -> MessageReply:
@@ -107,6 +116,7 @@ class MessageBuilder:
         return self._message(folded(events), self._stop())
 
     def _message(self, content: list[Content], stop: Stop | None) -> MessageReply:
+        about: dict[str, Any] = {"diagnostics": diagnostics(self.prefix)} if self._asked else {}
         return MessageReply(
             id=self.id,
             type="message",
@@ -115,7 +125,8 @@ class MessageBuilder:
             content=content,
             stop_reason=None if stop is None else stop.stop_reason,
             stop_sequence=None if stop is None else stop.stop_sequence,
-            usage=self.usage.reply(),
+            usage=self.usage.reply(self.prefix.written),
+            **about,
         )
 
     def _stop(self) -> Stop:

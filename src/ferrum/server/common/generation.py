@@ -131,6 +131,7 @@ class Generation(Response):
         choices: dict[tuple[int, int], list[Delta]] = {}
         count = 0
         async for place, delta in stream:
+            self._see(delta)
             self._builder.add(place, delta)
             choices.setdefault((place, delta.index), []).append(delta)
             count += _num_logprobs(delta)
@@ -150,6 +151,8 @@ class Generation(Response):
         try:
             async with aclosing(stream.with_keep_alives(self._service.config.keep_alive_seconds)) as updates:
                 async for update in updates:
+                    if update is not None and not started:
+                        self._see(update[1])
                     if update is None:
                         data = self._dialect.keep_alive
                     elif _num_logprobs(update[1]) > MAX_LOOP_LOGPROBS:
@@ -179,7 +182,13 @@ class Generation(Response):
         """Return the events that report an error after the first event."""
         return writer.event("error", self._dialect.error(error))
 
+    def _see(self, delta: Delta) -> None:
+        if self._builder.prefix is not None:
+            self._builder.prefix.see(delta)
+
     def _start(self) -> Message:
+        if self._builder.prefix is not None:
+            self.headers.update(self._builder.prefix.header())
         return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
 
 

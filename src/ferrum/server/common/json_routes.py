@@ -121,6 +121,8 @@ async def generate(
     # A long check would delay the streams of others.
     slow = template or size > MAX_LOOP_BYTES or body.takes_long(model.client)
     builder = await service.worker_pools.run(size, work, template=template) if slow else work()
+    if builder.prefix is not None:
+        await builder.prefix.compare(model)
     dialect, streamed = request.state.dialect, body.streamed
     return respond(service, model, builder, dialect=dialect, stream=streamed, tenant=caller.tenant, headers=headers)
 

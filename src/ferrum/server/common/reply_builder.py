@@ -12,6 +12,7 @@ from typing import Literal, Protocol, TypeAlias
 from ferrum.core.types import Request
 from ferrum.engine.request_output import Delta
 from ferrum.server.common.json_bodies import Reply
+from ferrum.server.common.prefix_report import PrefixReport
 
 Finish: TypeAlias = Literal["stop", "length", "tool_calls", "function_call"]
 
@@ -46,11 +47,15 @@ class ReplyBuilder(Protocol):
         requests: for the engine, one per prompt.
         usage: tokens so far.
         uniform: chunks with nothing but text differ only in that text.
+        prefix: what a chat's prompt shares with earlier ones; None for other prompts.
     """
 
     id: str
     requests: tuple[Request, ...]
     uniform: bool
+
+    @property
+    def prefix(self) -> PrefixReport | None: ...
 
     @property
     def usage(self) -> TokenCounts: ...

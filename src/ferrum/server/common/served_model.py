@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from ferrum.core.types import Pooling
 from ferrum.engine.async_engine import AsyncEngine
+from ferrum.server.common.prompt_history import PromptHistory
 from ferrum.server.common.public_names import public_name
 from ferrum.server.server_config import ServerConfig
 from ferrum.text.reranker import qwen3_reranker
@@ -30,6 +31,7 @@ class ServedModel:
         embeds: the model's files or the options say how it embeds texts.
         reranker: how the model scores documents; None if it is no reranker.
         context: limit of prompt and output tokens together. The last token of a sequence is never stored.
+        prompts: the last prompts of chats, to compare new ones with. For the event loop.
     """
 
     def __init__(self, engine: AsyncEngine, config: ServerConfig, template: str | None) -> None:
@@ -41,6 +43,7 @@ class ServedModel:
         self.embeds = self.client.embeds or config.pooling != "auto"
         tokenizer = self.client.tokenizer
         self.reranker = self.client.reranker() if config.reranker == "auto" else qwen3_reranker(tokenizer)
+        self.prompts = PromptHistory()
         info = engine.info
         self.root = public_name(info.model)
         self.names: Sequence[str] = config.served_model_name or (self.root,)

@@ -13,6 +13,7 @@ from ferrum.engine.request_output import Delta
 from ferrum.formats.call_ids import new_id
 from ferrum.formats.parts import Part, PartKind
 from ferrum.server.common.generation import finish_of
+from ferrum.server.common.prefix_report import PrefixReport
 from ferrum.server.common.reply_builder import Finish, ReplyHeader
 from ferrum.server.ollama.replies import (
     CalledFunction,
@@ -73,12 +74,14 @@ class OllamaBuilder:
     Args:
         header: of every line.
         request: of the engine.
+        prefix: see `ReplyBuilder`.
     """
 
     uniform = True
 
-    def __init__(self, header: ReplyHeader, request: Request) -> None:
+    def __init__(self, header: ReplyHeader, request: Request, prefix: PrefixReport | None) -> None:
         self.id = header.id
+        self.prefix = prefix
         self.requests: tuple[Request, ...] = (request,)
         self.usage = Counts(len(request.prompt), request.arrival)
         self._header: dict[str, Any] = {"model": header.model, "created_at": written_time(header.created)}

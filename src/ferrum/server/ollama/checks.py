@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams, over_recommended
@@ -16,6 +16,8 @@ from ferrum.engine.model_client import Message
 from ferrum.formats.tools import tools_of
 from ferrum.server.common.error_replies import invalid, unsupported
 from ferrum.server.common.key_limits import Caller
+from ferrum.server.common.prefix_report import PrefixReport
+from ferrum.server.common.prompt_paths import PromptPaths
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.ollama.bodies import EmbedOptions, GenerateRequest, OllamaBody, OllamaChatRequest, Options
 from ferrum.server.ollama.conversation import openai_messages
@@ -40,7 +42,11 @@ _RANDOM_SEED: Final = -1
 """Ollama's default of `seed`."""
 
 
-def check_chat(model: ServedModel, body: OllamaChatRequest, caller: Caller, name: str) -> Request:
+Checked: TypeAlias = tuple[Request, PrefixReport | None]
+"""The engine's request; of a conversation also what its prompt shares with earlier ones."""
+
+
+def check_chat(model: ServedModel, body: OllamaChatRequest, caller: Caller, name: str) -> Checked:
     """Return the engine's request for a chat; `name` is its id. Raises RequestError, Unsupported by field."""
     messages = openai_messages(body.messages or ())
     choice = tools_of(body.tools or ()).choice(None)
@@ -49,15 +55,15 @@ def check_chat(model: ServedModel, body: OllamaChatRequest, caller: Caller, name
     return _chat(model, body, caller, name, messages, ChatOptions(choice=choice), "messages", continued=continued)
 
 
-def check_generate(model: ServedModel, body: GenerateRequest, caller: Caller, name: str) -> Request:
+def check_generate(model: ServedModel, body: GenerateRequest, caller: Caller, name: str) -> Checked:
     """Return the engine's request for a completion. Raises as `check_chat`."""
     prompt, client = body.prompt or "", model.client
     if body.suffix is not None:
-        return _text(model, body, caller, name, _infilled(model, prompt, body.suffix))
+        return _text(model, body, caller, name, _infilled(model, prompt, body.suffix)), None
     if body.raw or client.chat_template is None:
         if body.system:
             raise unsupported("system", "the model has no chat template; put it into the prompt")
-        return _text(model, body, caller, name, prompt)
+        return _text(model, body, caller, name, prompt), None
     system: list[Message] = [{"role": "system", "content": body.system}] if body.system else []
     return _chat(model, body, caller, name, [*system, {"role": "user", "content": prompt}], ChatOptions(), "prompt")
 
@@ -79,7 +85,7 @@ def _chat(
     field: str,
     *,
     continued: bool = False,
-) -> Request:
+) -> Checked:
     names = FieldNames(field, _LIMIT, "format")
     params = _params(model, body)
     prompt = chat_prompt(
@@ -91,7 +97,14 @@ def _chat(
         continue_final_message=continued,
         chat_template_kwargs=body.think_variables(model.client) or None,
     )
-    return _request(model, caller, params, prompt.text, _about(body, name, names), prompt)
+    request = _request(model, caller, params, prompt.text, _about(body, name, names), prompt)
+    return request, PrefixReport(request, prompt, name, _paths(messages, field))
+
+
+def _paths(messages: Sequence[Message], field: str) -> PromptPaths:
+    """Return the paths of a prompt's parts; a completion has a field for each message."""
+    fields = [] if field == "messages" else [[("system", 0)], [("prompt", 0)]][-len(messages) :]
+    return PromptPaths(fields, variables=dict.fromkeys(("enable_thinking", "reasoning_effort"), "think"))
 
 
 def _text(model: ServedModel, body: OllamaBody, caller: Caller, name: str, prompt: str | list[int]) -> Request:

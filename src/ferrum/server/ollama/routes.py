@@ -111,12 +111,12 @@ def _add_generation(router: APIRouter, service: Service) -> None:
 
 def chat_builder(model: ServedModel, body: OllamaChatRequest, caller: Caller, header: ReplyHeader) -> ChatBuilder:
     """Check a body and return the builder of its reply. Raises as `check_chat`."""
-    return ChatBuilder(header, check_chat(model, body, caller, header.id))
+    return ChatBuilder(header, *check_chat(model, body, caller, header.id))
 
 
 def generate_builder(model: ServedModel, body: GenerateRequest, caller: Caller, header: ReplyHeader) -> GenerateBuilder:
     """Check a body and return the builder of its reply. Raises as `check_generate`."""
-    return GenerateBuilder(header, check_generate(model, body, caller, header.id))
+    return GenerateBuilder(header, *check_generate(model, body, caller, header.id))
 
 
 def _looked_up(

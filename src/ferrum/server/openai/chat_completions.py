@@ -17,6 +17,8 @@ from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.generation import finish_of
 from ferrum.server.common.json_routes import generate
 from ferrum.server.common.key_limits import Caller
+from ferrum.server.common.prefix_report import PrefixReport
+from ferrum.server.common.prompt_paths import PromptPaths
 from ferrum.server.common.reply_builder import Finish, ReplyHeader
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
@@ -91,7 +93,19 @@ def check_chat(model: ServedModel, body: ChatRequest, caller: Caller, name: str)
     requests = (prompts.request(prompt.text, name, names, predicted, prompt),)
     if params.logprobs is not None and not body.stream:
         check_reply_size(requests, model.context, params.logprobs, names.max_tokens)
-    return CheckedRequest(requests, params.n, (_continued(body) if body.echo else "",))
+    continued = _continued(body) if body.echo else ""
+    report = None
+    if body.truncate_prompt_tokens is None:  # else the tokens are not those of the text
+        report = PrefixReport(requests[0], prompt, name, _paths(body))
+    return CheckedRequest(requests, params.n, (continued,), report)
+
+
+def _paths(body: ChatRequest) -> PromptPaths:
+    """Return the paths of a prompt's parts."""
+    older = [f"functions[{place}]" for place in range(len(body.functions or ()))]
+    of_effort = {"reasoning_effort", "enable_thinking"} - (body.chat_template_kwargs or {}).keys()
+    named = {} if body.reasoning_effort is None else dict.fromkeys(of_effort, "reasoning_effort")
+    return PromptPaths(tools=older, variables=named)
 
 
 def _continued(body: ChatRequest) -> str:

@@ -17,6 +17,7 @@ from ferrum.engine.input_processor import FieldNames, RequestOptions
 from ferrum.engine.model_client import ModelClient
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.key_limits import Caller
+from ferrum.server.common.prefix_report import PrefixReport
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.truncation import truncated
 from ferrum.server.openai.bodies import ChatRequest, GenerationBody
@@ -43,11 +44,13 @@ class CheckedRequest:
         requests: for the engine, one per prompt.
         n: choices to return per prompt: the best of those that the requests generate.
         prefixes: the text that every choice begins with, per prompt.
+        prefix: of a chat, whose prompt is compared with earlier ones.
     """
 
     requests: tuple[Request, ...]
     n: int
     prefixes: tuple[str, ...]
+    prefix: PrefixReport | None = None
 
 
 def check_top_tokens(field: str, count: int, limit: int) -> None:

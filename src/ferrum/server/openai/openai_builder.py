@@ -11,6 +11,7 @@ from typing import Any, Final
 from ferrum.core.types import Request
 from ferrum.engine.request_output import Delta, Logprob, Logprobs
 from ferrum.server.common.generation import finish_of
+from ferrum.server.common.prefix_report import PrefixReport
 from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.openai.bodies import GenerationBody, StreamOptions
 from ferrum.server.openai.checks import CheckedRequest
@@ -43,6 +44,7 @@ class OpenAIBuilder:
         self.id = header.id
         self.requests = checked.requests
         self.usage = UsageCounter(checked.requests, body.stream_options)
+        self.prefix: PrefixReport | None = checked.prefix
         self.uniform = not (body.return_token_ids or self.usage.in_each)
         self._header: dict[str, Any] = {
             "id": header.id,

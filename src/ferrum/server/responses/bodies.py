@@ -17,6 +17,7 @@ from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.field_rules import Integer, Items, Rule, one_of, rule
 from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional
 from ferrum.server.common.template_variables import read_variables, template_reads
+from ferrum.server.responses.diagnostics import PromptCacheOptions
 from ferrum.server.responses.forms import FORMAT, INPUT, TOOL_CHOICE, TOOLS
 from ferrum.server.responses.history import History
 from ferrum.server.responses.offered_tools import OfferedTools, waiting_tools
@@ -121,8 +122,8 @@ class PromptBody(Body):
 
     def conversation(
         self, *, late_system: bool, before: Sequence[Any] = ()
-    ) -> tuple[list[dict[str, Any]], OfferedTools, list[str]]:
-        """Return the messages, the tools, and the paths of what has no meaning for the model.
+    ) -> tuple[History, OfferedTools]:
+        """Return the finished messages, and the tools.
 
         Args:
             late_system: the template renders system messages after others.
@@ -140,7 +141,8 @@ class PromptBody(Body):
         history.left_out.clear()  # it was named when the response was generated
         for place, item in enumerate(self.items):
             history.add(item, f"input[{place}]")
-        return history.finish(), tools, history.left_out
+        history.finish()
+        return history, tools
 
     def unread_fields(self, client: ModelClient) -> list[str]:
         unread = []
@@ -152,9 +154,9 @@ class PromptBody(Body):
 
     def check_fields(self, *, strict: bool, path: tuple[str | int, ...] = ()) -> list[str]:
         ignored = super().check_fields(strict=strict, path=path)
-        _, tools, left_out = self.conversation(late_system=True)
+        history, tools = self.conversation(late_system=True)
         dropped = [f"{place}.{kind}" for place, kind in tools.dropped]
-        return [*dropped, *waiting_tools(self.tools or []), *left_out, *ignored]
+        return [*dropped, *waiting_tools(self.tools or []), *history.left_out, *ignored]
 
 
 class InputTokensRequest(PromptBody):
@@ -172,7 +174,6 @@ class ResponsesRequest(PromptBody, GeneratingBody):
         {
             "prompt_cache_key": "all requests share one cache",
             "prompt_cache_retention": "all requests share one cache",
-            "prompt_cache_options": "all requests share one cache",
             "client_metadata": "it is not read",
             "service_tier": "there is one tier",
             "safety_identifier": "usage is not counted per user",
@@ -205,6 +206,7 @@ class ResponsesRequest(PromptBody, GeneratingBody):
     temperature: float | None = _sampling("temperature")
     top_p: float | None = _sampling("top_p")
     stream_options: StreamOptions | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     store: bool | None = optional("Keep the response, to be fetched and continued (default: true).")
     background: bool | None = optional("Reply at once, and generate while no client waits; fetch the response later.")
     metadata: dict[str, str] | None = optional("Is sent back.")

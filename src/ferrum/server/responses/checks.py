@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -12,9 +13,12 @@ from ferrum.engine.chat_prompt import ChatOptions, ChatPrompt, chat_prompt
 from ferrum.engine.input_processor import FieldNames, RequestOptions
 from ferrum.engine.model_client import ModelClient
 from ferrum.server.common.key_limits import Caller
+from ferrum.server.common.prefix_report import PrefixReport
+from ferrum.server.common.prompt_paths import Fragment
 from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.responses.bodies import InputTokensRequest, PromptBody, ResponsesRequest
+from ferrum.server.responses.diagnostics import response_paths
 from ferrum.server.responses.items import stored_items
 from ferrum.server.responses.offered_tools import OfferedTools
 from ferrum.server.responses.replies import InputTokens
@@ -44,7 +48,7 @@ def responses_builder(
     asked = {"max_tokens": body.max_output_tokens, "temperature": body.temperature, "top_p": body.top_p}
     given = {name: value for name, value in asked.items() if value is not None}
     earlier = all_items(before)
-    prompt, params, offered = _checked_prompt(client, body, earlier, given)
+    prompt, params, offered, sources = _checked_prompt(client, body, earlier, given)
     about = RequestOptions(
         request_id=header.id,
         deadline=caller.deadline,
@@ -62,12 +66,14 @@ def responses_builder(
     turn = Turn(before, to_json(stored_items(body.items, header.id, known)))
     stored = StoredResponse(caller.tenant, header.id, turn, background=bool(body.background))
     keep = None if body.store is False else partial(store.finish, stored)
-    return ResponsesBuilder(header, body, request, offered, stored, keep)
+    wanted = None if body.prompt_cache_options is None else body.prompt_cache_options.comparison_response_id
+    report = PrefixReport(request, prompt, header.id, response_paths(sources, offered.places), wanted)
+    return ResponsesBuilder(header, body, request, offered, stored, keep, report)
 
 
 def count_input(model: ServedModel, body: InputTokensRequest, before: Turn | None) -> InputTokens:
     """Return the number of tokens of a body's prompt. Raises as `responses_builder`."""
-    prompt, _, _ = _checked_prompt(model.client, body, all_items(before), {})
+    prompt, *_ = _checked_prompt(model.client, body, all_items(before), {})
     tokenizer = model.client.tokenizer
     assert tokenizer is not None, "conversations without one are refused"
     count = len(tokenizer.encode(prompt.text, add_special_tokens=False))
@@ -76,8 +82,8 @@ def count_input(model: ServedModel, body: InputTokensRequest, before: Turn | Non
 
 def _checked_prompt(
     client: ModelClient, body: PromptBody, earlier: list[Any], given: dict[str, Any]
-) -> tuple[ChatPrompt, SamplingParams, OfferedTools]:
-    """Return the prompt of a body, its parameters, and the tools.
+) -> tuple[ChatPrompt, SamplingParams, OfferedTools, Sequence[Sequence[Fragment]]]:
+    """Return the prompt of a body, its parameters, the tools, and the items that the messages are put together from.
 
     Args:
         earlier: items of the response that it continues.
@@ -85,7 +91,7 @@ def _checked_prompt(
     """
     template = client.chat_template
     late_system = template is not None and template.reads_late_system
-    messages, offered, _ = body.conversation(late_system=late_system, before=earlier)
+    history, offered = body.conversation(late_system=late_system, before=earlier)
     tools = offered.checked()
     options = ChatOptions(
         choice=offered.choice(tools, body.tool_choice), parallel=body.parallel_tool_calls is not False
@@ -93,5 +99,5 @@ def _checked_prompt(
     constraint = None if body.text is None else body.text.structured_outputs()
     params = over_recommended({"max_tokens": None, **client.recommended}, {**given, "structured_outputs": constraint})
     variables = None if body.reasoning is None else body.reasoning.variables(client)
-    prompt = chat_prompt(client, messages, params, options, names=_NAMES, chat_template_kwargs=variables or None)
-    return prompt, params, offered
+    prompt = chat_prompt(client, history.messages, params, options, names=_NAMES, chat_template_kwargs=variables or None)
+    return prompt, params, offered, history.sources

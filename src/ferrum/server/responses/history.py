@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ferrum.core.values import shown
 from ferrum.server.common.error_replies import invalid, unsupported
+from ferrum.server.common.prompt_paths import Fragment, fragment
 from ferrum.server.responses.offered_tools import SEARCH, OfferedTools, qualified
 
 OMITTED: Final = "[content that is not text was left out]"
@@ -65,11 +66,14 @@ class History:
     Attributes:
         messages: so far.
         left_out: paths of items and parts that have no meaning for the model.
+        sources: of each message, the items that it is put together from.
     """
 
     def __init__(self, tools: OfferedTools, *, late_system: bool) -> None:
         self.messages: list[dict[str, Any]] = []
         self.left_out: list[str] = []
+        self.sources: list[list[Fragment]] = []
+        self._items: list[Fragment] = []  # of the assistant's turn
         self._tools = tools
         self._late_system = late_system
         self._turn: dict[str, Any] = {}  # the assistant's, whose reasoning, text and calls are items
@@ -77,7 +81,7 @@ class History:
     def add_instructions(self, text: str | None) -> None:
         """Add the text that precedes all items."""
         if text:
-            self._add_system(text)
+            self._add_system(text, "instructions")
 
     def add(self, item: Any, where: str) -> None:
         """Add an item. Raises RequestError or ApiError; `where` is its path."""
@@ -95,10 +99,10 @@ class History:
         elif kind in ("function_call", "custom_tool_call", "tool_search_call", *_BUILT_IN):
             self._add_call(item, kind, where)
         elif kind in _OUTPUTS:
-            self._add_result(_call_id(item, where), self._output(item.get("output"), f"{where}.output"))
+            self._add_result(_call_id(item, where), self._output(item.get("output"), f"{where}.output"), where)
         elif kind == "tool_search_output":
             names = self._tools.add(item.get("tools", []), f"{where}.tools", again=True)
-            self._add_result(_call_id(item, where), f"Tools found: {', '.join(names) or 'none'}")
+            self._add_result(_call_id(item, where), f"Tools found: {', '.join(names) or 'none'}", where)
         elif kind == "additional_tools":
             self._tools.add(item.get("tools", []), f"{where}.tools", again=True)
         else:
@@ -109,6 +113,7 @@ class History:
         self._end_turn()
         if all(each["role"] == "system" for each in self.messages):
             self.messages.append({"role": "user", "content": ""})
+            self.sources.append([])
         return self.messages
 
     def _add_message(self, item: Mapping[str, Any], where: str) -> None:
@@ -121,18 +126,22 @@ class History:
                 self._end_turn()
             before = self._turn.get("content")
             self._turn["content"] = text if before is None else f"{before}\n{text}"
+            self._items.append(fragment(where, text))
             return
         self._end_turn()
         if role == "user":
             self.messages.append({"role": "user", "content": text})
+            self.sources.append([fragment(where, text)])
         else:
-            self._add_system(text)
+            self._add_system(text, where)
 
-    def _add_system(self, text: str) -> None:
+    def _add_system(self, text: str, where: str) -> None:
         """Add a system message: to the first one, if nothing stands between."""
+        merged = len(self.messages) == 1 and self.messages[0]["role"] == "system"
+        self.sources.append([*(self.sources.pop() if merged else ()), fragment(where, text)])
         if not self.messages:
             self.messages.append({"role": "system", "content": text})
-        elif len(self.messages) == 1 and self.messages[0]["role"] == "system":
+        elif merged:
             self.messages[0]["content"] += f"\n\n{text}"
         else:
             self.messages.append({"role": "system" if self._late_system else "user", "content": text})
@@ -145,6 +154,7 @@ class History:
             return
         before = self._turn.get("reasoning_content")
         self._turn["reasoning_content"] = text if before is None else f"{before}\n{text}"
+        self._items.append(fragment(where, text))
 
     def _add_call(self, item: Mapping[str, Any], kind: str, where: str) -> None:
         if kind in _BUILT_IN:
@@ -161,9 +171,11 @@ class History:
         else:
             call |= {"type": "function", "function": {"name": name, "arguments": _as_object(arguments)}}
         self._turn.setdefault("tool_calls", []).append(call)
+        self._items.append(fragment(where, call))
 
-    def _add_result(self, call_id: str, text: str) -> None:
+    def _add_result(self, call_id: str, text: str, where: str) -> None:
         self._end_turn()
+        self.sources.append([fragment(where, [call_id, text])])
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
     def _output(self, output: Any, where: str) -> str:
@@ -186,7 +198,8 @@ class History:
         """Add the assistant's message; reasoning alone is none."""
         if "content" in self._turn or "tool_calls" in self._turn:
             self.messages.append({"role": "assistant", "content": None, **self._turn})
-        self._turn = {}
+            self.sources.append(self._items)
+        self._turn, self._items = {}, []
 
 
 def _call_id(item: Mapping[str, Any], where: str) -> str:

@@ -49,12 +49,13 @@ class OfferedTools:
     Attributes:
         sources: of the offered tools, by the model's name.
         dropped: places and kinds of tools that only OpenAI's servers run.
+        places: paths of the offered tools.
     """
 
     sources: dict[str, Source] = field(default_factory=dict)
     dropped: list[tuple[str, str]] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
     _described: list[dict[str, Any]] = field(default_factory=list)
-    _places: list[str] = field(default_factory=list)
 
     def add(self, tools: Sequence[Any], where: str, *, again: bool = False) -> list[str]:
         """Add a list of tools and return the names of the added ones.
@@ -73,7 +74,7 @@ class OfferedTools:
             if again and isinstance(name, str) and name in self.sources:
                 continue
             self._described.append(described)
-            self._places.append(place)
+            self.places.append(place)
             if isinstance(name, str):
                 self.sources.setdefault(name, source)
                 names.append(name)
@@ -88,7 +89,7 @@ class OfferedTools:
             if match is None:
                 raise
             rest = match[2].replace(".format.grammar", ".format")
-            raise error.about(self._places[int(match[1])] + rest) from None
+            raise error.about(self.places[int(match[1])] + rest) from None
 
     def choice(self, tools: Tools, choice: Any) -> ToolChoice:
         """Return what the client chose. Raises RequestError, or ApiError for a tool that is not served."""

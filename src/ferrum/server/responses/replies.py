@@ -8,15 +8,16 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 from pydantic import ConfigDict
 
 from ferrum.server.common.json_bodies import Reply
+from ferrum.server.responses.diagnostics import PromptCacheDiagnostics
 
 Status: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class InputDetails(Reply):
-    """Details of the prompt's tokens. Writes to the cache are not counted."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int
-    cache_write_tokens: int = 0
+    cache_write_tokens: int
 
 
 class OutputDetails(Reply):
@@ -76,6 +77,7 @@ class ResponseReply(Reply):
     top_p: float
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
+    prompt_cache_diagnostics: PromptCacheDiagnostics | None = None
 
 
 class ItemList(Reply):

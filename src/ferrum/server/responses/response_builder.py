@@ -14,9 +14,11 @@ from ferrum.formats.parts import Part, PartKind
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.generation import EventWriter, Generation, finish_of
 from ferrum.server.common.http_guard import CLIENT_GONE
+from ferrum.server.common.prefix_report import PrefixReport
 from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.openai.openai_builder import UsageCounter
 from ferrum.server.responses.bodies import ENCRYPTED, ResponsesRequest
+from ferrum.server.responses.diagnostics import cache_diagnostics
 from ferrum.server.responses.offered_tools import OfferedTools
 from ferrum.server.responses.output import Event, Output
 from ferrum.server.responses.replies import (
@@ -45,6 +47,7 @@ class ResponsesBuilder:
     Args:
         stored: the response as it may be stored.
         keep: gets the whole response at its end, before a client does; None: it is not stored.
+        prefix: see `ReplyBuilder`.
     """
 
     uniform = False  # events are numbered
@@ -57,8 +60,10 @@ class ResponsesBuilder:
         offered: OfferedTools,
         stored: StoredResponse,
         keep: Keep | None,
+        prefix: PrefixReport,
     ) -> None:
         self.id = header.id
+        self.prefix = prefix
         self.stored = stored
         self._keep = keep
         self.requests: tuple[EngineRequest, ...] = (request,)
@@ -76,6 +81,7 @@ class ResponsesBuilder:
     def add(self, place: int, delta: Delta) -> None:  # noqa: ARG002 - there is one request
         """Count a delta. Raises the FerrumError that ended the request."""
         finish_of(delta)
+        self.prefix.see(delta)
         self.usage.count(delta)
 
     def chunks(self, place: int, delta: Delta) -> Iterator[EventReply]:  # noqa: ARG002 - there is one request
@@ -149,6 +155,7 @@ class ResponsesBuilder:
         incomplete = Incomplete(reason="max_output_tokens") if status == "incomplete" else None
         return ResponseReply(
             **self._fields,
+            **({} if began else cache_diagnostics(self.prefix)),
             status=status,
             error=None if error is None else _error(error),
             incomplete_details=incomplete,
@@ -160,7 +167,7 @@ class ResponsesBuilder:
         counts = self.usage
         return ResponseUsage(
             input_tokens=counts.prompt,
-            input_tokens_details=InputDetails(cached_tokens=counts.cached, cache_write_tokens=0),
+            input_tokens_details=InputDetails(cached_tokens=counts.cached, cache_write_tokens=self.prefix.written),
             output_tokens=counts.completion,
             output_tokens_details=OutputDetails(reasoning_tokens=counts.reasoning),
             total_tokens=counts.prompt + counts.completion,

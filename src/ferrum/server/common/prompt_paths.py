@@ -1,0 +1,77 @@
+"""`PromptPaths`: which field of the client's body each part of a prompt comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from ferrum.engine.prefix_diagnosis import Difference, Place
+
+Fragment: TypeAlias = tuple[str, int]
+"""The path of a part of a message in the body, and a hash of what it contributes."""
+
+VARIABLES: Final = "chat_template_kwargs"
+
+
+def fragment(path: str, value: Any) -> Fragment:
+    """Return the path of a JSON value with its hash, which is the same in this process only."""
+    return path, hash(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPaths:
+    """The paths of a prompt's parts.
+
+    Attributes:
+        messages: for each message what it was put together from; empty: each is an entry of `list`.
+        tools: of each tool; empty: each is an entry of `tools`.
+        variables: of variables of the template, by name; others are in `chat_template_kwargs`.
+        list: the field with the conversation.
+    """
+
+    messages: Sequence[Sequence[Fragment]] = ()
+    tools: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    list: str = "messages"
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory, about."""
+        return sum(150 + len(path) for each in self.messages for path, _ in each) + sum(80 + len(t) for t in self.tools)
+
+    def place(self, difference: Difference, old: PromptPaths) -> str:
+        """Return the path of the place in which a difference to an older prompt stands."""
+        return self._path(difference.place, old, exact=difference.cause == difference.place)
+
+    def cause(self, difference: Difference, old: PromptPaths) -> str:
+        """Return the path of what changed, or `template`."""
+        return "template" if difference.cause is None else self._path(difference.cause, old, exact=True)
+
+    def _path(self, place: Place, old: PromptPaths, *, exact: bool) -> str:
+        """Return the path of a place; `exact`: what differs from `old` there is the part of a message."""
+        if place.kind == "variable":
+            flag = place.name in ("add_generation_prompt", "continue_final_message")
+            own = place.name if flag else f"{VARIABLES}.{place.name}"
+            return self.variables.get(place.name) or old.variables.get(place.name) or own
+        if place.kind == "tool":
+            if not self.tools:
+                return f"tools[{place.index}]"
+            return self.tools[place.index] if place.index < len(self.tools) else "tools"
+        if place.kind == "message":
+            return self._message(place.index, old.messages if exact else ())
+        return place.kind
+
+    def _message(self, index: int, old: Sequence[Sequence[Fragment]]) -> str:
+        if not self.messages:
+            return f"{self.list}[{index}]"
+        if index >= len(self.messages):
+            return self.list
+        new = self.messages[index]
+        before = old[index] if index < len(old) else ()
+        if not new:
+            return f"{self.list}[{index}]"
+        hashes = [each for _, each in before]
+        changed = (path for at, (path, each) in enumerate(new) if at >= len(hashes) or hashes[at] != each)
+        return next(changed, new[-1][0])
