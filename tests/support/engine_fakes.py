@@ -171,7 +171,16 @@ class FakeRecipe:
             drafter=Guesses(self._propose) if self.drafts else None,
             prefixes=scope_of(pages) if self.prefixes else None,
         )
-        info = EngineInfo("fake", VOCABULARY, self.context, pages.capacity_tokens, "fake-1", memory=self._memory())
+        info = EngineInfo(
+            "fake",
+            VOCABULARY,
+            self.context,
+            pages.capacity_tokens,
+            "fake-1",
+            page_size=self.page_size if self.prefixes else None,
+            prefix_cache=self.prefixes,
+            memory=self._memory(),
+        )
         return Built(executor, scheduler, info, CompiledGuides(LetterTokenizer, VOCABULARY), recorded=self.recorded)
 
     def _memory(self) -> MemoryPlan:

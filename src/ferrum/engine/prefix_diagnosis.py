@@ -13,7 +13,10 @@ from typing import Any, Final, Literal, TypeAlias
 from ferrum.core.errors import FerrumError
 
 MAX_RENDERS: Final = 24
-"""Renderings of one diagnosis; most need two."""
+"""Renderings of one diagnosis; most need two or three."""
+LEAST_RENDERS: Final = 6
+MAX_CHARACTERS: Final = 8_000_000
+"""Of all renderings of a diagnosis, unless they are few; a million take about 50 ms."""
 
 _CHUNK: Final = 4096
 _MARK: Final = "\ue0f1"
@@ -133,7 +136,8 @@ class _Search:
         self._old, self._new = old, new
         self._at = common_prefix(old.text, new.text)
         self._render = render
-        self._left = MAX_RENDERS
+        self._left = max(LEAST_RENDERS, min(MAX_RENDERS, MAX_CHARACTERS // (len(new.text) + 1)))
+        self._ends: dict[int, int] = {}
 
     def cause(self) -> Place | None:
         """Return the first change without which the texts agree up to the difference."""
@@ -161,17 +165,41 @@ class _Search:
 
     def place(self, cause: Place | None) -> Place:
         """Return the part of the new prompt in which the difference stands."""
-        count = len(self._new.conversation.messages)
         if cause is not None and cause.kind == "tool":
             return cause
+        found = self._outside_tools(cause)
+        if found.kind == "generation_prompt" or not self._new.conversation.tools:
+            return found
+        end = self._end_of_tool(len(self._new.conversation.tools) - 1)
+        if self._at >= end or (found.kind == "message" and self._end(found.index) <= end):
+            return found
+        # Some templates render the tools in the last message of the user.
+        first, last = 0, len(self._new.conversation.tools) - 1
+        while first < last:
+            middle = (first + last) // 2
+            if self._at < self._end_of_tool(middle):
+                last = middle
+            else:
+                first = middle + 1
+        return Place("tool", first)
+
+    def _outside_tools(self, cause: Place | None) -> Place:
+        """Return the part in which the difference stands if it is not in the tools."""
+        count = len(self._new.conversation.messages)
         if cause is not None and cause.kind == "message":
-            end = self._end(cause.index - 1) if cause.index else 0
-            if self._at >= end:
+            before = self._rendered_before(cause.index)
+            if before is None or self._at >= self._end(before):
                 return cause if cause.index < count else Place("generation_prompt")
-            return self._message(cause.index - 1)
+            return self._message(before)
         if self._at >= self._end(count - 1):
             return Place("generation_prompt")
         return self._message(count - 1)
+
+    def _rendered_before(self, index: int) -> int | None:
+        """Return the message before one; some templates render the first message in the last one."""
+        if index == 1 and len(self._new.conversation.messages) > 1 and self._end(0) > self._end(1):
+            return None
+        return index - 1 if index else None
 
     def _message(self, last: int) -> Place:
         """Return the message in which the difference stands, which is not behind the message `last`."""
@@ -183,11 +211,17 @@ class _Search:
             else:
                 first = middle + 1
         if first == 0 and self._at < self._begin_of_first():
-            return Place("template")
+            moved = len(self._new.conversation.messages) > 1 and self._at < self._end(1) < self._end(0)
+            return Place("message", 1) if moved else Place("template")
         return Place("message", first)
 
     def _end(self, index: int) -> int:
         """Return the position behind the content of a message in the new text, 0 if it is not rendered."""
+        if index not in self._ends:
+            self._ends[index] = self._find_end(index)
+        return self._ends[index]
+
+    def _find_end(self, index: int) -> int:
         for place in range(index, -1, -1):
             text = self._marked(place, at_end=True)
             if text is not None and text != self._new.text:
@@ -198,6 +232,18 @@ class _Search:
         """Return the position of the first message's content in the new text."""
         text = self._marked(0, at_end=False)
         return 0 if text is None else common_prefix(self._new.text, text)
+
+    def _end_of_tool(self, index: int) -> int:
+        """Return the position behind the description of a tool in the new text, 0 if it is not rendered."""
+        tools = list(self._new.conversation.tools)
+        tool = json.loads(tools[index])
+        function = tool.get("function")
+        if not isinstance(function, dict):
+            return 0
+        tool["function"] = {**function, "description": f"{function.get('description') or ''}{_MARK}"}
+        tools[index] = _written(tool)
+        text = self._rendered(replace(self._new.conversation, tools=tuple(tools)))
+        return 0 if text is None else len(self._new.text) - common_suffix(self._new.text, text)
 
     def _marked(self, index: int, *, at_end: bool) -> str | None:
         messages = list(self._new.conversation.messages)

@@ -189,5 +189,6 @@ def _change(found: Difference) -> Change:
 
 def _appended(found: Difference, count: int) -> bool:
     """Return whether the cause is a message after the `count` earlier ones, and the difference is not before it."""
-    cause = found.cause
-    return cause is not None and cause.kind == "message" and cause.index >= count and found.place == cause
+    places = (found.place,) if found.cause is None else (found.cause, found.place)
+    later = (each.kind == "generation_prompt" or (each.kind == "message" and each.index >= count) for each in places)
+    return found.cause is not None and all(later)

@@ -25,8 +25,8 @@ class PromptPaths:
     """The paths of a prompt's parts.
 
     Attributes:
-        messages: for each message what it was put together from; empty: each is an entry of `list`.
-        tools: of each tool; empty: each is an entry of `tools`.
+        messages: for each message what it was put together from.
+        tools: of each tool.
         variables: of variables of the template, by name; others are in `chat_template_kwargs`.
         list: the field with the conversation.
     """
@@ -56,22 +56,16 @@ class PromptPaths:
             own = place.name if flag else f"{VARIABLES}.{place.name}"
             return self.variables.get(place.name) or old.variables.get(place.name) or own
         if place.kind == "tool":
-            if not self.tools:
-                return f"tools[{place.index}]"
             return self.tools[place.index] if place.index < len(self.tools) else "tools"
         if place.kind == "message":
             return self._message(place.index, old.messages if exact else ())
         return place.kind
 
     def _message(self, index: int, old: Sequence[Sequence[Fragment]]) -> str:
-        if not self.messages:
-            return f"{self.list}[{index}]"
-        if index >= len(self.messages):
-            return self.list
-        new = self.messages[index]
+        new = self.messages[index] if index < len(self.messages) else ()
         before = old[index] if index < len(old) else ()
         if not new:
-            return f"{self.list}[{index}]"
+            return self.list
         hashes = [each for _, each in before]
         changed = (path for at, (path, each) in enumerate(new) if at >= len(hashes) or hashes[at] != each)
         return next(changed, new[-1][0])

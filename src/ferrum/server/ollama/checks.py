@@ -98,13 +98,19 @@ def _chat(
         chat_template_kwargs=body.think_variables(model.client) or None,
     )
     request = _request(model, caller, params, prompt.text, _about(body, name, names), prompt)
-    return request, PrefixReport(request, prompt, name, _paths(messages, field))
+    return request, PrefixReport(request, prompt, name, _paths(messages, len(options.choice.tools.descriptions), field))
 
 
-def _paths(messages: Sequence[Message], field: str) -> PromptPaths:
+def _paths(messages: Sequence[Message], tools: int, field: str) -> PromptPaths:
     """Return the paths of a prompt's parts; a completion has a field for each message."""
-    fields = [] if field == "messages" else [[("system", 0)], [("prompt", 0)]][-len(messages) :]
-    return PromptPaths(fields, variables=dict.fromkeys(("enable_thinking", "reasoning_effort"), "think"))
+    fields = [f"messages[{place}]" for place in range(len(messages))]
+    if field != "messages":
+        fields = ["system", "prompt"][-len(messages) :]
+    return PromptPaths(
+        [[(each, 0)] for each in fields],
+        [f"tools[{place}]" for place in range(tools)],
+        dict.fromkeys(("enable_thinking", "reasoning_effort"), "think"),
+    )
 
 
 def _text(model: ServedModel, body: OllamaBody, caller: Caller, name: str, prompt: str | list[int]) -> Request:

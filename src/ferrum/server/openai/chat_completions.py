@@ -102,10 +102,12 @@ def check_chat(model: ServedModel, body: ChatRequest, caller: Caller, name: str)
 
 def _paths(body: ChatRequest) -> PromptPaths:
     """Return the paths of a prompt's parts."""
-    older = [f"functions[{place}]" for place in range(len(body.functions or ()))]
+    tools = "functions" if body.functions else "tools"
+    count = len(body.functions or body.tools or ())
     of_effort = {"reasoning_effort", "enable_thinking"} - (body.chat_template_kwargs or {}).keys()
     named = {} if body.reasoning_effort is None else dict.fromkeys(of_effort, "reasoning_effort")
-    return PromptPaths(tools=older, variables=named)
+    messages = [[(f"messages[{place}]", 0)] for place in range(len(body.messages or ()))]
+    return PromptPaths(messages, [f"{tools}[{place}]" for place in range(count)], named)
 
 
 def _continued(body: ChatRequest) -> str:
