@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from array import array
 from itertools import count
+from unicodedata import normalize
 
 import pytest
 
-from diagnosis_kit import USED, checked, first_differing, merging_tokenizer
+from diagnosis_kit import USED, checked, first_differing, merging_tokenizer, read
 from edited_conversations import Chat, Writer
 from ferrum.core.errors import RequestError
-from ferrum.engine.prefix_diagnosis import Conversation, Difference, Place, Rendered, common_suffix, first_difference
+from ferrum.engine.kept_conversation import Conversation, Rendered, common_suffix
+from ferrum.engine.prefix_diagnosis import Difference, Place, first_difference, normal_form
 from ferrum.server.common.prompt_history import PromptHistory, Remembered, closest
 from ferrum.server.common.prompt_paths import PromptPaths, fragment
+from ferrum.text.chat_template import ChatTemplate
 from real_templates import TEMPLATES
 
 KEY = ("tenant", "")
@@ -60,6 +63,22 @@ def test_text_that_only_the_template_changes_is_no_change_of_the_conversation() 
         Rendered(kept, "at 10:15 <hi>"), Rendered(kept, "at 10:16 <hi>"), lambda each: f"at 10:16 <{each.messages[0]}>"
     )
     assert found is not None and found.cause is None
+
+
+def test_spellings_that_the_tokenizer_does_not_tell_apart_are_no_difference() -> None:
+    tokenizer = merging_tokenizer()
+    plain = normal_form(lambda text: tokenizer.encode(text).ids)
+    composing = normal_form(lambda text: tokenizer.encode(normalize("NFC", text)).ids)
+    wide = normal_form(lambda text: tokenizer.encode(normalize("NFKC", text)).ids)
+    assert (plain, composing, wide) == (None, "NFC", "NFKC")
+    spellings = (("e\u0301", "one"), ("\u00e9", "two"))
+    old, new = (Chat([{"role": "user", "content": each} for each in texts], []) for texts in spellings)
+    template = ChatTemplate("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    rendered = [Rendered(each.kept(), each.text(template)) for each in (old, new)]
+    assert rendered[0].text == "[e\u0301][one]"
+    for form, place in ((plain, 0), (composing, 1)):
+        found = first_difference(*rendered, lambda kept: read(kept).text(template), form)
+        assert found is not None and found.place == found.cause == Place("message", place)
 
 
 def test_template_that_refuses_every_mixture_still_gets_the_last_change() -> None:

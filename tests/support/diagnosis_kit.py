@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from edited_conversations import Chat, Edit, Writer, holder
 from ferrum.core.errors import FerrumError
-from ferrum.engine.prefix_diagnosis import Conversation, Difference, Rendered, first_difference
+from ferrum.engine.kept_conversation import Conversation, Rendered
+from ferrum.engine.prefix_diagnosis import Difference, first_difference
 from ferrum.text.chat_template import ChatTemplate
 from real_templates import TEMPLATES
 
@@ -42,7 +43,8 @@ def first_differing(old: list[int], new: list[int]) -> int | None:
     return next((place for place, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), None)
 
 
-def _read(kept: Conversation) -> Chat:
+def read(kept: Conversation) -> Chat:
+    """Return a conversation from its JSON texts."""
     return Chat(
         [json.loads(each) for each in kept.messages],
         [json.loads(each) for each in kept.tools],
@@ -63,7 +65,7 @@ def checked(template: ChatTemplate, seed: int) -> bool:
     if at is None:
         return False
     found = first_difference(
-        Rendered(chat.kept(), old), Rendered(edit.chat.kept(), new), lambda kept: _read(kept).text(template)
+        Rendered(chat.kept(), old), Rendered(edit.chat.kept(), new), lambda kept: read(kept).text(template)
     )
     _check(edit, found, holder(edit.chat, new, at))
     return True

@@ -16,8 +16,8 @@ from ferrum.core.output_format import OutputFormat, Reading, Tool
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.engine.input_processor import API_NAMES, FieldNames, RequestOptions
+from ferrum.engine.kept_conversation import Conversation, conversation_of
 from ferrum.engine.model_client import Message, ModelClient
-from ferrum.engine.prefix_diagnosis import Conversation, conversation_of
 from ferrum.formats.find import FoundFormat, closes_thought, opens_thought
 from ferrum.formats.tool_grammar import thought_of, tool_guidance
 from ferrum.formats.tools import NO_CHOICE, ToolChoice

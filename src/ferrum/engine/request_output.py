@@ -98,7 +98,7 @@ class Delta:
     preemptions: int = field(default=0, compare=False)
     embedding: tuple[float, ...] | None = None
     parts: tuple[Part, ...] | None = None
-    cached_tokens: int = 0
+    cached_tokens: int = field(default=0, compare=False)
 
 
 def join(first: Delta, second: Delta) -> Delta:

@@ -9,12 +9,14 @@ import asyncio
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, TypeAlias
 from urllib.parse import quote
 
 from ferrum.core.types import Request
 from ferrum.engine.chat_prompt import ChatPrompt, rendered_again
-from ferrum.engine.prefix_diagnosis import Conversation, Difference, Rendered, first_difference
+from ferrum.engine.kept_conversation import Conversation, Rendered
+from ferrum.engine.prefix_diagnosis import Difference, first_difference, normal_form
 from ferrum.engine.request_output import Delta
 from ferrum.server.common.prompt_history import Remembered, closest
 from ferrum.server.common.prompt_paths import PromptPaths
@@ -170,7 +172,10 @@ def _explained(model: ServedModel, old: Remembered, new: Remembered) -> Miss:
     def render(conversation: Conversation) -> str:
         return rendered_again(model.client, conversation)
 
-    found = first_difference(old.rendered, new.rendered, render)
+    tokenizer = model.client.tokenizer
+    assert tokenizer is not None, "conversations without one are refused"
+    form = normal_form(partial(tokenizer.encode, add_special_tokens=False))
+    found = first_difference(old.rendered, new.rendered, render, form)
     if found is None:
         return Miss()
     return Miss(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from ferrum.engine.prefix_diagnosis import Rendered, common_prefix
+from ferrum.engine.kept_conversation import Rendered, common_prefix
 from ferrum.server.common.prompt_paths import PromptPaths
 
 MAX_BYTES: Final = 64 << 20
