@@ -45,12 +45,17 @@ class Remembered:
 
     def __post_init__(self) -> None:
         texts = _bytes(self.rendered.text) + self.rendered.conversation.size * _width(self.rendered.text)
-        object.__setattr__(self, "size", texts + len(self.tokens) + self.paths.size + _OVERHEAD)
+        object.__setattr__(self, "size", texts + len(self.tokens) + _size(self.paths) + _OVERHEAD)
 
     @property
     def num_tokens(self) -> int:
         """The length of the prompt."""
         return len(self.tokens) // TOKEN_BYTES
+
+
+def _size(paths: PromptPaths) -> int:
+    fragments = sum(150 + len(path) for each in paths.messages for path, _ in each)
+    return fragments + sum(80 + len(path) for path in paths.tools)
 
 
 def _bytes(text: str) -> int:

@@ -36,11 +36,6 @@ class PromptPaths:
     variables: Mapping[str, str] = field(default_factory=dict)
     list: str = "messages"
 
-    @property
-    def size(self) -> int:
-        """Bytes in memory, about."""
-        return sum(150 + len(path) for each in self.messages for path, _ in each) + sum(80 + len(t) for t in self.tools)
-
     def place(self, difference: Difference, old: PromptPaths) -> str:
         """Return the path of the place in which a difference to an older prompt stands."""
         return self._path(difference.place, old, exact=difference.cause == difference.place)

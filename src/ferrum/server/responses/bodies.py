@@ -120,9 +120,7 @@ class PromptBody(Body):
         """The items of the input."""
         return [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input or []
 
-    def conversation(
-        self, *, late_system: bool, before: Sequence[Any] = ()
-    ) -> tuple[History, OfferedTools]:
+    def conversation(self, *, late_system: bool, before: Sequence[Any] = ()) -> tuple[History, OfferedTools]:
         """Return the finished messages, and the tools.
 
         Args:

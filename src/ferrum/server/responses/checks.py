@@ -99,5 +99,7 @@ def _checked_prompt(
     constraint = None if body.text is None else body.text.structured_outputs()
     params = over_recommended({"max_tokens": None, **client.recommended}, {**given, "structured_outputs": constraint})
     variables = None if body.reasoning is None else body.reasoning.variables(client)
-    prompt = chat_prompt(client, history.messages, params, options, names=_NAMES, chat_template_kwargs=variables or None)
+    prompt = chat_prompt(
+        client, history.messages, params, options, names=_NAMES, chat_template_kwargs=variables or None
+    )
     return prompt, params, offered, history.sources
