@@ -214,6 +214,15 @@ def test_response_says_why_its_prefix_missed(keyed: Served) -> None:
     assert last["response"]["prompt_cache_diagnostics"] == found
 
 
+def test_stored_response_that_is_continued_keeps_its_prefix(keyed: Served) -> None:
+    first = respond(keyed, store=True)
+    more = {"previous_response_id": first["id"], "input": "And tomorrow?"}
+    found = respond(keyed, first["id"], **more)["prompt_cache_diagnostics"]
+    assert found == {"type": "cache_hit"}
+    found = respond(keyed, first["id"], **more, instructions="Be long.")["prompt_cache_diagnostics"]
+    assert (found["reason"], found["place"]) == ("input_changed", "instructions")
+
+
 def test_ollama_has_the_header() -> None:
     with agent() as server:
         body = {"model": "scripted", "messages": TALK, "stream": False, "options": {"num_predict": 4}}
