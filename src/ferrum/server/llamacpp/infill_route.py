@@ -113,6 +113,7 @@ class InfillBuilder:
     """
 
     uniform = False
+    prefix = None
 
     def __init__(self, header: ReplyHeader, request: EngineRequest, body: InfillRequest) -> None:
         self.id = header.id
