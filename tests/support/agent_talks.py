@@ -164,7 +164,7 @@ class MessagesAgent:
         if content:
             self._sent.append({"role": "assistant", "content": content})
             self.messages.append(self._kept(content, calls))
-        prompt = usage["input_tokens"] + usage["cache_read_input_tokens"]
+        prompt = sum(usage[name] for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"))
         return Answer(reply["id"], prompt, usage["cache_read_input_tokens"], tuple(each["id"] for each in calls))
 
     def _kept(self, content: list[Wire], calls: list[Wire]) -> Wire:
