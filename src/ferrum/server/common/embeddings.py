@@ -104,7 +104,7 @@ class Numbers(Response):
         headers: Mapping[str, str],
         *,
         dimensions: int | None = None,
-        read: Callable[[Delta], Vector | None],
+        read: Callable[[Delta], Vector | None] = attrgetter("embedding"),
     ) -> None:
         super().__init__(headers=headers)
         self._read = read
@@ -163,21 +163,6 @@ class Numbers(Response):
 
 class Embeddings(Numbers):
     """The response to a list of inputs with pooling: their vectors. Arguments as of `Numbers`."""
-
-    def __init__(
-        self,
-        service: Service,
-        model: ServedModel,
-        requests: Sequence[Request],
-        write: Callable[[Vectors], Reply],
-        name: str,
-        caller: Caller,
-        headers: Mapping[str, str],
-        *,
-        dimensions: int | None = None,
-    ) -> None:
-        read = attrgetter("embedding")
-        super().__init__(service, model, requests, write, name, caller, headers, dimensions=dimensions, read=read)
 
     def _reply(self, vectors: Vectors) -> bytes:
         return super()._reply([_unit(vector) for vector in vectors])
