@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-from ferrum.server.common.web_ui import WEB_UI_PATHS
+from ferrum.server.common.web_ui import STATIC, WEB_UI_PATHS
 from serve_kit import Served, serving
 
-SMALL = 40_000
-"""Maximum size of the whole page, in bytes."""
+SMALL = 400_000
+"""Maximum size of the whole page with its libraries, in bytes."""
+
+LONGEST_FILE = 400
+"""Maximum lines of a file of the page. Libraries are as their authors built them."""
+
+OWN = sorted(name for name in WEB_UI_PATHS.values() if not name.startswith("vendor/"))
 
 
 @pytest.mark.parametrize("path", WEB_UI_PATHS)
@@ -25,16 +29,45 @@ def test_every_file_is_served_with_restrictive_headers(server: Served, path: str
 
 
 def test_page_refers_only_to_its_own_files(server: Served) -> None:
-    texts = {path: server.http.get(path).text for path in WEB_UI_PATHS}
-    named = set(re.findall(r'(?:href|src)="([^"]+)"', texts["/"]))
-    named |= {f"page/{name}" for text in texts.values() for name in re.findall(r'from "\./([^"]+)"', text)}
-    assert {f"/{name}" for name in named} == set(WEB_UI_PATHS) - {"/"}
-    assert not any(re.search(r"https?://(?!www\.w3\.org/2000/svg)", text) for text in texts.values())
-    assert sum(map(len, texts.values())) < SMALL
+    named = set()
+    for name in OWN:
+        text = server.http.get("/" if name == "index.html" else f"/page/{name}").text
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)\w", text), name
+        named |= set(re.findall(r'(?:href|src)="(page/[^"]+)"', text))
+        named |= {f"page/{found}" for found in re.findall(r'(?:from|import|import\() ?"\./([^"]+)"', text)}
+    languages = re.findall(r'"(\w+)"', _between(server.http.get("/page/code.js").text, "LANGUAGES = [", "];"))
+    named |= {f"page/vendor/languages/{each}.js" for each in languages}
+    licenses = {path for path in WEB_UI_PATHS if path.startswith("/page/vendor/LICENSE.")}
+    assert {f"/{name}" for name in named} == set(WEB_UI_PATHS) - {"/"} - licenses
 
 
-def test_every_static_file_is_served() -> None:
-    assert {path.name for path in (files("ferrum.server") / "static").iterdir()} == set(WEB_UI_PATHS.values())
+def _between(text: str, begin: str, end: str) -> str:
+    return text.split(begin)[1].split(end)[0]
+
+
+def test_page_is_small(server: Served) -> None:
+    assert sum(len(server.http.get(path).content) for path in WEB_UI_PATHS) < SMALL
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_no_file_of_the_page_is_long(name: str) -> None:
+    lines = STATIC.joinpath(name).read_text().splitlines()
+    assert len(lines) < LONGEST_FILE
+
+
+def test_no_style_or_script_is_inline(server: Served) -> None:
+    """The policy forbids them, so that the browser would write an error to its console."""
+    page = server.http.get("/").text
+    assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", page)
+    assert all('src="page/' in script for script in re.findall(r"<script[^>]*>", page))
+
+
+@pytest.mark.parametrize(("library", "license"), [("marked", "MIT"), ("purify", "Apache"), ("highlight", "BSD")])
+def test_every_library_has_its_license(library: str, license: str) -> None:
+    vendor = STATIC.joinpath("vendor")
+    assert license in vendor.joinpath(f"{library}.js").read_text()[:1000]
+    [text] = [path for path in vendor.iterdir() if path.name.startswith("LICENSE.") and library in path.name]
+    assert len(text.read_text()) > 1000
 
 
 def test_page_needs_no_key_but_knows_that_requests_do(tmp_path: Path, server: Served) -> None:

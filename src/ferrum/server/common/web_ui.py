@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
-MEDIA_TYPES: Final = {
-    "index.html": "text/html; charset=utf-8",
-    "style.css": "text/css; charset=utf-8",
-    "app.js": "text/javascript; charset=utf-8",
-    "charts.js": "text/javascript; charset=utf-8",
-    "stream.js": "text/javascript; charset=utf-8",
-    "tokens.js": "text/javascript; charset=utf-8",
-    "icon.svg": "image/svg+xml",
-}
-"""The files and their media types."""
+STATIC: Final = files("ferrum.server") / "static"
 
-WEB_UI_PATHS: Final = {"/" if name == "index.html" else f"/page/{name}": name for name in MEDIA_TYPES}
+MEDIA_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+"""Media types of the files by the end of their names."""
+
+
+def _names(folder: Traversable, prefix: str = "") -> Iterator[str]:
+    """Yield the paths of all files below a folder."""
+    for each in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if each.is_dir():
+            yield from _names(each, f"{prefix}{each.name}/")
+        else:
+            yield f"{prefix}{each.name}"
+
+
+WEB_UI_PATHS: Final = {"/" if name == "index.html" else f"/page/{name}": name for name in _names(STATIC)}
 """The path of each file. No API key is required: the files contain no secrets."""
 
 HEADERS: Final = {
@@ -41,10 +53,10 @@ def add_web_ui(router: APIRouter, *, keys: bool) -> None:
         keys: whether the page asks its user for an API key.
     """
     for path, name in WEB_UI_PATHS.items():
-        content = (files("ferrum.server") / "static" / name).read_bytes()
+        content = STATIC.joinpath(*name.split("/")).read_bytes()
         if keys:
             content = content.replace(b'data-keys="none"', b'data-keys="needed"')
-        router.add_api_route(path, _file(content, MEDIA_TYPES[name]), include_in_schema=False)
+        router.add_api_route(path, _file(content, MEDIA_TYPES[PurePosixPath(name).suffix]), include_in_schema=False)
 
 
 def _file(content: bytes, media_type: str) -> Callable[[], Coroutine[Any, Any, Response]]:

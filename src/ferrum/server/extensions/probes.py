@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -12,8 +12,12 @@ from ferrum.core.version import installed_version
 from ferrum.server.common.json_routes import reply
 from ferrum.server.common.public_names import without_directories
 from ferrum.server.common.service import Service
+from ferrum.server.common.template_variables import template_reads
 from ferrum.server.openai import replies
 from ferrum.server.openai.routes import ERRORS
+
+REASONING_VARIABLES: Final = ("enable_thinking", "reasoning_effort")
+"""Variables of templates that `reasoning_effort` of a chat sets."""
 
 
 def add_probes(router: APIRouter, service: Service) -> None:
@@ -57,6 +61,9 @@ def add_probes(router: APIRouter, service: Service) -> None:
                     "numerics_id": info.numerics_id,
                     "kernels": info.kernels,
                     "chat_template": client.chat_template is not None,
+                    "reasoning": [name for name in REASONING_VARIABLES if template_reads(client, name)],
+                    "tools": template_reads(client, "tools"),
+                    "recorded": client.recorder is not None,
                 },
                 sampling=dict(client.recommended),
             )

@@ -1,168 +1,199 @@
-// The page: chat or complete with one server, and see its load.
+// The page: connects the parts. Each part is a module with one idea; none of them knows the page.
 
-import { watch } from "./charts.js";
-import { events, pieceOf, refusal } from "./stream.js";
-import { TokenText } from "./tokens.js";
+import { apiKey, explain } from "./api.js";
+import { watchCharts } from "./charts.js";
+import { Chat } from "./chat.js";
+import { loadHighlighter } from "./code.js";
+import { compareBranches } from "./compare.js";
+import { Composer } from "./composer.js";
+import { askForKey, confirmed } from "./dialogs.js";
+import { byId, say } from "./dom.js";
+import { Follower } from "./follow.js";
+import { History } from "./history.js";
+import { SidePanel, tabs } from "./panels.js";
+import { findProbabilities, runAgain } from "./replay.js";
+import { Server } from "./server.js";
+import { Settings } from "./settings.js";
+import { SettingsPanel } from "./settings_panel.js";
+import { Sidebar } from "./sidebar.js";
+import { Transcript, welcome } from "./transcript.js";
+import { newConversation, titleOf } from "./tree.js";
 
-const $ = (id) => document.getElementById(id);
-const text = new TokenText($("output"), $("token"));
-let messages = [];
-let model = null;
-let top = 5;
-let running = null;
+const settings = new Settings((name) => settingChanged(name));
+const server = new Server((state, text) => serverChanged(state, text), settings);
+const history = new History(() => composer.warn("This browser stores nothing: conversations last until the page is closed."));
+const composer = new Composer({ send, stop: () => chat.stop() });
+const chat = new Chat(history, settings, server, { render, grown: (turn) => transcript.grown(turn), failed });
+const follower = new Follower(byId("scroller"), byId("transcript"), byId("to-end"));
+const sidebar = new Sidebar(history, chat, { open: openConversation, removed, warn: (text) => composer.warn(text) });
+const settingsPanel = new SettingsPanel(byId("settings"), settings);
+const leftPanel = new SidePanel("left", "toggle-left");
+const rightPanel = new SidePanel("right", "toggle-right", { onopen: () => charts(byId("charts-tab").ariaSelected === "true") });
+const transcript = new Transcript(byId("transcript"), chat, {
+  choose: (turn) => chat.choose(turn),
+  compare: (turn) => compareBranches(chat, turn),
+  edit: (turn, text) => follow(() => chat.edit(turn, text)),
+  branchAt: (turn, place, alternative) => chat.branchAt(turn, place, alternative),
+  sendResults: (turn, results) => follow(() => chat.sendResults(turn, results)),
+  remove: removeTurn,
+  toggleOdds,
+  runAgain: checkAgain,
+});
+let charts = () => {};
 
-const mode = () => new FormData($("form")).get("mode");
-const headers = () => ($("key").value ? { authorization: `Bearer ${$("key").value}` } : {});
-
-/** Load the model's properties; select chat mode if it has a chat template, else disable it. */
-async function connect() {
-  const response = await fetch("v1/config", { headers: headers() });
-  if (!response.ok) throw await refusal(response);
-  const { model: config, server } = await response.json();
-  model = config.name;
-  top = Math.min(5, server.max_logprobs);
-  $("model").textContent = `${model} · context ${config.max_model_len} · ${config.kernels}`;
-  $("send").disabled = false;
-  $("chat").checked = config.chat_template;
-  $("chat").disabled = !config.chat_template;
-  $("no-chat").hidden = config.chat_template;
+function follow(action) {
+  follower.follow();
+  return action();
 }
 
-/** Connect, and retry on failure: a loading server answers 503. */
-async function keepConnecting() {
-  try {
-    await connect();
-    $("alert").textContent = "";
-  } catch (error) {
-    $("model").textContent = error.message;
-    if (error.status === 401) return;
-    setTimeout(keepConnecting, 1000);
+function send(text) {
+  const fault = settings.fault();
+  composer.warn(fault ?? "");
+  if (fault) return false;
+  follow(() => chat.send(text));
+  location.hash = chat.conversation.id;
+  return true;
+}
+
+function failed(error, text, conversation) {
+  if (conversation !== chat.conversation) return;
+  if (text) composer.giveBack(text);
+  if (!error) return;
+  composer.warn(explain(error));
+  if (error.status === 401) enterKey(explain(error));
+  else if (error.status === 0 || error.status === 503) server.watch();
+}
+
+async function enterKey(text) {
+  if (await askForKey(text)) {
+    composer.warn("");
+    server.become("connecting", "Connecting");
+    await server.watch();
   }
+  composer.box.focus();
 }
 
-/** Return the request fields of the options; empty ones use the server's defaults. */
-function options() {
-  const named = ["max_tokens", "temperature", "top_p", "seed"].filter((name) => $(name).value !== "");
-  return Object.fromEntries(named.map((name) => [name, Number($(name).value)]));
-}
-
-function turn(role) {
-  const made = document.createElement("span");
-  made.className = "turn";
-  made.dataset.role = role;
-  $("output").append(made);
-  return made;
-}
-
-/** Return the path and body of a request, and the element for its text. */
-function request(prompt) {
-  if (mode() === "complete") {
-    text.clear();
-    messages = [];
-    const given = document.createElement("span");
-    given.className = "given";
-    given.textContent = prompt;
-    $("output").append(given);
-    return { chat: false, path: "v1/completions", body: { prompt, logprobs: top }, place: $("output") };
+function serverChanged(state, text) {
+  byId("state").dataset.state = state;
+  byId("state-text").textContent = text;
+  byId("enter-key").hidden = state !== "key";
+  byId("model").textContent = server.config ? server.model : "";
+  if (state === "ready") {
+    settingsPanel.draw(server);
+    byId("odds").disabled = server.config.server.max_logprobs === 0;
   }
-  if (!messages.length) text.clear();
-  messages.push({ role: "user", content: prompt });
-  turn("you").append(prompt);
-  const body = { messages: [...messages], logprobs: true, top_logprobs: top };
-  return { chat: true, path: "v1/chat/completions", body, place: turn(model) };
+  render();
 }
 
-/** Send the prompt and show the streamed text. */
-async function send() {
-  const prompt = $("prompt").value;
-  const { chat, path, body, place } = request(prompt);
-  const conversation = messages;
-  const push = text.begin(place);
-  const began = performance.now();
-  let first = null;
-  let answer = "";
-  let usage = null;
-  let ending = "done";
-  running = new AbortController();
-  busy(true);
+let wasBusy = false;
+function render() {
+  transcript.render();
+  sidebar.render();
+  const empty = !byId("transcript").children.length;
+  byId("welcome").hidden = !empty;
+  if (empty) byId("welcome").replaceChildren(...welcome(server.config));
+  const { busy } = chat;
+  composer.state(busy, server.state === "ready");
+  if (busy !== wasBusy) say(busy ? "The answer is being written" : "The answer is complete");
+  wasBusy = busy;
+  document.title = empty ? "ferrum" : `${titleOf(chat.conversation)} · ferrum`;
+}
+
+function settingChanged(name) {
+  document.documentElement.dataset.theme = settings.values.theme;
+  byId("odds").setAttribute("aria-pressed", String(settings.values.probabilities));
+  if (name === "model") byId("model").textContent = server.model;
+}
+
+function openConversation(conversation) {
+  location.hash = conversation.id;
+  leftPanel.closeIfNarrow();
+  chat.open(conversation);
+  follower.follow();
+}
+
+function startConversation() {
+  window.history.replaceState(null, "", location.pathname);
+  leftPanel.closeIfNarrow();
+  chat.open(newConversation());
+  composer.warn("");
+  composer.box.focus();
+}
+
+function removed(conversation) {
+  if (conversation.id === chat.conversation.id) startConversation();
+}
+
+async function removeTurn(turn) {
+  const more = turn.children.length ? "It and all turns after it are deleted." : "It is deleted from this conversation.";
+  if (await confirmed("Delete turn?", more, "Delete")) chat.remove(turn);
+}
+
+/** Show an answer's tokens or its text; an answer without probabilities is asked for again first. */
+async function toggleOdds(turn) {
+  if (!turn.pieces && !(await working(turn, (signal) => findProbabilities(chat, chat.conversation, turn, signal)))) return;
+  turn.odds = !turn.odds;
+  chat.changed();
+}
+
+async function checkAgain(turn) {
+  const { conversation } = chat;
+  turn.replay = { same: true, text: "Running again…" };
+  const done = await working(turn, async (signal) => {
+    turn.replay = await runAgain(chat, conversation, turn, signal);
+  });
+  if (!done) turn.replay = null;
+  chat.changed(conversation);
+}
+
+/** Run a request about an answer; report its error. Returns whether it succeeded. */
+async function working(turn, action) {
+  turn.running = true;
+  render();
   try {
-    const signal = running.signal;
-    for await (const event of events(path, { model, ...body, ...options() }, headers(), signal)) {
-      const piece = pieceOf(event);
-      if (piece.text) first ??= performance.now();
-      answer += piece.text;
-      usage = event.usage ?? usage;
-      push(piece);
-    }
+    await action(new AbortController().signal);
+    return true;
   } catch (error) {
-    ending = "stopped";
-    if (error.name !== "AbortError") {
-      ending = "failed";
-      $("alert").textContent = error.message;
-    }
+    composer.warn(explain(error));
+    return false;
   } finally {
-    busy(false);
-  }
-  if (chat) finishTurn(conversation, answer, prompt);
-  $("progress").textContent = summary(ending, usage, began, first);
-}
-
-/** Remove a turn without an answer, because roles must alternate, unless the conversation was cleared. */
-function finishTurn(conversation, answer, prompt) {
-  if (answer) {
-    conversation.push({ role: "assistant", content: answer });
-    if ($("prompt").value === prompt) $("prompt").value = ""; // unless the next prompt is being written
-  } else {
-    conversation.pop();
+    delete turn.running;
   }
 }
 
-function summary(ending, usage, began, first) {
-  if (!usage || first === null) return ending;
-  const seconds = (performance.now() - first) / 1000;
-  const speed = usage.completion_tokens > 1 ? `, ${((usage.completion_tokens - 1) / seconds).toFixed(1)} per second` : "";
-  const wait = `first after ${(first - began).toFixed(0)} ms`;
-  return `${ending}: ${usage.prompt_tokens} tokens in, ${usage.completion_tokens} out, ${wait}${speed}`;
+/** Open the conversation that the address names. */
+function openNamed() {
+  const named = history.byId.get(location.hash.slice(1));
+  if (named && named !== chat.conversation) openConversation(named);
 }
 
-function busy(is) {
-  const [used, other] = is ? [$("send"), $("stop")] : [$("stop"), $("send")];
-  const focused = document.activeElement === used;
-  $("output").setAttribute("aria-busy", String(is));
-  other.disabled = false;
-  used.disabled = true;
-  if (focused) other.focus();
-  if (is) {
-    $("alert").textContent = "";
-    $("progress").textContent = "generating";
-  } else {
-    running = null;
+async function begin() {
+  settingChanged(null);
+  render();
+  byId("new").addEventListener("click", startConversation);
+  byId("odds").addEventListener("click", () => settings.set("probabilities", !settings.values.probabilities));
+  byId("enter-key").addEventListener("click", () => enterKey("The server wants an API key."));
+  byId("alert-close").addEventListener("click", () => composer.warn(""));
+  byId("compare-close").addEventListener("click", () => byId("compare").close());
+  tabs(byId("tabs"), (tab) => charts(tab === "charts-tab"));
+  charts = watchCharts(byId("charts"), () => rightPanel.open && !byId("charts").hidden);
+  window.addEventListener("hashchange", openNamed);
+  window.addEventListener("pagehide", () => history.flush());
+  document.addEventListener("visibilitychange", () => document.hidden || server.watch());
+  leftPanel.set(window.matchMedia("(min-width: 75rem)").matches, { focus: false });
+  composer.box.focus();
+  await history.load();
+  for (const { turns } of history.byId.values()) {
+    for (const turn of Object.values(turns)) if (turn.role === "assistant" && turn.finish === null) turn.finish = "cut";
   }
+  openNamed();
+  render();
+  if (document.body.dataset.keys === "needed" && !apiKey.get()) {
+    server.become("key", "The server wants an API key");
+    await enterKey("The server wants an API key. It stays in this tab.");
+  } else server.watch();
+  await loadHighlighter();
+  transcript.refresh();
 }
 
-$("form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  if (!$("send").disabled) send();
-});
-$("prompt").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();
-});
-$("stop").addEventListener("click", () => running?.abort());
-$("clear").addEventListener("click", () => {
-  running?.abort();
-  messages = [];
-  text.clear();
-  $("alert").textContent = $("progress").textContent = "";
-  $("prompt").focus();
-});
-$("key").addEventListener("change", keepConnecting);
-
-if (document.body.dataset.keys === "needed") {
-  $("model").textContent = "enter an API key in Options";
-  $("options").open = true;
-  $("key").closest("label").hidden = false;
-  $("key").focus();
-} else {
-  keepConnecting();
-}
-watch($("charts"));
+begin();

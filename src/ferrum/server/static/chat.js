@@ -1,0 +1,194 @@
+// The actions on a conversation: send, answer, continue, regenerate, edit, branch, stop. The view shows what they change.
+
+import { ApiError, events } from "./api.js";
+import { Pieces, addCalls, read } from "./events.js";
+import { optionsOf, renderedRequest, requestOf } from "./requests.js";
+import { addTurn, choose, leaf, newConversation, pathTo, removeTurn } from "./tree.js";
+
+export class Chat {
+  /**
+   * @param history stores conversations
+   * @param settings of the next request
+   * @param server has `config` and `model`
+   * @param view has `render()`, `grown(turn)`, `failed(error, text)`
+   */
+  constructor(history, settings, server, view) {
+    Object.assign(this, { history, settings, server, view });
+    this.jobs = new Map();
+    this.conversation = newConversation();
+  }
+
+  get busy() {
+    return this.jobs.has(this.conversation.id);
+  }
+
+  open(conversation) {
+    this.conversation = conversation;
+    this.view.render();
+  }
+
+  changed(conversation = this.conversation) {
+    conversation.updated = Date.now();
+    this.history.save(conversation);
+    if (conversation === this.conversation) this.view.render();
+  }
+
+  send(text) {
+    const { conversation } = this;
+    if (leaf(conversation).role === "root") conversation.mode = this.server.mode();
+    return this.answer(addTurn(conversation, leaf(conversation).id, { role: "user", content: text }), { sent: true });
+  }
+
+  /** Answer a turn: a new sibling of the answers that it has. */
+  answer(turn, { sent = false } = {}) {
+    return this.begin(addTurn(this.conversation, turn.id, { role: "assistant", ...emptyAnswer() }), { sent });
+  }
+
+  regenerate(turn) {
+    return this.answer(this.conversation.turns[turn.parent]);
+  }
+
+  /** Give a question or an answer another text, as a sibling; a question is answered. */
+  edit(turn, text) {
+    const { id, parent, children, chosen, created, ...kept } = turn;
+    const fields = turn.role === "assistant" ? { ...emptyAnswer(), reasoning: turn.reasoning, edited: true } : kept;
+    const made = addTurn(this.conversation, parent, { ...fields, content: text });
+    if (turn.role !== "assistant") return this.answer(made);
+    made.finish = "edited";
+    this.changed();
+  }
+
+  /** Go on where the answer ended. */
+  continueAnswer(turn) {
+    return this.begin(turn, { continues: true });
+  }
+
+  /** Go on from an alternative token: a sibling with the text before it and the token. */
+  branchAt(turn, place, alternative) {
+    const before = turn.pieces.slice(0, place);
+    const content = before.filter(({ kind }) => kind === "content").map(({ text }) => text);
+    const chosen = { kind: "content", text: alternative.text, entries: [{ ...turn.pieces[place].entries[0], ...alternative }] };
+    const fields = { ...emptyAnswer(), reasoning: turn.reasoning, content: content.join("") + alternative.text };
+    const made = addTurn(this.conversation, turn.parent, { role: "assistant", ...fields, pieces: [...before, chosen] });
+    return this.begin(made, { continues: true });
+  }
+
+  /** Send the results of an answer's calls: a turn each, and their answer. */
+  sendResults(turn, results) {
+    let last = turn;
+    turn.calls.forEach(({ id, name }, place) => {
+      last = addTurn(this.conversation, last.id, { role: "tool", call: id, name, content: results[place] });
+    });
+    return this.answer(last);
+  }
+
+  choose(turn) {
+    choose(this.conversation, turn);
+    this.changed();
+  }
+
+  /** Make a turn's path the active one. */
+  show(turn) {
+    for (const each of pathTo(this.conversation, turn)) choose(this.conversation, each);
+    this.changed();
+  }
+
+  remove(turn) {
+    removeTurn(this.conversation, turn);
+    this.changed();
+  }
+
+  stop() {
+    this.jobs.get(this.conversation.id)?.abort();
+  }
+
+  /** Ask for a part of an answer and add what comes. */
+  async begin(turn, { continues = false, sent = false } = {}) {
+    const { conversation, server } = this;
+    const from = turn.content.length;
+    const options = optionsOf(this.settings.values, server.config, conversation.mode);
+    const part = { options, continues, from, model: server.model, began: Date.now(), usage: null, finish: null };
+    const job = new AbortController();
+    const text = turn.content + turn.reasoning;
+    this.jobs.set(conversation.id, job);
+    Object.assign(turn, { finish: null, fault: null, parts: [...turn.parts, part] });
+    this.changed(conversation);
+    let failure = null;
+    try {
+      await this.stream(conversation, turn, part, job.signal);
+    } catch (error) {
+      failure = error;
+    }
+    this.jobs.delete(conversation.id);
+    const empty = turn.content + turn.reasoning === text && !turn.calls.length;
+    if (failure && empty) this.undo(conversation, turn, failure, { sent, continues });
+    else if (failure) this.cut(turn, part, failure);
+    this.changed(conversation);
+    await this.history.write(conversation);
+  }
+
+  async stream(conversation, turn, part, signal) {
+    const request = requestOf(conversation, turn, part, part.model);
+    try {
+      await this.receive(request, turn, part, signal);
+    } catch (error) {
+      if (!(part.continues && error instanceof ApiError && error.param === "continue_final_message")) throw error;
+      part.rendered = true;
+      await this.receive(await renderedRequest(request, this.server.config), turn, part, signal);
+    }
+  }
+
+  async receive({ path, body }, turn, part, signal) {
+    const asked = performance.now();
+    const pieces = body.logprobs ? new Pieces((turn.pieces ??= withoutOdds(turn))) : null;
+    if (!pieces) turn.pieces = null;
+    for await (const event of events(path, body, signal)) {
+      const delta = read(event);
+      Object.assign(part, { id: delta.id ?? part.id, fingerprint: delta.fingerprint ?? part.fingerprint });
+      if (delta.content || delta.reasoning || delta.calls.length) part.first ??= performance.now() - asked;
+      turn.content += delta.content;
+      turn.reasoning += delta.reasoning;
+      addCalls(turn.calls, delta.calls);
+      pieces?.add(delta);
+      part.usage = delta.usage ?? part.usage;
+      part.finish = turn.finish = delta.finish ?? turn.finish;
+      part.seconds = (performance.now() - asked) / 1000;
+      this.view.grown(turn);
+    }
+  }
+
+  /** Take back an answer without text. What was sent returns to the box. */
+  undo(conversation, turn, failure, { sent, continues }) {
+    const question = conversation.turns[turn.parent];
+    if (continues && turn.parts.length > 1) {
+      turn.parts = turn.parts.slice(0, -1);
+      turn.finish = turn.parts.at(-1).finish ?? "stopped";
+    } else if (!turn.edited) {
+      removeTurn(conversation, turn);
+    } else {
+      Object.assign(turn, { parts: [], finish: "edited" });
+    }
+    if (sent) removeTurn(conversation, question);
+    this.view.failed(failure.name === "AbortError" ? null : failure, sent ? question.content : "", conversation);
+  }
+
+  /** Keep the part of an answer that came. */
+  cut(turn, part, failure) {
+    const aborted = failure.name === "AbortError";
+    part.finish = turn.finish = aborted ? "stopped" : "cut";
+    if (!aborted) this.view.failed(failure, "", this.conversation);
+  }
+}
+
+/** Return the text that a turn has so far as pieces without probabilities. */
+function withoutOdds({ reasoning, content }) {
+  const pieces = [
+    { kind: "reasoning", text: reasoning, entries: [] },
+    { kind: "content", text: content, entries: [] },
+  ];
+  return pieces.filter(({ text }) => text);
+}
+
+function emptyAnswer() {
+  return { content: "", reasoning: "", calls: [], pieces: null, parts: [], finish: null };
+}

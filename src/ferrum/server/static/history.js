@@ -1,0 +1,76 @@
+// Conversations in the browser's own storage (IndexedDB). Nothing here sends anything to a server.
+
+const DATABASE = "ferrum";
+const STORE = "conversations";
+
+function opened() {
+  return new Promise((resolve, reject) => {
+    const request = indexedDB.open(DATABASE, 1);
+    request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+/** All conversations, and writes of changed ones. `onfault` learns once that nothing can be stored. */
+export class History {
+  constructor(onfault) {
+    this.byId = new Map();
+    this.timers = new Map();
+    this.database = null;
+    this.onfault = onfault;
+  }
+
+  /** Read all conversations. Without storage (a private window) they last as long as the page. */
+  async load() {
+    try {
+      this.database = await opened();
+      const stored = await this.done((store) => store.getAll());
+      for (const conversation of stored) this.byId.set(conversation.id, conversation);
+    } catch {
+      this.onfault();
+    }
+  }
+
+  done(operation, mode = "readonly") {
+    return new Promise((resolve, reject) => {
+      const request = operation(this.database.transaction(STORE, mode).objectStore(STORE));
+      request.onsuccess = () => resolve(request.result);
+      request.onerror = () => reject(request.error);
+    });
+  }
+
+  /** Return conversations by their last change that have a text in their title or turns. */
+  list(search = "") {
+    const wanted = search.trim().toLowerCase();
+    const has = (conversation) =>
+      conversation.title.toLowerCase().includes(wanted) ||
+      Object.values(conversation.turns).some((turn) => turn.content?.toLowerCase().includes(wanted));
+    return [...this.byId.values()].filter((each) => !wanted || has(each)).sort((a, b) => b.updated - a.updated);
+  }
+
+  /** Store a conversation soon; a conversation that streams is stored once a second. */
+  save(conversation) {
+    this.byId.set(conversation.id, conversation);
+    if (this.timers.has(conversation.id)) return;
+    this.timers.set(conversation.id, setTimeout(() => this.write(conversation), 1000));
+  }
+
+  /** Store a conversation now. */
+  async write(conversation) {
+    clearTimeout(this.timers.get(conversation.id));
+    this.timers.delete(conversation.id);
+    if (!this.database || !this.byId.has(conversation.id)) return;
+    await this.done((store) => store.put(conversation), "readwrite").catch(() => this.onfault());
+  }
+
+  /** Store all that waits: the page is about to go. */
+  flush() {
+    for (const id of [...this.timers.keys()]) this.write(this.byId.get(id));
+  }
+
+  async remove(id) {
+    this.byId.delete(id);
+    if (this.database) await this.done((store) => store.delete(id), "readwrite");
+  }
+}
