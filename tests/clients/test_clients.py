@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import agent_script
+import page_script
 from engine_fakes import FakeRecipe, MarkedTokenizer
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.llm import LLM
@@ -62,12 +63,16 @@ def environment(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         slow = replace(chat_parts(FakeRecipe(seconds_per_step=0.02), max_requests=1), tokenizer=MarkedTokenizer())
         busy = stack.enter_context(serving(slow))
         agent = stack.enter_context(serving(scripted_parts(agent_script.reply, AGENT_TEMPLATE, agent_script.MARKERS)))
+        page = stack.enter_context(
+            serving(scripted_parts(page_script.reply, AGENT_TEMPLATE, agent_script.MARKERS, seconds_per_step=0.001))
+        )
         yield {
             **os.environ,
             "REAL_URL": real.url,
             "KEYED_URL": keyed.url,
             "BUSY_URL": busy.url,
             "AGENT_URL": agent.url,
+            "PAGE_URL": page.url,
             "MODEL": str(model),
             "PLACE": str(place),
             "SHOTS": os.environ.get("SHOTS", str(place)),

@@ -28,6 +28,18 @@ def busy_url() -> str:
 
 
 @pytest.fixture(scope="session")
+def page_url() -> str:
+    """A server of an assistant with Qwen3's template that gives long, marked up and hostile answers."""
+    return os.environ["PAGE_URL"]
+
+
+@pytest.fixture(scope="session")
+def agent_url() -> str:
+    """A server of an assistant that thinks and calls tools."""
+    return os.environ["AGENT_URL"]
+
+
+@pytest.fixture(scope="session")
 def browser() -> Iterator[object]:
     from playwright.sync_api import sync_playwright
 
@@ -41,17 +53,30 @@ def browser() -> Iterator[object]:
 
 @pytest.fixture
 def open_page(browser: object) -> Iterator[Callable[..., object]]:
-    """Open a page whose console stays empty and which sends requests to its server only."""
+    """Open a page whose console stays empty and which sends requests to its server only.
+
+    Browsers write every refused request to the console: with `refused=True` those are no fault.
+    """
     faults: list[str] = []
     contexts = []
 
-    def open_at(url: str, **options: object) -> object:
+    def open_at(url: str, *, refused: bool = False, script: str = "", **options: object) -> object:
         context = browser.new_context(**options)  # type: ignore[attr-defined]
+        context.set_default_timeout(20_000)
         contexts.append(context)
         page = context.new_page()
-        page.on("console", lambda message: faults.append(f"console: {message.text}"))
+        page.add_init_script(script)
+        page.on(
+            "console",
+            lambda message: (
+                (refused and "Failed to load resource" in message.text) or faults.append(f"console: {message.text}")
+            ),
+        )
         page.on("pageerror", lambda error: faults.append(f"error: {error}"))
-        page.on("request", lambda request: request.url.startswith(url) or faults.append(f"asked {request.url}"))
+        page.on(
+            "request",
+            lambda request: request.url.startswith((url, f"blob:{url}")) or faults.append(f"asked {request.url}"),
+        )
         page.goto(f"{url}/")
         return page
 

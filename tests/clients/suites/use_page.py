@@ -1,228 +1,236 @@
-"""The page in a real browser: by pointer, by keyboard, on a phone, in light and dark."""
+"""Conversations on the web page: send, stop, follow, edit, branch, regenerate, continue, tools and reasoning."""
 
 from __future__ import annotations
 
-import os
-import re
+import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from page_kit import SIZES, ask, begin, finish, press, ready, settings
+
 Open = Callable[..., Any]
-PROMPT = "def read_lines(path):\n"
-DONE = "#progress:has-text('done')"
-
-
-def complete(page: Any, prompt: str = PROMPT, **options: str) -> None:
-    """Ask for a completion, and wait for its end."""
-    page.wait_for_selector("#send:not([disabled])")
-    page.get_by_label("Complete").check()
-    if options:
-        page.get_by_text("Options").click()
-    for name, value in options.items():
-        page.fill(f"#{name}", value)
-    page.fill("#prompt", prompt)
-    page.get_by_role("button", name="Send").click()
-    page.wait_for_selector(DONE)
-
-
-def test_a_completion_shows_every_token(open_page: Open, url: str) -> None:
-    page = open_page(url)
-    complete(page, max_tokens="24", temperature="0")
-    assert page.locator(".given").text_content() == PROMPT
-    assert page.locator(".token").count() == 24
-    assert "24 out" in page.locator("#progress").text_content()
-
-
-def test_probabilities_are_shown_on_hover_and_by_the_arrow_keys(open_page: Open, url: str) -> None:
-    page = open_page(url)
-    complete(page, max_tokens="24", temperature="0")
-    page.hover(".token >> nth=3")
-    panel = page.locator("#token")
-    rows = panel.locator("tr")
-    assert rows.count() == 5 and panel.locator("tr.chosen").count() == 1
-    parts = [float(text.split()[-2]) for text in rows.all_inner_texts()]
-    assert parts == sorted(parts, reverse=True) and 0 < sum(parts) <= 100.1
-    assert rows.first.get_attribute("class") == "chosen", "a greedy token is the likeliest one"
-    page.mouse.move(0, 0)
-    panel.wait_for(state="hidden")
-    page.focus("#output")
-    for _ in range(3):
-        page.keyboard.press("ArrowRight")
-    assert "shown" in page.locator(".token >> nth=2").get_attribute("class") and panel.is_visible()
-    page.keyboard.press("Escape")
-    panel.wait_for(state="hidden")
-
-
-def test_a_chat_goes_on(open_page: Open, url: str) -> None:
-    page = open_page(url)
-    page.wait_for_selector("#send:not([disabled])")
-    assert page.get_by_label("Chat").is_checked(), "the model has a template"
-    for turns in (1, 2):
-        page.fill("#prompt", "read a file")
-        page.keyboard.press("Control+Enter")
-        page.wait_for_selector(DONE)
-        assert page.locator(".turn[data-role=you]").count() == turns
-        page.locator("#progress").evaluate("element => (element.textContent = '')")
-    page.get_by_role("button", name="Clear").click()
-    assert page.locator("#output").text_content() == ""
-
-
-def test_it_can_be_used_by_keyboard_alone(open_page: Open, url: str) -> None:
-    page = open_page(url)
-    page.wait_for_selector("#send:not([disabled])")
-    seen = []
-    for _ in range(8):
-        page.keyboard.press("Tab")
-        seen.append(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
-    assert seen[:5] == ["output", "chat", "prompt", "send", "clear"] and "SUMMARY" in seen
-    page.focus("#prompt")
-    page.keyboard.type("import os")
-    page.keyboard.press("Tab")
-    page.keyboard.press("Enter")
-    page.wait_for_selector(DONE)
-    assert page.evaluate("document.activeElement.id") == "send"
-
-
-def test_everything_has_a_name(open_page: Open, url: str) -> None:
-    page = open_page(url)
-    page.wait_for_selector("#send:not([disabled])")
-    page.get_by_text("Options").click()
-    for name in ("Prompt", "Max tokens", "Temperature", "Top p", "Seed"):
-        assert page.get_by_label(name, exact=True).is_visible()
-    for name in ("Send", "Stop", "Clear"):
-        assert page.get_by_role("button", name=name).is_visible()
-    assert page.get_by_role("heading", level=1).text_content() == "ferrum"
-    assert page.get_by_role("img").count() == 5, "a chart is a picture with a name"
-    assert all("seconds" in name or "no reading" in name for name in names(page))
-    assert page.evaluate("document.documentElement.lang") == "en"
-
-
-def names(page: Any) -> list[str]:
-    return [chart.get_attribute("aria-label") for chart in page.get_by_role("img").all()]
-
-
-def begin_long(page: Any, mode: str, prompt: str) -> None:
-    """Ask for many tokens, and wait for the first ones."""
-    page.wait_for_selector("#send:not([disabled])")
-    page.get_by_text("Options").click()
-    page.fill("#max_tokens", "900")
-    page.get_by_label(mode).check()
-    page.fill("#prompt", prompt)
-    page.get_by_role("button", name="Send").click()
-    page.wait_for_selector(".token >> nth=2")
-
-
-STOP_EARLY = """() => new MutationObserver((_, observer) => {
-    if (document.querySelectorAll(".token").length > 2) {
-        observer.disconnect();
-        document.getElementById("stop").click();
-    }
-}).observe(document.body, {childList: true, subtree: true})"""
-"""Press the button as soon as there are tokens: from out here all may have come before it is found."""
-
-
-def test_stop_stops(open_page: Open, url: str) -> None:
-    page = open_page(url)
-    page.evaluate(STOP_EARLY)
-    begin_long(page, "Complete", PROMPT)
-    page.wait_for_selector("#progress:has-text('stopped')")
-    assert page.locator(".token").count() < 900
-
-
-def test_what_is_cleared_while_it_is_written_is_no_part_of_what_follows(open_page: Open, url: str) -> None:
-    page = open_page(url)
-    begin_long(page, "Chat", "hi")
-    page.get_by_role("button", name="Clear").click()
-    page.wait_for_selector("#send:not([disabled])")
-    page.fill("#prompt", "anew")
-    with page.expect_request("**/v1/chat/completions") as asked:
-        page.get_by_role("button", name="Send").click()
-    assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "anew"}]
-    page.get_by_role("button", name="Stop").click()
-
-
-def test_charts_follow_the_server(open_page: Open, url: str) -> None:
-    page = open_page(url)
-    complete(page, max_tokens="64")
-    page.locator("li").filter(has_text=re.compile("generated [1-9]")).wait_for()
-    assert page.locator("figure path[d*=L]").count() > 4, "every chart has its lines"
-    page.locator("figure").filter(has_text="To the first token").get_by_text(re.compile("mean [1-9]")).wait_for()
-
-
-def test_error_is_shown(browser: Any, busy_url: str) -> None:
-    """The console is not empty here: browsers write every refused request there."""
-    page = browser.new_page()
-    page.goto(f"{busy_url}/")
-    page.wait_for_selector("#send:not([disabled])")
-    page.get_by_text("Options").click()
-    page.fill("#max_tokens", "99999")
-    page.fill("#prompt", "hi")
-    page.get_by_role("button", name="Send").click()
-    page.get_by_role("alert").filter(has_text="context").wait_for()
-    assert page.locator("#send").is_enabled()
-    page.close()
-
-
-def test_with_keys_on_it_asks_for_one_first(open_page: Open, keyed_url: str) -> None:
-    page = open_page(keyed_url)
-    field = page.get_by_label("API key")
-    assert field.is_visible() and page.evaluate("document.activeElement.id") == "key"
-    assert page.locator("#send").is_disabled()
-    field.fill("secret")
-    page.keyboard.press("Enter")
-    complete(page)
-    assert page.locator(".token").count() > 0
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "scheme"),
-    [("light", (1280, 900), "light"), ("dark", (1280, 900), "dark"), ("phone", (390, 844), "light")],
+TOOLS = json.dumps(
+    [
+        {
+            "type": "function",
+            "function": {
+                "name": "get_weather",
+                "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+            },
+        }
+    ]
 )
-def test_it_fits_and_can_be_read(open_page: Open, url: str, name: str, size: tuple[int, int], scheme: str) -> None:
-    page = open_page(url, viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
-    complete(page, max_tokens="96", seed="3")
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing is scrolled sideways"
-    low = page.evaluate(CONTRASTS)
-    assert not low, f"text with too little contrast: {low}"
-    small = page.evaluate(SMALL)
-    assert not small, f"too small for a finger: {small}"
-    page.locator(".token", has_text=re.compile(r"\w")).nth(4).hover()
-    page.screenshot(path=Path(os.environ["SHOTS"]) / f"{name}.png", full_page=True)
+SCHEMA = '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}'
 
 
-CONTRASTS = """() => {
-  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const rgb = (colour) => {
-    canvas.clearRect(0, 0, 1, 1);
-    canvas.fillStyle = colour;
-    canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data];
-  };
-  const light = ([r, g, b]) => [r, g, b]
-    .map((part) => part / 255)
-    .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, part, place) => sum + part * [0.2126, 0.7152, 0.0722][place], 0);
-  const ground = (element) => {
-    for (let each = element; each; each = each.parentElement) {
-      const colour = rgb(getComputedStyle(each).backgroundColor);
-      if (colour[3] === 255) return colour;
-    }
-    return [255, 255, 255];
-  };
-  return [...document.querySelectorAll("h1, h2, p, label, legend, summary, button:enabled, li, figcaption, .given")]
-    .filter((element) => element.offsetParent && element.textContent.trim())
-    .map((element) => {
-      const [one, other] = [light(rgb(getComputedStyle(element).color)), light(ground(element))].sort((a, b) => b - a);
-      return [element.textContent.trim(), (one + 0.05) / (other + 0.05)];
-    })
-    .filter(([, ratio]) => ratio < 4.5);
-}"""
-"""Texts whose contrast is below 4.5 to 1 (WCAG 2.2, 1.4.3)."""
+@pytest.fixture(params=SIZES)
+def size(request: Any) -> dict[str, Any]:
+    return {"viewport": SIZES[request.param]}
 
-SMALL = """() => [...document.querySelectorAll("button, summary, .modes label")]
-  .filter((element) => element.offsetParent && element.getBoundingClientRect().height < 44)
-  .map((element) => element.textContent)"""
-"""Controls lower than 44 pixels (WCAG 2.2, 2.5.5)."""
+
+def test_enter_sends_and_shift_enter_breaks(open_page: Open, page_url: str, size: dict[str, Any]) -> None:
+    page = ready(open_page(page_url, **size))
+    page.focus("#prompt")
+    page.keyboard.type("12 words")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("please")
+    assert page.input_value("#prompt") == "12 words\nplease"
+    page.keyboard.press("Enter")
+    finish(page)
+    assert page.input_value("#prompt") == ""
+    assert page.locator(".turn.user .bubble").inner_text() == "12 words\nplease"
+    assert page.locator(".turn.assistant .body").inner_text() == " ".join(f"word{number}" for number in range(12))
+
+
+def test_enter_that_ends_the_input_of_a_character_sends_nothing(open_page: Open, page_url: str) -> None:
+    page = ready(open_page(page_url))
+    page.fill("#prompt", "にほん")
+    event = "new KeyboardEvent('keydown', {key: 'Enter', isComposing: true, bubbles: true, cancelable: true})"
+    page.locator("#prompt").evaluate(f"box => box.dispatchEvent({event})")
+    assert page.locator(".turn").count() == 0
+
+
+def test_markdown_is_shown_with_code_to_copy(open_page: Open, page_url: str, size: dict[str, Any]) -> None:
+    permissions = ["clipboard-read", "clipboard-write"]
+    page = open_page(page_url, permissions=permissions, **size)
+    ask(page, "Show Markdown")
+    body = page.locator(".turn.assistant .body")
+    assert body.locator("strong").inner_text() == "bold" and body.locator("h2").inner_text() == "A heading"
+    assert body.locator("ol > li").count() == 2 and body.locator("ol ul li").inner_text() == "nested"
+    assert body.locator("td").nth(1).get_attribute("align") == "right"
+    link = body.get_by_role("link")
+    assert (link.get_attribute("rel"), link.get_attribute("title")) == (
+        "noopener noreferrer",
+        "https://example.org/docs",
+    )
+    assert body.locator(".hljs-keyword").count() > 1 and body.locator(".code-head span").inner_text() == "python"
+    press(body, "Copy code")
+    assert page.evaluate("navigator.clipboard.readText()") == "def answer() -> int:\n    return 42  # the answer"
+    arabic = body.locator("p").last
+    assert arabic.evaluate("element => getComputedStyle(element).direction") == "rtl"
+
+
+def test_a_growing_answer_looks_like_a_whole_one(open_page: Open, page_url: str) -> None:
+    """What was rendered block by block equals what a reload renders at once."""
+    page = open_page(page_url)
+    ask(page, "Show Markdown")
+    grown = page.locator(".turn.assistant .body").inner_html()
+    page.wait_for_timeout(1200)
+    page.reload()
+    page.wait_for_selector(".turn.assistant .hljs-keyword")
+    assert page.locator(".turn.assistant .body").inner_html() == grown
+
+
+def test_the_view_follows_every_answer(open_page: Open, page_url: str, size: dict[str, Any]) -> None:
+    page = open_page(page_url, **size)
+    for question in ("120 words", "121 words", "122 words", "60 paragraphs"):
+        ask(page, question)
+        page.wait_for_timeout(100)
+        assert distance(page) < 4, question
+
+
+def test_scrolling_up_stops_following_until_the_end(open_page: Open, page_url: str, size: dict[str, Any]) -> None:
+    page = open_page(page_url, **size)
+    ask(page, "60 paragraphs")
+    begin(page, "200 paragraphs")
+    page.wait_for_timeout(300)
+    page.mouse.move(page.viewport_size["width"] / 2, 300)
+    page.mouse.wheel(0, -700)
+    page.wait_for_timeout(300)
+    place = page.locator("#scroller").evaluate("element => element.scrollTop")
+    page.wait_for_timeout(800)
+    assert page.locator("#stop").is_visible(), "the answer still grows"
+    assert page.locator("#scroller").evaluate("element => element.scrollTop") == place
+    page.click("#to-end")
+    page.wait_for_timeout(500)
+    assert distance(page) < 60
+    finish(page)
+
+
+def distance(page: Any) -> float:
+    """Return how far the view is from the end."""
+    script = "element => element.scrollHeight - element.scrollTop - element.clientHeight"
+    return float(page.locator("#scroller").evaluate(script))
+
+
+def test_stop_keeps_the_text_and_continue_completes_it(open_page: Open, page_url: str) -> None:
+    page = open_page(page_url)
+    begin(page, "300 words")
+    page.wait_for_timeout(400)
+    page.click("#stop")
+    finish(page)
+    text = page.locator(".turn.assistant .body").inner_text()
+    assert "You stopped this answer." in page.locator(".notice:visible").inner_text()
+    whole = " ".join(f"word{number}" for number in range(300))
+    assert whole.startswith(text.strip()) and len(text) < len(whole)
+    page.get_by_role("button", name="Continue").click()
+    page.wait_for_selector("#stop", state="visible")
+    finish(page)
+    assert page.locator(".turn.assistant .body").inner_text() == whole
+
+
+def test_an_answer_at_the_limit_can_be_continued(open_page: Open, page_url: str, size: dict[str, Any]) -> None:
+    page = open_page(page_url, **size)
+    settings(page, max_tokens="90")
+    text = ask(page, "30 words")
+    whole = " ".join(f"word{number}" for number in range(30))
+    assert len(text) < len(whole)
+    for _ in range(4):
+        if page.locator(".notice:visible").count() == 0:
+            break
+        assert "limit" in page.locator(".notice:visible").inner_text()
+        page.get_by_role("button", name="Continue").click()
+        finish(page)
+        page.wait_for_timeout(100)
+    assert page.locator(".turn.assistant .body").inner_text() == whole
+    assert page.locator(".turn.assistant").count() == 1
+
+
+def test_edits_and_regenerations_are_branches(open_page: Open, page_url: str, size: dict[str, Any]) -> None:
+    page = open_page(page_url, **size)
+    ask(page, "3 words")
+    ask(page, "4 words")
+    press(page.locator(".turn.user").first, "Edit")
+    page.fill(".edit-box", "5 words")
+    page.get_by_role("button", name="Send as a branch").click()
+    finish(page)
+    assert page.locator(".turn .bubble").all_inner_texts() == ["5 words"]
+    assert page.locator(".turn.user .branch").inner_text() == "2 / 2"
+    press(page.locator(".turn.user"), "Previous branch")
+    assert page.locator(".turn .bubble").all_inner_texts() == ["3 words", "4 words"]
+    press(page.locator(".turn.assistant").last, "Regenerate")
+    finish(page)
+    assert page.locator(".turn.assistant").last.locator(".branch").inner_text() == "2 / 2"
+    press(page.locator(".turn.assistant").last, "Edit")
+    page.fill(".edit-box", "word0 word1")
+    page.get_by_role("button", name="Save as a branch").click()
+    page.get_by_role("button", name="Continue").click()
+    finish(page)
+    assert page.locator(".turn.assistant .body").last.inner_text() == "word0 word1 word2 word3"
+    assert page.locator(".turn.assistant").last.locator(".branch").inner_text() == "3 / 3"
+
+
+def test_branches_stand_next_to_each_other(open_page: Open, page_url: str, size: dict[str, Any]) -> None:
+    page = open_page(page_url, **size)
+    ask(page, "3 words")
+    press(page.locator(".turn.user"), "Edit")
+    page.fill(".edit-box", "4 words")
+    page.keyboard.press("Enter")
+    finish(page)
+    press(page.locator(".turn.user"), "Compare branches")
+    columns = page.locator("#compare .column")
+    assert [column.locator(".bubble").inner_text() for column in columns.all()] == ["3 words", "4 words"]
+    boxes = [column.bounding_box() for column in columns.all()]
+    assert (boxes[0]["y"] == boxes[1]["y"]) == (page.viewport_size["width"] > 1000)
+    columns.first.get_by_role("button", name="Go on with this one").click()
+    assert page.locator(".turn .bubble").all_inner_texts() == ["3 words"]
+
+
+def test_turns_are_deleted(open_page: Open, page_url: str) -> None:
+    page = open_page(page_url)
+    ask(page, "3 words")
+    ask(page, "4 words")
+    press(page.locator(".turn.user").last, "Delete")
+    page.locator("#ask").get_by_role("button", name="Delete").click()
+    page.locator(".turn").nth(2).wait_for(state="detached")
+    assert page.locator(".turn .bubble").all_inner_texts() == ["3 words"]
+
+
+def test_reasoning_is_folded(open_page: Open, agent_url: str) -> None:
+    page = open_page(agent_url)
+    assert ask(page, "Hi") == "Hello."
+    fold = page.locator(".reasoning")
+    assert not fold.locator(".reasoning-text").is_visible()
+    fold.locator("summary").click()
+    assert "The user wants to know something. é世界" in fold.locator(".reasoning-text").inner_text()
+
+
+def test_tool_calls_are_shown_and_get_results(open_page: Open, agent_url: str, size: dict[str, Any]) -> None:
+    page = open_page(agent_url, **size)
+    settings(page, tools=TOOLS)
+    ask(page, "What is the weather in Paris?")
+    card = page.locator(".card")
+    assert "get_weather" in card.inner_text() and '"city": "Paris"' in card.inner_text()
+    page.get_by_label("Result of get_weather").fill("sunny, 21 degrees")
+    page.get_by_role("button", name="Send result").click()
+    page.locator(".turn.assistant").nth(1).wait_for()
+    finish(page)
+    assert page.locator(".turn.tool pre").inner_text() == "sunny, 21 degrees"
+    assert page.locator(".turn.assistant .body").last.inner_text() == "It is as the tool says: sunny, 21 degrees"
+
+
+def test_a_schema_holds_and_a_wrong_one_is_named_at_once(open_page: Open, agent_url: str) -> None:
+    page = ready(open_page(agent_url))
+    page.click("#toggle-right")
+    page.get_by_label("Answer in JSON of a schema").check()
+    page.fill("#set-schema", '{"type": "object"')
+    assert "Not valid" in page.locator("#fault-schema").inner_text()
+    page.fill("#prompt", "Hi")
+    page.focus("#prompt")
+    page.keyboard.press("Enter")
+    assert "JSON schema" in page.get_by_role("alert").inner_text() and page.locator(".turn").count() == 0
+    page.fill("#set-schema", SCHEMA)
+    assert page.locator("#fault-schema").inner_text() == ""
+    assert "city" in json.loads(ask(page, "json please"))

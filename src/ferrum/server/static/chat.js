@@ -51,7 +51,8 @@ export class Chat {
   /** Give a question or an answer another text, as a sibling; a question is answered. */
   edit(turn, text) {
     const { id, parent, children, chosen, created, ...kept } = turn;
-    const fields = turn.role === "assistant" ? { ...emptyAnswer(), reasoning: turn.reasoning, edited: true } : kept;
+    const own = { role: "assistant", ...emptyAnswer(), reasoning: turn.reasoning, edited: true };
+    const fields = turn.role === "assistant" ? own : kept;
     const made = addTurn(this.conversation, parent, { ...fields, content: text });
     if (turn.role !== "assistant") return this.answer(made);
     made.finish = "edited";
@@ -69,7 +70,7 @@ export class Chat {
     const content = before.filter(({ kind }) => kind === "content").map(({ text }) => text);
     const chosen = { kind: "content", text: alternative.text, entries: [{ ...turn.pieces[place].entries[0], ...alternative }] };
     const fields = { ...emptyAnswer(), reasoning: turn.reasoning, content: content.join("") + alternative.text };
-    const made = addTurn(this.conversation, turn.parent, { role: "assistant", ...fields, pieces: [...before, chosen] });
+    const made = addTurn(this.conversation, turn.parent, { role: "assistant", ...fields, pieces: [...before, chosen], odds: true });
     return this.begin(made, { continues: true });
   }
 
@@ -141,7 +142,9 @@ export class Chat {
   async receive({ path, body }, turn, part, signal) {
     const asked = performance.now();
     const pieces = body.logprobs ? new Pieces((turn.pieces ??= withoutOdds(turn))) : null;
-    if (!pieces) turn.pieces = null;
+    if (pieces) Object.assign(turn, { odds: turn.odds ?? true });
+    else turn.pieces = null;
+    part.piecesFrom = turn.pieces?.length;
     for await (const event of events(path, body, signal)) {
       const delta = read(event);
       Object.assign(part, { id: delta.id ?? part.id, fingerprint: delta.fingerprint ?? part.fingerprint });

@@ -36,6 +36,7 @@ export function compareBranches(chat, turn) {
   };
   draw();
   dialog.querySelector(".columns").replaceChildren(...columns);
+  dialog.addEventListener("close", () => columns.forEach((element) => element.remove()), { once: true });
   dialog.showModal();
 }
 

@@ -105,6 +105,7 @@ export class MarkdownView {
   update(text, final) {
     const whole = text.replace(/\r\n?/g, "\n");
     if (final && whole === this.whole) return;
+    if (this.whole !== null) this.reset(); // it was final, and grows on
     if (final && /^ {0,3}\[[^\]]+\]:/m.test(whole)) this.reset(); // a definition of a link anywhere counts everywhere
     this.whole = final ? whole : null;
     const tokens = marked.lexer(whole.slice(this.finished));

@@ -37,13 +37,17 @@ async function askedAgain(chat, conversation, turn, place, signal) {
   const cut = ["stopped", "cut"].includes(turn.parts[place].finish);
   const differs = got.content !== expected.content && !(cut && got.content.startsWith(expected.content));
   if (differs) return { same: false, text: `Not the same: the text differs from character ${difference(got.content, expected.content)} on.` };
-  const [before, after] = [turn.pieces, got.pieces].map((pieces) => (pieces ?? []).flatMap(({ entries }) => entries));
-  const whole = turn.parts.length === 1 && !cut && before.length && before.length === after.length;
-  if (!whole) return { same: true, text: "Same text. With probabilities on, every bit of the log-probabilities is compared, too." };
+  const next = turn.parts[place + 1]?.piecesFrom;
+  const [before, after] = [turn.pieces?.slice(turn.parts[place].piecesFrom, next), got.pieces].map(entriesOf);
+  if (cut || !before.length || before.length !== after.length) {
+    return { same: true, text: "Same text. With probabilities on, every bit of the log-probabilities is compared, too." };
+  }
   const wrong = before.findIndex(({ text, logprob }, at) => text !== after[at].text || logprob !== after[at].logprob);
   if (wrong >= 0) return { same: false, text: `Not the same: token ${wrong + 1} or its log-probability differs.` };
   return { same: true, text: `Same bits: ${before.length} tokens and their log-probabilities are equal.` };
 }
+
+const entriesOf = (pieces) => (pieces ?? []).flatMap(({ entries }) => entries);
 
 /** Stream a part's request again; return its texts and pieces. A text that was cut is read as far as it went. */
 async function again(chat, conversation, turn, place, extra, signal, expected) {
@@ -75,6 +79,7 @@ export async function findProbabilities(chat, conversation, turn, signal) {
     const expected = { content: turn.content.slice(from, end) };
     const got = await again(chat, conversation, turn, place, extra, signal, expected);
     if (!got.content.startsWith(expected.content)) throw new Error("the answer came out differently");
+    turn.parts[place].piecesFrom = pieces.length;
     pieces.push(...got.pieces);
   }
   turn.pieces = pieces;
