@@ -59,6 +59,12 @@ def environment(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
     with ExitStack() as stack:
         real = stack.enter_context(serving(engine, served_model_name="tiny"))
+        recorded = stack.enter_context(
+            serving(
+                lambda: AsyncEngine(str(model), generation_config="none", record_dir=str(place / "records")),
+                served_model_name="tiny",
+            )
+        )
         keyed = stack.enter_context(serving(engine, served_model_name="tiny", api_key_file=str(place / "keys")))
         slow = replace(chat_parts(FakeRecipe(seconds_per_step=0.02), max_requests=1), tokenizer=MarkedTokenizer())
         busy = stack.enter_context(serving(slow))
@@ -69,6 +75,7 @@ def environment(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield {
             **os.environ,
             "REAL_URL": real.url,
+            "RECORDED_URL": recorded.url,
             "KEYED_URL": keyed.url,
             "BUSY_URL": busy.url,
             "AGENT_URL": agent.url,

@@ -22,6 +22,12 @@ def keyed_url() -> str:
 
 
 @pytest.fixture(scope="session")
+def recorded_url() -> str:
+    """A server of the built-in model that records requests."""
+    return os.environ["RECORDED_URL"]
+
+
+@pytest.fixture(scope="session")
 def busy_url() -> str:
     """A slow server that takes one request at a time."""
     return os.environ["BUSY_URL"]

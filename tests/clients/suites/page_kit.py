@@ -54,3 +54,9 @@ def conversations(page: Any) -> list[str]:
     if page.locator("#left").is_hidden():
         page.click("#toggle-left")
     return [str(text) for text in page.locator("#conversations .open").all_inner_texts()]
+
+
+def distance(page: Any) -> float:
+    """Return how far the view is from the end."""
+    script = "element => element.scrollHeight - element.scrollTop - element.clientHeight"
+    return float(page.locator("#scroller").evaluate(script))

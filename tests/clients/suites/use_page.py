@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from page_kit import SIZES, ask, begin, finish, press, ready, settings
+from page_kit import SIZES, ask, begin, distance, finish, press, ready, settings
 
 Open = Callable[..., Any]
 TOOLS = json.dumps(
@@ -107,12 +106,6 @@ def test_scrolling_up_stops_following_until_the_end(open_page: Open, page_url: s
     page.wait_for_timeout(500)
     assert distance(page) < 60
     finish(page)
-
-
-def distance(page: Any) -> float:
-    """Return how far the view is from the end."""
-    script = "element => element.scrollHeight - element.scrollTop - element.clientHeight"
-    return float(page.locator("#scroller").evaluate(script))
 
 
 def test_stop_keeps_the_text_and_continue_completes_it(open_page: Open, page_url: str) -> None:

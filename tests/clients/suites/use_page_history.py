@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from page_kit import SIZES, ask, begin, conversations, ready
 
 Open = Callable[..., Any]

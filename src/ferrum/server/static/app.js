@@ -81,6 +81,7 @@ function serverChanged(state, text) {
   if (state === "ready") {
     settingsPanel.draw(server);
     byId("odds").disabled = server.config.server.max_logprobs === 0;
+    loadHighlighter().then((loaded) => loaded && transcript.refresh());
   }
   render();
 }
@@ -192,8 +193,6 @@ async function begin() {
     server.become("key", "The server wants an API key");
     await enterKey("The server wants an API key. It stays in this tab.");
   } else server.watch();
-  await loadHighlighter();
-  transcript.refresh();
 }
 
 begin();

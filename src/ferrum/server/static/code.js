@@ -7,12 +7,22 @@ const LANGUAGES = [
 const LONGEST = 30_000;
 let highlighter = null;
 
-/** Load the highlighter; until then code is plain. */
+/** Load the highlighter; until then code is plain. Returns whether it was loaded now: a server that is gone has none. */
 export async function loadHighlighter() {
+  if (highlighter) return false;
+  try {
+    highlighter = await loaded();
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+async function loaded() {
   const { default: core } = await import("./vendor/highlight.js");
   const modules = await Promise.all(LANGUAGES.map((name) => import(`./vendor/languages/${name}.js`)));
   LANGUAGES.forEach((name, place) => core.registerLanguage(name, modules[place].default));
-  highlighter = core;
+  return core;
 }
 
 export function escaped(text) {

@@ -35,15 +35,16 @@ export class Transcript {
     focused();
   }
 
-  /** Return a function that focuses the button that has the focus now, after it was made again. */
+  /** Return a function that focuses the button that has the focus now, or one near it, after all were made again. */
   focused() {
     const active = document.activeElement;
-    const id = active?.closest?.("[data-turn]")?.dataset.turn;
-    const name = active?.getAttribute?.("aria-label");
+    const place = [...this.element.children].findIndex((turn) => turn.contains(active));
+    const name = active?.getAttribute("aria-label");
     return () => {
-      if (!id || !name || document.activeElement === active) return;
-      const turn = this.element.querySelector(`[data-turn="${id}"]`) ?? this.element.lastElementChild;
-      turn?.querySelector(`[aria-label="${CSS.escape(name)}"]:enabled`)?.focus();
+      if (place < 0 || !name || this.element.contains(document.activeElement)) return;
+      const turn = this.element.children[place] ?? this.element.lastElementChild;
+      const near = [`[aria-label="${CSS.escape(name)}"]:enabled`, ".branch ~ button:enabled", "button:enabled"];
+      near.map((each) => turn?.querySelector(each)).find(Boolean)?.focus();
     };
   }
 

@@ -1,0 +1,159 @@
+"""The page and its server: keys, errors in plain words, a server that is killed and comes back, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from page_kit import ask, begin, finish, press, ready, settings
+from proxy_kit import Proxy
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def proxy(page_url: str) -> Iterator[Proxy]:
+    proxy = Proxy(page_url)
+    yield proxy
+    proxy.kill()
+
+
+def state(page: Any) -> Any:
+    return page.locator("#state")
+
+
+def test_a_killed_server_is_named_and_found_again(open_page: Open, proxy: Proxy) -> None:
+    page = ready(open_page(proxy.url, refused=True))
+    proxy.kill()
+    state(page).filter(has_text="does not answer").wait_for()
+    assert page.locator("#send").is_disabled()
+    proxy.start()
+    page.wait_for_selector("#state[data-state=ready]")
+    assert ask(page, "3 words") == "word0 word1 word2"
+
+
+def test_a_server_killed_before_an_answer_gives_the_question_back(open_page: Open, proxy: Proxy) -> None:
+    page = ready(open_page(proxy.url, refused=True))
+    proxy.kill()
+    page.fill("#prompt", "3 words")
+    page.focus("#prompt")
+    page.keyboard.press("Enter")
+    alert = page.get_by_role("alert").filter(has_text="ferrum serve is running")
+    alert.wait_for()
+    assert page.input_value("#prompt") == "3 words" and page.locator(".turn").count() == 0
+    proxy.start()
+    page.wait_for_selector("#state[data-state=ready]")
+    page.keyboard.press("Enter")
+    page.locator(".turn.assistant").wait_for()
+    finish(page)
+    assert page.locator(".turn.assistant .body").inner_text() == "word0 word1 word2" and alert.is_hidden()
+
+
+def test_a_server_killed_during_an_answer_leaves_what_came(open_page: Open, proxy: Proxy) -> None:
+    page = ready(open_page(proxy.url, refused=True))
+    begin(page, "400 words")
+    page.wait_for_timeout(500)
+    proxy.kill()
+    page.locator(".notice").filter(has_text="The connection broke").wait_for()
+    assert "connection to the server broke" in page.get_by_role("alert").inner_text()
+    proxy.start()
+    page.wait_for_selector("#state[data-state=ready]")
+    page.get_by_role("button", name="Continue").click()
+    page.wait_for_selector("#stop", state="visible")
+    finish(page)
+    assert page.locator(".turn.assistant .body").inner_text() == " ".join(f"word{number}" for number in range(400))
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab(open_page: Open, keyed_url: str) -> None:
+    page = open_page(keyed_url, refused=True)
+    dialog = page.locator("#ask")
+    dialog.wait_for()
+    assert page.evaluate("document.activeElement.type") == "password" and page.locator("#send").is_disabled()
+    page.keyboard.type("wrong")
+    page.keyboard.press("Enter")
+    state(page).filter(has_text="This API key is not accepted").wait_for()
+    page.get_by_role("button", name="Enter key").click()
+    page.keyboard.type("secret")
+    page.keyboard.press("Enter")
+    settings(page, max_tokens="8")
+    ask(page, "hi")
+    page.reload()
+    ready(page)
+    assert dialog.is_hidden()
+    assert page.evaluate("JSON.stringify(localStorage)").count("secret") == 0
+
+
+def test_errors_are_in_plain_words_and_the_question_returns(open_page: Open, busy_url: str) -> None:
+    page = ready(open_page(busy_url, refused=True))
+    settings(page, max_tokens="99999")
+    page.fill("#prompt", "hi")
+    page.focus("#prompt")
+    page.keyboard.press("Enter")
+    alert = page.get_by_role("alert").filter(has_text="longer than the model's context")
+    alert.wait_for()
+    assert "Shorten" in alert.inner_text() and page.input_value("#prompt") == "hi"
+    assert page.locator(".turn").count() == 0
+    page.get_by_role("button", name="Dismiss").click()
+    assert alert.is_hidden()
+
+
+def test_a_failed_regeneration_leaves_the_answer(open_page: Open, page_url: str) -> None:
+    page = open_page(page_url, refused=True)
+    ask(page, "3 words")
+    settings(page, max_tokens="999999")
+    press(page.locator(".turn.assistant"), "Regenerate")
+    page.get_by_role("alert").filter(has_text="context").wait_for()
+    assert page.locator(".turn.assistant .body").inner_text() == "word0 word1 word2"
+    assert page.locator(".turn .branch").count() == 0 and page.input_value("#prompt") == ""
+
+
+def test_settings_reach_the_request(open_page: Open, page_url: str) -> None:
+    page = open_page(page_url)
+    values = {"temperature": "0.5", "top_p": "0.9", "top_k": "7", "min_p": "0.1", "seed": "42", "max_tokens": "50"}
+    settings(page, **values, stop="END\nFIN", system="Be brief.")
+    page.reload()
+    with page.expect_request("**/v1/chat/completions") as asked:
+        begin(page, "3 words")
+    body = asked.value.post_data_json
+    assert {name: str(body[name]) for name in values} == values
+    assert body["stop"] == ["END", "FIN"]
+    assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3 words"}]
+    assert "logprobs" not in body
+    finish(page)
+
+
+def test_without_a_setting_the_checkpoint_decides(open_page: Open, page_url: str) -> None:
+    page = open_page(page_url)
+    with page.expect_request("**/v1/chat/completions") as asked:
+        begin(page, "3 words")
+    assert set(asked.value.post_data_json) == {"model", "messages", "seed", "stream", "stream_options"}
+    finish(page)
+
+
+def test_plain_completion_continues_the_text(open_page: Open, url: str) -> None:
+    page = ready(open_page(url))
+    page.click("#toggle-right")
+    page.get_by_label("New conversations").select_option("complete")
+    settings(page, max_tokens="12", temperature="0")
+    with page.expect_request("**/v1/completions") as asked:
+        first = ask(page, "def read_lines(path):\n")
+    assert asked.value.post_data_json["prompt"] == "def read_lines(path):\n"
+    with page.expect_request("**/v1/completions") as asked:
+        page.get_by_role("button", name="Continue").click()
+    assert asked.value.post_data_json["prompt"] == "def read_lines(path):\n" + first
+    finish(page)
+
+
+def test_charts_have_scales_and_follow_the_server(open_page: Open, url: str) -> None:
+    page = ready(open_page(url))
+    page.click("#toggle-right")
+    page.get_by_role("tab", name="Charts").click()
+    page.wait_for_timeout(2500)
+    ask(page, "hi")
+    page.locator("figure path[d*=L]").nth(4).wait_for(state="attached")
+    charts = page.locator("figure svg")
+    assert charts.count() == 5
+    for chart in charts.all():
+        assert "the last 60 seconds" in chart.get_attribute("aria-label")
+        assert chart.locator("text").all_text_contents()[-3:] == ["60 s ago", "30 s ago", "now"]
