@@ -227,3 +227,33 @@ def test_a_schema_holds_and_a_wrong_one_is_named_at_once(open_page: Open, agent_
     page.fill("#set-schema", SCHEMA)
     assert page.locator("#fault-schema").inner_text() == ""
     assert "city" in json.loads(ask(page, "json please"))
+
+
+def test_a_limit_within_the_reasoning_leads_to_the_answer(open_page: Open, agent_url: str) -> None:
+    page = open_page(agent_url)
+    settings(page, max_tokens="25")
+    ask(page, "Hi")
+    page.get_by_role("button", name="Answer now").click()
+    finish(page)
+    assert page.locator(".turn.assistant .body").inner_text() == "Hello."
+
+
+def test_a_conversation_that_is_left_goes_on(open_page: Open, page_url: str) -> None:
+    page = open_page(page_url, viewport=SIZES["desktop"])
+    begin(page, "200 words")
+    page.click("#new")
+    assert page.locator(".turn").count() == 0 and page.locator("#send").is_visible()
+    ask(page, "3 words")
+    page.locator("#conversations").get_by_role("button", name="200 words", exact=True).click()
+    finish(page)
+    assert page.locator(".turn.assistant .body").inner_text().endswith("word199")
+
+
+def test_a_conversation_deleted_during_its_answer_stays_deleted(open_page: Open, page_url: str) -> None:
+    page = open_page(page_url, viewport=SIZES["desktop"])
+    begin(page, "300 words")
+    page.get_by_role("button", name="Delete 300 words").click()
+    page.locator("#ask").get_by_role("button", name="Delete").click()
+    page.locator("#no-conversations").wait_for()
+    page.wait_for_timeout(1500)
+    assert page.locator("#conversations li").count() == 0 and page.locator(".turn").count() == 0

@@ -15,7 +15,8 @@ STEP = 46
 
 FAULTS = """() => {
   const allowed = new Set("A ARTICLE B BLOCKQUOTE BR BUTTON CODE DEL DETAILS DIV EM FORM H1 H2 H3 H4 H5 H6 HR I KBD LI"
-    .concat(" MARK OL P PATH PRE S SMALL SPAN STRONG SUB SUMMARY SECTION SUP SVG TABLE TBODY TD TH THEAD TR U UL DL DT DD")
+    .concat(" MARK OL P PATH PRE S SMALL SPAN STRONG SUB SUMMARY SECTION SUP SVG TABLE TBODY TD TH THEAD TR U UL")
+    .concat(" DL DT DD")
     .split(" "));
   const faults = [];
   for (const element of document.querySelectorAll("#transcript *, #compare .columns *, #conversations *")) {

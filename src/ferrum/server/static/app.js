@@ -23,7 +23,8 @@ const settings = new Settings((name) => settingChanged(name));
 const server = new Server((state, text) => serverChanged(state, text), settings);
 const history = new History(() => composer.warn("This browser stores nothing: conversations last until the page is closed."));
 const composer = new Composer({ send, stop: () => chat.stop() });
-const chat = new Chat(history, settings, server, { render, grown: (turn) => transcript.grown(turn), failed });
+const refused = (fault) => composer.warn(fault);
+const chat = new Chat(history, settings, server, { render, grown: (turn) => transcript.grown(turn), failed, refused });
 const follower = new Follower(byId("scroller"), byId("transcript"), byId("to-end"));
 const sidebar = new Sidebar(history, chat, { open: openConversation, removed, warn: (text) => composer.warn(text) });
 const settingsPanel = new SettingsPanel(byId("settings"), settings);
@@ -47,9 +48,8 @@ function follow(action) {
 }
 
 function send(text) {
-  const fault = settings.fault();
-  composer.warn(fault ?? "");
-  if (fault) return false;
+  composer.warn("");
+  if (chat.blocked()) return false;
   follow(() => chat.send(text));
   location.hash = chat.conversation.id;
   return true;
@@ -122,6 +122,7 @@ function startConversation() {
 }
 
 function removed(conversation) {
+  chat.stop(conversation);
   if (conversation.id === chat.conversation.id) startConversation();
 }
 
@@ -139,7 +140,7 @@ async function toggleOdds(turn) {
 
 async function checkAgain(turn) {
   const { conversation } = chat;
-  turn.replay = { same: true, text: "Running again…" };
+  turn.replay = null;
   const done = await working(turn, async (signal) => {
     turn.replay = await runAgain(chat, conversation, turn, signal);
   });

@@ -10,7 +10,7 @@ export class Chat {
    * @param history stores conversations
    * @param settings of the next request
    * @param server has `config` and `model`
-   * @param view has `render()`, `grown(turn)`, `failed(error, text)`
+   * @param view has `render()`, `grown(turn)`, `failed(error, text, conversation)`, `refused(fault)`
    */
   constructor(history, settings, server, view) {
     Object.assign(this, { history, settings, server, view });
@@ -33,6 +33,13 @@ export class Chat {
     if (conversation === this.conversation) this.view.render();
   }
 
+  /** Return whether no request can begin now: one runs, the settings are wrong, or the server was never reached. */
+  blocked() {
+    const fault = this.settings.fault() ?? (this.server.config ? null : "The server does not answer yet. Wait until it is ready.");
+    if (fault) this.view.refused(fault);
+    return Boolean(fault) || this.busy;
+  }
+
   send(text) {
     const { conversation } = this;
     if (leaf(conversation).role === "root") conversation.mode = this.server.mode();
@@ -45,11 +52,13 @@ export class Chat {
   }
 
   regenerate(turn) {
+    if (this.blocked()) return;
     return this.answer(this.conversation.turns[turn.parent]);
   }
 
   /** Give a question or an answer another text, as a sibling; a question is answered. */
   edit(turn, text) {
+    if (this.blocked()) return;
     const { id, parent, children, chosen, created, ...kept } = turn;
     const own = { role: "assistant", ...emptyAnswer(), reasoning: turn.reasoning, edited: true };
     const fields = turn.role === "assistant" ? own : kept;
@@ -61,11 +70,13 @@ export class Chat {
 
   /** Go on where the answer ended. */
   continueAnswer(turn) {
+    if (this.blocked()) return;
     return this.begin(turn, { continues: true });
   }
 
   /** Go on from an alternative token: a sibling with the text before it and the token. */
   branchAt(turn, place, alternative) {
+    if (this.blocked()) return;
     const before = turn.pieces.slice(0, place);
     const content = before.filter(({ kind }) => kind === "content").map(({ text }) => text);
     const chosen = { kind: "content", text: alternative.text, entries: [{ ...turn.pieces[place].entries[0], ...alternative }] };
@@ -76,6 +87,7 @@ export class Chat {
 
   /** Send the results of an answer's calls: a turn each, and their answer. */
   sendResults(turn, results) {
+    if (this.blocked()) return;
     let last = turn;
     turn.calls.forEach(({ id, name }, place) => {
       last = addTurn(this.conversation, last.id, { role: "tool", call: id, name, content: results[place] });
@@ -99,8 +111,8 @@ export class Chat {
     this.changed();
   }
 
-  stop() {
-    this.jobs.get(this.conversation.id)?.abort();
+  stop(conversation = this.conversation) {
+    this.jobs.get(conversation.id)?.abort();
   }
 
   /** Ask for a part of an answer and add what comes. */

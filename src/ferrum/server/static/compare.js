@@ -22,6 +22,7 @@ export function compareBranches(chat, turn) {
     const shown = conversation.turns[ids[at]];
     const go = () => {
       dialog.close();
+      columns.forEach((element) => element.remove());
       chat.show(shown);
     };
     const bar = el(

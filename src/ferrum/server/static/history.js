@@ -17,6 +17,8 @@ export class History {
   constructor(onfault) {
     this.byId = new Map();
     this.timers = new Map();
+    this.removed = new Set();
+    this.cost = 0;
     this.database = null;
     this.onfault = onfault;
   }
@@ -49,11 +51,13 @@ export class History {
     return [...this.byId.values()].filter((each) => !wanted || has(each)).sort((a, b) => b.updated - a.updated);
   }
 
-  /** Store a conversation soon; a conversation that streams is stored once a second. */
+  /** Store a conversation soon: once a second, or less often if it is so large that storing it takes long. */
   save(conversation) {
+    if (this.removed.has(conversation.id)) return; // its answer may still come
     this.byId.set(conversation.id, conversation);
     if (this.timers.has(conversation.id)) return;
-    this.timers.set(conversation.id, setTimeout(() => this.write(conversation), 1000));
+    const wait = Math.max(1000, 50 * this.cost);
+    this.timers.set(conversation.id, setTimeout(() => this.write(conversation), wait));
   }
 
   /** Store a conversation now. */
@@ -61,7 +65,13 @@ export class History {
     clearTimeout(this.timers.get(conversation.id));
     this.timers.delete(conversation.id);
     if (!this.database || !this.byId.has(conversation.id)) return;
-    await this.done((store) => store.put(conversation), "readwrite").catch(() => this.onfault());
+    const put = (store) => {
+      const began = performance.now();
+      const request = store.put(conversation); // copies it at once
+      this.cost = performance.now() - began;
+      return request;
+    };
+    await this.done(put, "readwrite").catch(() => this.onfault());
   }
 
   /** Store all that waits: the page is about to go. */
@@ -71,6 +81,7 @@ export class History {
 
   async remove(id) {
     this.byId.delete(id);
+    this.removed.add(id);
     if (this.database) await this.done((store) => store.delete(id), "readwrite");
   }
 }

@@ -12,6 +12,7 @@ export class SidePanel {
     this.onopen = onopen;
     this.toggle.addEventListener("click", () => this.set(!this.open));
     this.panel.querySelector(".close").addEventListener("click", () => this.set(false));
+    NARROW.addEventListener("change", () => this.open && this.set(true, { focus: false }));
     this.panel.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && NARROW.matches) this.set(false);
     });

@@ -21,7 +21,8 @@ class Panel {
     this.hide();
     Object.assign(this, { owner, token });
     token.classList.add("shown");
-    this.element.replaceChildren(...piece.entries.map((entry) => this.list(entry, piece, choose)));
+    const hint = piece.kind === "reasoning" && el("p", { class: "hint" }, "Branches begin in the answer, after the reasoning.");
+    this.element.replaceChildren(...[...piece.entries.map((entry) => this.list(entry, piece, choose)), hint].filter(Boolean));
     this.element.hidden = false;
     const box = token.getBoundingClientRect();
     const { width, height } = this.element.getBoundingClientRect();

@@ -73,6 +73,25 @@ export function titleOf(conversation) {
   return conversation.title || first?.content.trim().replace(/\s+/g, " ").slice(0, 60) || "New conversation";
 }
 
+const text = (value) => (typeof value === "string" ? value : "");
+const list = (value, sound) => (Array.isArray(value) ? value.filter((each) => each && typeof each === "object" && sound(each)) : []);
+
+/** Return an imported answer with all fields that the page reads; what is no answer's is left out. */
+function answerOf(turn) {
+  const calls = list(turn.calls, () => true).map((call) => ({
+    id: text(call.id),
+    type: call.type === "custom" ? "custom" : "function",
+    name: text(call.name),
+    arguments: text(call.arguments),
+  }));
+  const parts = list(turn.parts, ({ options, from }) => options && typeof options === "object" && Number.isInteger(from));
+  const sound = ({ top, logprob }) => Array.isArray(top) && typeof logprob === "number";
+  const whole = (piece) => typeof piece.text === "string" && Array.isArray(piece.entries) && piece.entries.every(sound);
+  const pieces = Array.isArray(turn.pieces) && list(turn.pieces, whole).length === turn.pieces.length ? turn.pieces : null;
+  const finish = text(turn.finish) || "stop";
+  return { ...turn, reasoning: text(turn.reasoning), calls, parts, pieces, finish, replay: null };
+}
+
 const ROLES = new Set(["user", "assistant", "tool"]);
 
 /** Return an imported conversation if its tree is sound. Throws an Error that says what is wrong. */
@@ -89,5 +108,6 @@ export function checked(conversation) {
       throw new Error(`turn ${id} of "${conversation.title || conversation.id}" is damaged`);
     }
   }
-  return { mode: "chat", title: "", created: Date.now(), updated: Date.now(), ...conversation };
+  const whole = Object.entries(turns).map(([id, turn]) => [id, turn.role === "assistant" ? answerOf(turn) : turn]);
+  return { mode: "chat", title: "", created: Date.now(), updated: Date.now(), ...conversation, turns: Object.fromEntries(whole) };
 }

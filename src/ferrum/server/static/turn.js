@@ -52,6 +52,7 @@ export class TurnView {
     this.answer?.update(streaming);
     this.showNotice(streaming);
     this.bar.replaceChildren(...this.arrows(), ...(streaming ? [] : this.buttons()));
+    if (this.turn.running) this.bar.append(el("span", { role: "status" }, "Running again…"));
     if (this.turn.role === "assistant" && this.turn.parts.length && !streaming) {
       this.receipt.replaceChildren(...receiptOf(this.turn, this.againButton()));
       this.bar.append(this.receipt);
@@ -59,8 +60,10 @@ export class TurnView {
   }
 
   showNotice(streaming) {
-    const [text, action] = (!streaming && NOTICES[this.turn.finish]) || [];
-    const last = !this.turn.children.length;
+    const [text, goOn] = (!streaming && NOTICES[this.turn.finish]) || [];
+    const { content, reasoning, calls, children } = this.turn;
+    const action = reasoning && !content ? "Answer now" : goOn;
+    const last = !children.length && !calls?.length;
     this.notice.hidden = !text || (!last && this.turn.finish === "edited");
     if (this.notice.hidden) return;
     const go = button(action, "forward", () => this.chat.continueAnswer(this.turn), { shown: true });
@@ -113,6 +116,7 @@ export class TurnView {
     };
     const onsubmit = (event) => {
       event.preventDefault();
+      if (this.chat.blocked()) return;
       done();
       if (box.value.trim()) this.actions.edit(this.turn, box.value);
     };
