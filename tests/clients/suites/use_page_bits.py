@@ -100,3 +100,21 @@ def test_the_receipt_names_seed_tokens_and_the_prefix_found(page: Any) -> None:
     assert rows["Seed"] == "5" and rows["Answer"] == "24 tokens" and "temperature 0" in rows["Settings"]
     assert int(rows["Prompt"].split(", ")[1].split(" ")[0]) > 16, "the first turn is found in the cache"
     assert rows["Fingerprint"].startswith("ferrum")
+
+
+def test_a_continued_answer_and_a_branch_come_out_again(page: Any) -> None:
+    page.get_by_role("button", name="Probabilities").click()
+    ask(page, "read a file")
+    page.get_by_role("button", name="Continue").click()
+    finish(page)
+    page.locator(".receipt summary").click()
+    page.get_by_role("button", name="Run again").click()
+    page.locator(".same").filter(has_text="Same bits").wait_for()
+    page.hover(".token >> nth=5")
+    page.locator("#alternatives button:enabled").first.click()
+    page.locator(".branch").filter(has_text="2 / 2").wait_for()
+    finish(page)
+    page.mouse.move(1, 1)
+    page.locator(".receipt summary").click()
+    page.get_by_role("button", name="Run again").click()
+    page.locator(".same").filter(has_text="Same bits").wait_for()

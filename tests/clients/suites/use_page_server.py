@@ -157,3 +157,34 @@ def test_charts_have_scales_and_follow_the_server(open_page: Open, url: str) -> 
     for chart in charts.all():
         assert "the last 60 seconds" in chart.get_attribute("aria-label")
         assert chart.locator("text").all_text_contents()[-3:] == ["60 s ago", "30 s ago", "now"]
+
+
+TWO_MODELS = """
+const real = window.fetch;
+window.fetch = async (path, options) => {
+  if (path !== "v1/models") return real(path, options);
+  return new Response(JSON.stringify({ data: [{ id: "scripted" }, { id: "other" }] }), { status: 200 });
+};
+"""
+"""A server of two models, for all that the page can see."""
+
+
+def test_one_of_several_models_is_chosen(open_page: Open, page_url: str) -> None:
+    page = ready(open_page(page_url, script=TWO_MODELS, refused=True))
+    page.click("#toggle-right")
+    page.get_by_label("Model").select_option("other")
+    assert page.locator("#model").inner_text() == "other"
+    page.fill("#prompt", "3 words")
+    page.focus("#prompt")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.keyboard.press("Enter")
+    assert asked.value.post_data_json["model"] == "other"
+    page.get_by_role("alert").filter(has_text="other").wait_for()
+
+
+def test_reasoning_is_switched_off_where_the_template_can(open_page: Open, agent_url: str) -> None:
+    page = ready(open_page(agent_url))
+    page.click("#toggle-right")
+    page.get_by_label("Reasoning").select_option("none")
+    assert ask(page, "Hi") == "Hello."
+    assert page.locator(".reasoning").is_hidden()

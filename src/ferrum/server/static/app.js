@@ -21,7 +21,9 @@ import { newConversation, titleOf } from "./tree.js";
 
 const settings = new Settings((name) => settingChanged(name));
 const server = new Server((state, text) => serverChanged(state, text), settings);
-const history = new History(() => composer.warn("This browser stores nothing: conversations last until the page is closed."));
+const history = new History(() =>
+  composer.warn("This browser stores nothing: conversations last until the page is closed."),
+);
 const composer = new Composer({ send, stop: () => chat.stop() });
 const refused = (fault) => composer.warn(fault);
 const chat = new Chat(history, settings, server, { render, grown: (turn) => transcript.grown(turn), failed, refused });
@@ -29,7 +31,9 @@ const follower = new Follower(byId("scroller"), byId("transcript"), byId("to-end
 const sidebar = new Sidebar(history, chat, { open: openConversation, removed, warn: (text) => composer.warn(text) });
 const settingsPanel = new SettingsPanel(byId("settings"), settings);
 const leftPanel = new SidePanel("left", "toggle-left");
-const rightPanel = new SidePanel("right", "toggle-right", { onopen: () => charts(byId("charts-tab").ariaSelected === "true") });
+const rightPanel = new SidePanel("right", "toggle-right", {
+  onopen: () => charts(byId("charts-tab").ariaSelected === "true"),
+});
 const transcript = new Transcript(byId("transcript"), chat, {
   choose: (turn) => chat.choose(turn),
   compare: (turn) => compareBranches(chat, turn),
@@ -127,13 +131,16 @@ function removed(conversation) {
 }
 
 async function removeTurn(turn) {
-  const more = turn.children.length ? "It and all turns after it are deleted." : "It is deleted from this conversation.";
+  const more = turn.children.length
+    ? "It and all turns after it are deleted."
+    : "It is deleted from this conversation.";
   if (await confirmed("Delete turn?", more, "Delete")) chat.remove(turn);
 }
 
 /** Show an answer's tokens or its text; an answer without probabilities is asked for again first. */
 async function toggleOdds(turn) {
-  if (!turn.pieces && !(await working(turn, (signal) => findProbabilities(chat, chat.conversation, turn, signal)))) return;
+  if (!turn.pieces && !(await working(turn, (signal) => findProbabilities(chat, chat.conversation, turn, signal))))
+    return;
   turn.odds = !turn.odds;
   chat.changed();
 }

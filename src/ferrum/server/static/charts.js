@@ -9,7 +9,11 @@ const [LEFT, RIGHT, TOP, BOTTOM, WIDTH, HEIGHT] = [40, 6, 8, 20, 300, 120];
 
 /** Charts, their units, and their series: functions of the change between two readings; null without a value. */
 const CHARTS = [
-  ["Tokens per second", "", { generated: rate("vllm:generation_tokens_total"), prompts: rate("vllm:prompt_tokens_total") }],
+  [
+    "Tokens per second",
+    "",
+    { generated: rate("vllm:generation_tokens_total"), prompts: rate("vllm:prompt_tokens_total") },
+  ],
   ["Sequences", "", { running: now("vllm:num_requests_running"), waiting: now("vllm:num_requests_waiting") }],
   ["KV cache in use", "%", { pages: (change) => 100 * change.after["vllm:kv_cache_usage_perc"] }],
   ["Time to the first token", "ms", { mean: meanOf("vllm:time_to_first_token_seconds") }],
@@ -82,7 +86,9 @@ class Chart {
     this.paths = this.series.map((_, at) => svg("path", { class: `series-${at}` }));
     this.grid = svg("g", { class: "grid" });
     this.svg.append(this.grid, ...this.paths);
-    place.append(el("figure", {}, el("figcaption", {}, unit ? `${title}, ${unit}` : title), el("ul", {}, this.items), this.svg));
+    place.append(
+      el("figure", {}, el("figcaption", {}, unit ? `${title}, ${unit}` : title), el("ul", {}, this.items), this.svg),
+    );
   }
 
   /** Add a reading; without a change it is a gap. */
@@ -96,7 +102,10 @@ class Chart {
     const readings = this.series.map(({ name, points }) => `${name} ${short(points.at(-1).value)}`);
     this.items.forEach((element, place) => (element.textContent = readings[place]));
     this.paths.forEach((path, place) => path.setAttribute("d", line(this.series[place].points, at, top)));
-    this.svg.setAttribute("aria-label", `${this.title}, the last ${SECONDS} seconds, last: ${readings.join(", ")} ${this.unit}`);
+    this.svg.setAttribute(
+      "aria-label",
+      `${this.title}, the last ${SECONDS} seconds, last: ${readings.join(", ")} ${this.unit}`,
+    );
     this.drawGrid(top);
   }
 

@@ -35,7 +35,8 @@ export class Chat {
 
   /** Return whether no request can begin now: one runs, the settings are wrong, or the server was never reached. */
   blocked() {
-    const fault = this.settings.fault() ?? (this.server.config ? null : "The server does not answer yet. Wait until it is ready.");
+    const fault =
+      this.settings.fault() ?? (this.server.config ? null : "The server does not answer yet. Wait until it is ready.");
     if (fault) this.view.refused(fault);
     return Boolean(fault) || this.busy;
   }
@@ -59,10 +60,9 @@ export class Chat {
   /** Give a question or an answer another text, as a sibling; a question is answered. */
   edit(turn, text) {
     if (this.blocked()) return;
-    const { id, parent, children, chosen, created, ...kept } = turn;
     const own = { role: "assistant", ...emptyAnswer(), reasoning: turn.reasoning, edited: true };
-    const fields = turn.role === "assistant" ? own : kept;
-    const made = addTurn(this.conversation, parent, { ...fields, content: text });
+    const fields = turn.role === "assistant" ? own : { role: turn.role };
+    const made = addTurn(this.conversation, turn.parent, { ...fields, content: text });
     if (turn.role !== "assistant") return this.answer(made);
     made.finish = "edited";
     this.changed();
@@ -79,9 +79,18 @@ export class Chat {
     if (this.blocked()) return;
     const before = turn.pieces.slice(0, place);
     const content = before.filter(({ kind }) => kind === "content").map(({ text }) => text);
-    const chosen = { kind: "content", text: alternative.text, entries: [{ ...turn.pieces[place].entries[0], ...alternative }] };
+    const chosen = {
+      kind: "content",
+      text: alternative.text,
+      entries: [{ ...turn.pieces[place].entries[0], ...alternative }],
+    };
     const fields = { ...emptyAnswer(), reasoning: turn.reasoning, content: content.join("") + alternative.text };
-    const made = addTurn(this.conversation, turn.parent, { role: "assistant", ...fields, pieces: [...before, chosen], odds: true });
+    const made = addTurn(this.conversation, turn.parent, {
+      role: "assistant",
+      ...fields,
+      pieces: [...before, chosen],
+      odds: true,
+    });
     return this.begin(made, { continues: true });
   }
 

@@ -31,9 +31,21 @@ export function compareBranches(chat, turn) {
       button("Previous branch", "left", move(-1), { disabled: at === 0 }),
       el("span", { class: "branch" }, `${at + 1} / ${ids.length}`),
       button("Next branch", "right", move(1), { disabled: at === ids.length - 1 }),
-      el("button", { type: "button", class: "quiet", onclick: go }, icon("check"), el("span", {}, "Go on with this one")),
+      el(
+        "button",
+        { type: "button", class: "quiet", onclick: go },
+        icon("check"),
+        el("span", {}, "Go on with this one"),
+      ),
     );
-    return [bar, el("div", { class: "column-turns", tabindex: 0 }, [shown, ...pathBelow(conversation, shown.id)].map((each) => still(each, conversation)))];
+    return [
+      bar,
+      el(
+        "div",
+        { class: "column-turns", tabindex: 0 },
+        [shown, ...pathBelow(conversation, shown.id)].map((each) => still(each, conversation)),
+      ),
+    ];
   };
   draw();
   dialog.querySelector(".columns").replaceChildren(...columns);
@@ -43,7 +55,8 @@ export function compareBranches(chat, turn) {
 
 /** Return a turn without buttons. */
 function still(turn, conversation) {
-  if (turn.role === "user") return el("article", { class: "turn user" }, el("div", { class: "bubble", dir: "auto" }, turn.content));
+  if (turn.role === "user")
+    return el("article", { class: "turn user" }, el("div", { class: "bubble", dir: "auto" }, turn.content));
   if (turn.role === "tool") return el("article", { class: "turn" }, resultCard(turn));
   const shown = { ...turn, odds: false, children: ["shown"] };
   const answer = new Answer(shown, {}, conversation.mode === "complete");

@@ -16,7 +16,12 @@ function ask({ title, text, label, value, type = "text", yes, danger = false }) 
     text && el("p", {}, text),
     field && el("label", { for: "ask-field" }, label),
     field,
-    el("div", { class: "row" }, accept, el("button", { type: "button", class: "quiet", onclick: () => dialog.close("no") }, "Cancel")),
+    el(
+      "div",
+      { class: "row" },
+      accept,
+      el("button", { type: "button", class: "quiet", onclick: () => dialog.close("no") }, "Cancel"),
+    ),
   );
   dialog.replaceChildren(form);
   dialog.returnValue = "no";
@@ -24,7 +29,9 @@ function ask({ title, text, label, value, type = "text", yes, danger = false }) 
   (field ?? accept).focus();
   field?.select();
   return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue !== "yes" ? null : (field?.value ?? true)), { once: true });
+    dialog.addEventListener("close", () => resolve(dialog.returnValue !== "yes" ? null : (field?.value ?? true)), {
+      once: true,
+    });
   });
 }
 

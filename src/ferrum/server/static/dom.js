@@ -69,7 +69,7 @@ export function newId() {
 }
 
 /** Copy text. Origins without TLS have no `navigator.clipboard`: there a selected text area is copied. */
-export async function copyText(text) {
+async function copyText(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const area = el("textarea", { class: "offscreen" });
   area.value = text;

@@ -7,7 +7,7 @@
 export function read(event) {
   const choice = event.choices?.[0];
   const common = { id: event.id, fingerprint: event.system_fingerprint, usage: event.usage ?? null };
-  if (!choice) return { ...common, content: "", reasoning: "", calls: [], entries: [], ids: [], finish: null };
+  if (!choice) return { ...common, content: "", reasoning: "", calls: [], entries: [], finish: null };
   const delta = choice.delta;
   return {
     ...common,
@@ -15,7 +15,6 @@ export function read(event) {
     reasoning: delta?.reasoning ?? delta?.reasoning_content ?? "",
     calls: delta?.tool_calls ?? [],
     entries: delta ? chatEntries(choice.logprobs) : completionEntries(choice.logprobs),
-    ids: choice.token_ids ?? [],
     finish: choice.finish_reason ?? null,
   };
 }

@@ -57,7 +57,10 @@ export class History {
     this.byId.set(conversation.id, conversation);
     if (this.timers.has(conversation.id)) return;
     const wait = Math.max(1000, 50 * this.cost);
-    this.timers.set(conversation.id, setTimeout(() => this.write(conversation), wait));
+    this.timers.set(
+      conversation.id,
+      setTimeout(() => this.write(conversation), wait),
+    );
   }
 
   /** Store a conversation now. */

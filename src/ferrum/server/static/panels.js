@@ -49,6 +49,7 @@ export function tabs(list, onselect) {
       each.tabIndex = chosen ? 0 : -1;
       byId(each.getAttribute("aria-controls")).hidden = !chosen;
     }
+    list.closest(".panel").scrollTop = 0;
     onselect(tab.id);
   };
   for (const tab of all) tab.addEventListener("click", () => select(tab));

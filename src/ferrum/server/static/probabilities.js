@@ -14,6 +14,11 @@ class Panel {
     this.element.addEventListener("pointerenter", () => clearTimeout(this.timer));
     this.element.addEventListener("pointerleave", () => this.hideSoon());
     this.element.addEventListener("keydown", (event) => this.move(event));
+    byId("scroller").addEventListener("scroll", () => this.token && this.place(), { passive: true });
+    document.addEventListener(
+      "pointerdown",
+      ({ target }) => this.element.contains(target) || this.owner?.element.contains(target) || this.hide(),
+    );
   }
 
   show(owner, token, piece, choose) {
@@ -21,10 +26,18 @@ class Panel {
     this.hide();
     Object.assign(this, { owner, token });
     token.classList.add("shown");
-    const hint = piece.kind === "reasoning" && el("p", { class: "hint" }, "Branches begin in the answer, after the reasoning.");
-    this.element.replaceChildren(...[...piece.entries.map((entry) => this.list(entry, piece, choose)), hint].filter(Boolean));
+    const hint =
+      piece.kind === "reasoning" && el("p", { class: "hint" }, "Branches begin in the answer, after the reasoning.");
+    this.element.replaceChildren(
+      ...[...piece.entries.map((entry) => this.list(entry, piece, choose)), hint].filter(Boolean),
+    );
     this.element.hidden = false;
-    const box = token.getBoundingClientRect();
+    this.place();
+  }
+
+  /** Put the panel below its token, or above it. */
+  place() {
+    const box = this.token.getBoundingClientRect();
     const { width, height } = this.element.getBoundingClientRect();
     const below = box.bottom + height + 8 < window.innerHeight;
     this.element.style.left = `${Math.max(8, Math.min(box.left, window.innerWidth - width - 8))}px`;
@@ -96,7 +109,13 @@ export class TokenText {
     this.pieces = [];
     this.spans = [];
     const help = "Left and right choose a token, down its alternatives.";
-    this.element = el("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": `Tokens. ${help}`, dir: "auto" });
+    this.element = el("div", {
+      class: "tokens",
+      tabindex: 0,
+      role: "group",
+      "aria-label": `Tokens. ${help}`,
+      dir: "auto",
+    });
     this.element.addEventListener("pointerover", (event) => this.showAt(event));
     this.element.addEventListener("click", (event) => this.showAt(event));
     this.element.addEventListener("pointerleave", () => panel.hideSoon());

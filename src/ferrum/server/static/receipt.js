@@ -11,7 +11,7 @@ const FINISH = {
 };
 
 /** Return the line of an answer: tokens, speed and wait. */
-export function summaryOf(turn) {
+function summaryOf(turn) {
   const part = turn.parts.at(-1);
   if (!part?.usage) return "Receipt";
   const tokens = part.usage.completion_tokens;
@@ -25,8 +25,10 @@ function rowsOf(part) {
   const { usage, options } = part;
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   const reasoning = usage?.completion_tokens_details?.reasoning_tokens;
-  const { seed, system, tools, response_format, logprobs, top_logprobs, ...others } = options;
-  const settings = Object.entries(others).map(([name, value]) => `${name} ${JSON.stringify(value)}`);
+  const { seed, system, tools, response_format, ...others } = options;
+  const long = [system && "a system prompt", tools && `${tools.length} tools`, response_format && "a JSON schema"];
+  const short = Object.entries(others).map(([name, value]) => `${name} ${JSON.stringify(value)}`);
+  const settings = [...short, ...long.filter(Boolean)];
   return [
     ["Prompt", usage && `${usage.prompt_tokens} tokens, ${cached ?? 0} found in the cache`],
     ["Answer", usage && `${usage.completion_tokens} tokens${reasoning ? `, ${reasoning} of them reasoning` : ""}`],
@@ -43,8 +45,13 @@ function rowsOf(part) {
 /** Return the folded receipt of an answer; `again` is the button that runs it again. */
 export function receiptOf(turn, again) {
   const lists = turn.parts.map((part) =>
-    el("dl", {}, rowsOf(part).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
+    el(
+      "dl",
+      {},
+      rowsOf(part).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]),
+    ),
   );
-  const result = turn.replay && el("p", { class: turn.replay.same ? "same" : "differs", role: "status" }, turn.replay.text);
+  const result =
+    turn.replay && el("p", { class: turn.replay.same ? "same" : "differs", role: "status" }, turn.replay.text);
   return [el("summary", {}, summaryOf(turn)), el("div", { class: "receipt-body" }, lists, again, result)];
 }

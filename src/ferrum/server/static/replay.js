@@ -13,14 +13,18 @@ export async function runAgain(chat, conversation, turn, signal) {
     found.push(recorded ?? (await askedAgain(chat, conversation, turn, place, signal)));
     if (!found.at(-1).same) break;
   }
-  return found.length === 1 ? found[0] : found.find(({ same }) => !same) ?? { same: true, text: found.at(-1).text };
+  return found.length === 1 ? found[0] : (found.find(({ same }) => !same) ?? { same: true, text: found.at(-1).text });
 }
 
 async function replayed(id, signal) {
   try {
     const reply = await postJson(`v1/requests/${encodeURIComponent(id)}/replay`, {}, signal);
     const tokens = reply.replays.flatMap(({ choices }) => choices.flatMap((choice) => choice.tokens)).length;
-    if (reply.same) return { same: true, text: `Same bits: the server replayed its record, ${tokens} tokens with their log-probabilities.` };
+    if (reply.same)
+      return {
+        same: true,
+        text: `Same bits: the server replayed its record, ${tokens} tokens with their log-probabilities.`,
+      };
     const [first] = reply.replays.flatMap(({ differences }) => differences);
     return { same: false, text: `Not the same: ${JSON.stringify(first)}` };
   } catch (error) {
@@ -32,15 +36,25 @@ async function replayed(id, signal) {
 /** Ask for a part again with the same seed and compare texts, and log-probabilities where the answer has them. */
 async function askedAgain(chat, conversation, turn, place, signal) {
   const end = turn.parts[place + 1]?.from ?? turn.content.length;
-  const expected = { content: turn.content.slice(turn.parts[place].from, end), reasoning: place ? null : turn.reasoning };
+  const expected = {
+    content: turn.content.slice(turn.parts[place].from, end),
+    reasoning: place ? null : turn.reasoning,
+  };
   const got = await again(chat, conversation, turn, place, {}, signal, expected);
   const cut = ["stopped", "cut"].includes(turn.parts[place].finish);
   const differs = got.content !== expected.content && !(cut && got.content.startsWith(expected.content));
-  if (differs) return { same: false, text: `Not the same: the text differs from character ${difference(got.content, expected.content)} on.` };
+  if (differs)
+    return {
+      same: false,
+      text: `Not the same: the text differs from character ${difference(got.content, expected.content)} on.`,
+    };
   const next = turn.parts[place + 1]?.piecesFrom;
   const [before, after] = [turn.pieces?.slice(turn.parts[place].piecesFrom, next), got.pieces].map(entriesOf);
   if (cut || !before.length || before.length !== after.length) {
-    return { same: true, text: "Same text. With probabilities on, every bit of the log-probabilities is compared, too." };
+    return {
+      same: true,
+      text: "Same text. With probabilities on, every bit of the log-probabilities is compared, too.",
+    };
   }
   const wrong = before.findIndex(({ text, logprob }, at) => text !== after[at].text || logprob !== after[at].logprob);
   if (wrong >= 0) return { same: false, text: `Not the same: token ${wrong + 1} or its log-probability differs.` };
@@ -63,7 +77,12 @@ async function again(chat, conversation, turn, place, extra, signal, expected) {
     got.content += delta.content;
     got.reasoning += delta.reasoning;
     pieces?.add(delta);
-    if (cut && got.content.length >= expected.content.length && (expected.content || got.reasoning.length >= turn.reasoning.length)) break;
+    if (
+      cut &&
+      got.content.length >= expected.content.length &&
+      (expected.content || got.reasoning.length >= turn.reasoning.length)
+    )
+      break;
   }
   return got;
 }

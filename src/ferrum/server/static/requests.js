@@ -46,7 +46,9 @@ function messageOf(turn) {
   if (turn.role === "tool") return { role: "tool", tool_call_id: turn.call, name: turn.name, content: turn.content };
   if (turn.role === "user") return { role: "user", content: turn.content };
   const calls = turn.calls?.map(({ id, type, name, arguments: text }) => {
-    return type === "custom" ? { id, type, custom: { name, input: text } } : { id, type, function: { name, arguments: text } };
+    return type === "custom"
+      ? { id, type, custom: { name, input: text } }
+      : { id, type, function: { name, arguments: text } };
   });
   return {
     role: "assistant",
@@ -66,7 +68,10 @@ export function requestOf(conversation, turn, part, model) {
   const before = pathTo(conversation, turn, { included: false });
   const begun = turn.content.slice(0, part.from);
   if (conversation.mode === "complete") {
-    return { path: "v1/completions", body: { model, ...options, prompt: before.map((each) => each.content).join("") + begun } };
+    return {
+      path: "v1/completions",
+      body: { model, ...options, prompt: before.map((each) => each.content).join("") + begun },
+    };
   }
   const messages = before.map(messageOf);
   if (system) messages.unshift({ role: "system", content: system });
@@ -80,7 +85,8 @@ export function requestOf(conversation, turn, part, model) {
 
 /** Return the request that continues the text after the rendered prompt, for templates that change the text. */
 export async function renderedRequest({ body }, config) {
-  const { messages, continue_final_message, add_generation_prompt, tools, reasoning_effort, top_logprobs, ...rest } = body;
+  const { messages, continue_final_message, add_generation_prompt, tools, reasoning_effort, top_logprobs, ...rest } =
+    body;
   const shown = { model: body.model, messages: messages.slice(0, -1), tools, reasoning_effort };
   const { prompt } = await postJson("v1/chat/completions/render", shown);
   const logprobs = rest.logprobs ? probabilityOptions(config, "complete").logprobs : undefined;

@@ -46,9 +46,14 @@ export class Server {
       this.failures = 0;
     } catch (error) {
       this.failures += 1;
-      if (error.status === 401) this.become("key", apiKey.get() ? "This API key is not accepted" : "The server wants an API key");
+      if (error.status === 401)
+        this.become("key", apiKey.get() ? "This API key is not accepted" : "The server wants an API key");
       else if (error.status === 503) this.become("loading", "The server is loading or shutting down. Trying again");
-      else this.become("gone", error instanceof ApiError && error.status ? error.message : "The server does not answer. Trying again");
+      else
+        this.become(
+          "gone",
+          error instanceof ApiError && error.status ? error.message : "The server does not answer. Trying again",
+        );
     }
   }
 

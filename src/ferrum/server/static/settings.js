@@ -2,7 +2,7 @@
 
 const KEY = "ferrum.settings";
 
-export const DEFAULTS = {
+const DEFAULTS = {
   ...{ model: "", mode: "chat", theme: "auto", probabilities: false },
   ...{ system: "", tools: "", structured: false, schema: "", effort: "", stop: "" },
   ...{ temperature: "", top_p: "", top_k: "", min_p: "", max_tokens: "", seed: "" },

@@ -15,7 +15,15 @@ const NUMBERS = [
   ["max_tokens", "Max tokens", { min: 1, step: 1 }],
   ["seed", "Seed", { min: -9007199254740991, max: 9007199254740991, step: 1 }],
 ];
-const ENGINE = { temperature: 1, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1, presence_penalty: 0, frequency_penalty: 0 };
+const ENGINE = {
+  temperature: 1,
+  top_p: 1,
+  top_k: 0,
+  min_p: 0,
+  repetition_penalty: 1,
+  presence_penalty: 0,
+  frequency_penalty: 0,
+};
 
 export class SettingsPanel {
   constructor(element, settings) {
@@ -24,14 +32,22 @@ export class SettingsPanel {
 
   /** Draw the panel for a server's properties. */
   draw({ config, models }) {
-    const { settings } = this;
     const recommended = config?.sampling ?? {};
     const own = (name) => recommended[name] ?? ENGINE[name] ?? { max_tokens: "no limit", seed: "random" }[name];
     const numbers = NUMBERS.map(([name, label, limits]) => this.number(name, label, limits, String(own(name))));
     const effort = efforts(config?.model.reasoning ?? []);
     const parts = [
-      models.length > 1 && this.select("model", "Model", models.map((name) => [name, name])),
-      config?.model.chat_template && this.select("mode", "New conversations", [["chat", "Chat"], ["complete", "Plain completion"]]),
+      models.length > 1 &&
+        this.select(
+          "model",
+          "Model",
+          models.map((name) => [name, name]),
+        ),
+      config?.model.chat_template &&
+        this.select("mode", "New conversations", [
+          ["chat", "Chat"],
+          ["complete", "Plain completion"],
+        ]),
       this.text("system", "System prompt", "Tell the model how to answer", null),
       effort.length && this.select("effort", "Reasoning", effort),
       el("h3", {}, "Sampling"),
@@ -44,7 +60,11 @@ export class SettingsPanel {
       el("h3", {}, "Tools"),
       this.text("tools", "Tools as JSON", '[{"type": "function", "function": {"name": "…"}}]', "array"),
       el("h3", {}, "Page"),
-      this.select("theme", "Colours", [["auto", "As the system"], ["light", "Light"], ["dark", "Dark"]]),
+      this.select("theme", "Colours", [
+        ["auto", "As the system"],
+        ["light", "Light"],
+        ["dark", "Dark"],
+      ]),
       button("Reset settings", "again", () => this.reset(), { shown: true }),
     ];
     this.element.replaceChildren(...parts.filter(Boolean));
@@ -82,7 +102,13 @@ export class SettingsPanel {
 
   /** Return a box of text; one with a kind must be JSON of that kind, which is checked while it is written. */
   text(name, label, placeholder, kind) {
-    const field = el("textarea", { rows: kind ? 4 : 2, placeholder, dir: "auto", spellcheck: kind ? "false" : null, class: kind ? "mono" : null });
+    const field = el("textarea", {
+      rows: kind ? 4 : 2,
+      placeholder,
+      dir: "auto",
+      spellcheck: kind ? "false" : null,
+      class: kind ? "mono" : null,
+    });
     field.value = this.settings.values[name];
     this.keep(name, field);
     const fault = el("p", { class: "fault", id: `fault-${name}`, role: "status" });
@@ -100,7 +126,11 @@ export class SettingsPanel {
   }
 
   select(name, label, options) {
-    const field = el("select", {}, options.map(([value, text]) => el("option", { value }, text)));
+    const field = el(
+      "select",
+      {},
+      options.map(([value, text]) => el("option", { value }, text)),
+    );
     field.value = this.settings.values[name];
     if (field.selectedIndex < 0) field.selectedIndex = 0;
     this.keep(name, field);
@@ -118,7 +148,16 @@ export class SettingsPanel {
 /** Return the choices of reasoning that a model's template knows. */
 function efforts(variables) {
   if (variables.includes("reasoning_effort")) {
-    return [["", "Default"], ...["none", "low", "medium", "high"].map((each) => [each, each[0].toUpperCase() + each.slice(1)])];
+    return [
+      ["", "Default"],
+      ...["none", "low", "medium", "high"].map((each) => [each, each[0].toUpperCase() + each.slice(1)]),
+    ];
   }
-  return variables.length ? [["", "Default"], ["medium", "On"], ["none", "Off"]] : [];
+  return variables.length
+    ? [
+        ["", "Default"],
+        ["medium", "On"],
+        ["none", "Off"],
+      ]
+    : [];
 }

@@ -19,7 +19,9 @@ export class Sidebar {
 
   render() {
     const found = this.history.list(byId("search").value);
-    const focused = this.list.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
+    const focused = this.list.contains(document.activeElement)
+      ? document.activeElement.getAttribute("aria-label")
+      : null;
     this.list.replaceChildren(...found.map((each) => this.row(each)));
     byId("no-conversations").hidden = found.length > 0;
     if (focused) this.list.querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
@@ -29,7 +31,14 @@ export class Sidebar {
     const title = titleOf(conversation);
     const current = conversation.id === this.chat.conversation.id;
     const open = () => this.actions.open(conversation);
-    const properties = { type: "button", class: "open", dir: "auto", "aria-current": current ? "page" : null, "aria-label": title, onclick: open };
+    const properties = {
+      type: "button",
+      class: "open",
+      dir: "auto",
+      "aria-current": current ? "page" : null,
+      "aria-label": title,
+      onclick: open,
+    };
     return el(
       "li",
       { class: current ? "current" : null },
@@ -48,7 +57,14 @@ export class Sidebar {
   }
 
   async remove(conversation) {
-    if (!(await confirmed("Delete conversation?", `"${titleOf(conversation)}" and all its branches are deleted from this browser.`, "Delete"))) return;
+    if (
+      !(await confirmed(
+        "Delete conversation?",
+        `"${titleOf(conversation)}" and all its branches are deleted from this browser.`,
+        "Delete",
+      ))
+    )
+      return;
     await this.history.remove(conversation.id);
     this.actions.removed(conversation);
     this.render();
@@ -58,7 +74,10 @@ export class Sidebar {
   export() {
     const conversations = this.history.list();
     const day = new Date().toISOString().slice(0, 10);
-    download(`ferrum-conversations-${day}.json`, JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 1));
+    download(
+      `ferrum-conversations-${day}.json`,
+      JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 1),
+    );
     say(`${conversations.length} conversations exported`);
   }
 

@@ -5,7 +5,13 @@ import { el, icon } from "./dom.js";
 /** Return calls as cards. With `send` their results can be typed and sent. */
 export function callCards(calls, send) {
   const boxes = calls.map(({ name }) =>
-    el("textarea", { rows: 2, required: true, "aria-label": `Result of ${name}`, placeholder: "Result of the tool", dir: "auto" }),
+    el("textarea", {
+      rows: 2,
+      required: true,
+      "aria-label": `Result of ${name}`,
+      placeholder: "Result of the tool",
+      dir: "auto",
+    }),
   );
   const cards = calls.map((call, place) =>
     el(
@@ -17,7 +23,12 @@ export function callCards(calls, send) {
     ),
   );
   if (!send) return cards;
-  const submit = el("button", { class: "primary", type: "submit" }, icon("send"), el("span", {}, calls.length > 1 ? "Send results" : "Send result"));
+  const submit = el(
+    "button",
+    { class: "primary", type: "submit" },
+    icon("send"),
+    el("span", {}, calls.length > 1 ? "Send results" : "Send result"),
+  );
   const onsubmit = (event) => {
     event.preventDefault();
     send(boxes.map(({ value }) => value));

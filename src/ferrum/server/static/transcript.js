@@ -29,7 +29,10 @@ export class Transcript {
     const focused = this.focused();
     for (const view of shown) view.render();
     const elements = shown.map(({ element }) => element);
-    if (elements.some((each, place) => this.element.children[place] !== each) || this.element.children.length !== elements.length) {
+    if (
+      elements.some((each, place) => this.element.children[place] !== each) ||
+      this.element.children.length !== elements.length
+    ) {
       this.element.replaceChildren(...elements);
     }
     focused();
@@ -44,7 +47,10 @@ export class Transcript {
       if (place < 0 || !name || this.element.contains(document.activeElement)) return;
       const turn = this.element.children[place] ?? this.element.lastElementChild;
       const near = [`[aria-label="${CSS.escape(name)}"]:enabled`, ".branch ~ button:enabled", "button:enabled"];
-      near.map((each) => turn?.querySelector(each)).find(Boolean)?.focus();
+      near
+        .map((each) => turn?.querySelector(each))
+        .find(Boolean)
+        ?.focus();
     };
   }
 
@@ -70,7 +76,14 @@ export class Transcript {
 export function welcome(config) {
   const lines = [
     el("h2", {}, config ? "What do you want to know?" : "Connecting to the server"),
-    config && el("p", {}, config.model.chat_template ? "The same question with the same seed gets the same answer, to the last bit." : "This model has no chat template: it continues the text you write."),
+    config &&
+      el(
+        "p",
+        {},
+        config.model.chat_template
+          ? "The same question with the same seed gets the same answer, to the last bit."
+          : "This model has no chat template: it continues the text you write.",
+      ),
   ];
   return lines.filter(Boolean);
 }

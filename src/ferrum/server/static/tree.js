@@ -4,7 +4,7 @@
 
 import { newId } from "./dom.js";
 
-export const ROOT = "root";
+const ROOT = "root";
 
 export function newConversation(mode = "chat") {
   const now = Date.now();
@@ -24,7 +24,7 @@ export function addTurn(conversation, parent, fields) {
 /** Return the turns of the active path below a turn, without that turn. */
 export function pathBelow(conversation, id = ROOT) {
   const path = [];
-  for (let turn = conversation.turns[id]; turn.chosen; ) {
+  for (let turn = conversation.turns[id]; turn.chosen;) {
     turn = conversation.turns[turn.chosen];
     path.push(turn);
   }
@@ -74,7 +74,8 @@ export function titleOf(conversation) {
 }
 
 const text = (value) => (typeof value === "string" ? value : "");
-const list = (value, sound) => (Array.isArray(value) ? value.filter((each) => each && typeof each === "object" && sound(each)) : []);
+const list = (value, sound) =>
+  Array.isArray(value) ? value.filter((each) => each && typeof each === "object" && sound(each)) : [];
 
 /** Return an imported answer with all fields that the page reads; what is no answer's is left out. */
 function answerOf(turn) {
@@ -84,15 +85,28 @@ function answerOf(turn) {
     name: text(call.name),
     arguments: text(call.arguments),
   }));
-  const parts = list(turn.parts, ({ options, from }) => options && typeof options === "object" && Number.isInteger(from));
+  const parts = list(
+    turn.parts,
+    ({ options, from }) => options && typeof options === "object" && Number.isInteger(from),
+  );
   const sound = ({ top, logprob }) => Array.isArray(top) && typeof logprob === "number";
   const whole = (piece) => typeof piece.text === "string" && Array.isArray(piece.entries) && piece.entries.every(sound);
-  const pieces = Array.isArray(turn.pieces) && list(turn.pieces, whole).length === turn.pieces.length ? turn.pieces : null;
+  const pieces =
+    Array.isArray(turn.pieces) && list(turn.pieces, whole).length === turn.pieces.length ? turn.pieces : null;
   const finish = text(turn.finish) || "stop";
   return { ...turn, reasoning: text(turn.reasoning), calls, parts, pieces, finish, replay: null };
 }
 
 const ROLES = new Set(["user", "assistant", "tool"]);
+
+/** Return whether a turn of an imported conversation is linked with its parent and its children. */
+function isSound(turns, id) {
+  const turn = turns[id];
+  const known = id === ROOT ? turn.role === "root" : ROLES.has(turn.role) && typeof turn.content === "string";
+  const linked = id === ROOT || turns[turn.parent]?.children?.includes(id);
+  const sound = Array.isArray(turn.children) && turn.children.every((child) => turns[child]?.parent === id);
+  return turn.id === id && known && linked && sound && (!turn.chosen || turn.children.includes(turn.chosen));
+}
 
 /** Return an imported conversation if its tree is sound. Throws an Error that says what is wrong. */
 export function checked(conversation) {
@@ -100,14 +114,15 @@ export function checked(conversation) {
   if (typeof conversation?.id !== "string" || typeof turns !== "object" || !turns?.[ROOT]) {
     throw new Error("a conversation has no id or no turns");
   }
-  for (const [id, turn] of Object.entries(turns)) {
-    const known = id === ROOT ? turn.role === "root" : ROLES.has(turn.role) && typeof turn.content === "string";
-    const linked = id === ROOT || turns[turn.parent]?.children?.includes(id);
-    const sound = Array.isArray(turn.children) && turn.children.every((child) => turns[child]?.parent === id);
-    if (turn.id !== id || !known || !linked || !sound || (turn.chosen && !turn.children.includes(turn.chosen))) {
-      throw new Error(`turn ${id} of "${conversation.title || conversation.id}" is damaged`);
-    }
-  }
+  const wrong = Object.keys(turns).find((id) => !turns[id] || !isSound(turns, id));
+  if (wrong) throw new Error(`turn ${wrong} of conversation ${conversation.id} is damaged`);
   const whole = Object.entries(turns).map(([id, turn]) => [id, turn.role === "assistant" ? answerOf(turn) : turn]);
-  return { mode: "chat", title: "", created: Date.now(), updated: Date.now(), ...conversation, turns: Object.fromEntries(whole) };
+  return {
+    mode: conversation.mode === "complete" ? "complete" : "chat",
+    id: conversation.id,
+    title: text(conversation.title),
+    created: Number(conversation.created) || Date.now(),
+    updated: Number(conversation.updated) || Date.now(),
+    turns: Object.fromEntries(whole),
+  };
 }

@@ -29,7 +29,14 @@ export class TurnView {
     this.receipt = el("details", { class: "receipt" });
     const name = NAMES[turn.role];
     const heading = el("h2", { class: "offscreen" }, name);
-    this.element = el("article", { class: `turn ${turn.role}`, "data-turn": turn.id, "aria-label": name }, heading, this.content, this.notice, this.bar);
+    this.element = el(
+      "article",
+      { class: `turn ${turn.role}`, "data-turn": turn.id, "aria-label": name },
+      heading,
+      this.content,
+      this.notice,
+      this.bar,
+    );
     if (turn.role === "assistant") {
       this.answer = new Answer(turn, actions, this.conversation.mode === "complete");
       this.content.append(this.answer.element);
@@ -42,7 +49,9 @@ export class TurnView {
 
   showText() {
     const { turn } = this;
-    this.content.replaceChildren(turn.role === "tool" ? resultCard(turn) : el("div", { class: "bubble", dir: "auto" }, turn.content));
+    this.content.replaceChildren(
+      turn.role === "tool" ? resultCard(turn) : el("div", { class: "bubble", dir: "auto" }, turn.content),
+    );
   }
 
   /** Show the state of the turn and of its branches. */
@@ -98,14 +107,23 @@ export class TurnView {
   againButton() {
     const title = "Asks for this answer again and compares every token";
     const run = () => this.actions.runAgain(this.turn);
-    return button("Run again: same bits?", "same", run, { shown: true, title, disabled: this.chat.busy || Boolean(this.turn.running) });
+    return button("Run again: same bits?", "same", run, {
+      shown: true,
+      title,
+      disabled: this.chat.busy || Boolean(this.turn.running),
+    });
   }
 
   /** Replace the text by a box; saving makes a branch. */
   edit() {
     this.editing = true;
     const asks = this.turn.role === "user";
-    const box = el("textarea", { class: "edit-box", rows: 4, dir: "auto", "aria-label": asks ? "Your message" : "The answer" });
+    const box = el("textarea", {
+      class: "edit-box",
+      rows: 4,
+      dir: "auto",
+      "aria-label": asks ? "Your message" : "The answer",
+    });
     box.value = this.turn.content;
     const done = () => {
       this.editing = false;
@@ -121,7 +139,12 @@ export class TurnView {
       if (box.value.trim()) this.actions.edit(this.turn, box.value);
     };
     const save = el("button", { type: "submit", class: "primary" }, asks ? "Send as a branch" : "Save as a branch");
-    const form = el("form", { class: "edit", onsubmit }, box, el("div", { class: "row" }, save, el("button", { type: "button", class: "quiet", onclick: done }, "Cancel")));
+    const form = el(
+      "form",
+      { class: "edit", onsubmit },
+      box,
+      el("div", { class: "row" }, save, el("button", { type: "button", class: "quiet", onclick: done }, "Cancel")),
+    );
     box.addEventListener("keydown", (event) => {
       if (event.key === "Escape") done();
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing && asks) {
