@@ -116,7 +116,8 @@ export class TokenText {
       "aria-label": `Tokens. ${help}`,
       dir: "auto",
     });
-    this.element.addEventListener("pointerover", (event) => this.showAt(event));
+    // Not pointerover: text that grows under a pointer at rest opens nothing.
+    this.element.addEventListener("pointermove", (event) => this.showAt(event));
     this.element.addEventListener("click", (event) => this.showAt(event));
     this.element.addEventListener("pointerleave", () => panel.hideSoon());
     this.element.addEventListener("keydown", (event) => this.move(event));
