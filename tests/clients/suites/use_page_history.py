@@ -55,6 +55,7 @@ def test_search_finds_titles_and_texts(page: Any) -> None:
 def test_rename_and_delete(page: Any) -> None:
     two(page)
     assert len(conversations(page)) == 2
+    page.locator("#conversations li").nth(1).hover()
     page.get_by_role("button", name="Rename 3 words").click()
     page.get_by_label("Title").fill("Sky")
     page.keyboard.press("Enter")
@@ -95,3 +96,15 @@ def test_a_damaged_file_is_refused(page: Any, tmp_path: Path, text: str) -> None
     page.set_input_files("#import-file", tmp_path / "damaged.json")
     page.get_by_role("alert").filter(has_text="damaged.json cannot be imported").wait_for()
     assert conversations(page) == []
+
+
+def test_two_tabs_show_the_same(page: Any) -> None:
+    ask(page, "3 words")
+    other = page.context.new_page()
+    other.goto(page.url)
+    ready(other).locator(".turn.assistant").wait_for()
+    ask(other, "4 words")
+    page.locator(".turn.user").nth(1).wait_for()
+    ask(page, "5 words")
+    assert page.locator(".bubble").all_inner_texts() == ["3 words", "4 words", "5 words"]
+    other.locator(".turn.user").nth(2).wait_for()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -188,3 +189,19 @@ def test_reasoning_is_switched_off_where_the_template_can(open_page: Open, agent
     page.get_by_label("Reasoning").select_option("none")
     assert ask(page, "Hi") == "Hello."
     assert page.locator(".reasoning").is_hidden()
+
+
+def test_a_text_that_the_template_changes_is_continued_after_the_prompt(open_page: Open, url: str) -> None:
+    page = ready(open_page(url, refused=True))
+    settings(page, max_tokens="8", temperature="0")
+    text = ask(page, "read a file")
+    fault = {"message": "the chat template omits or changes the final message", "param": "continue_final_message"}
+    refused = json.dumps({"error": {**fault, "type": "invalid_request_error", "code": None}})
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, body=refused))
+    with page.expect_request("**/v1/completions") as asked:
+        page.get_by_role("button", name="Continue").click()
+    finish(page)
+    body = asked.value.post_data_json
+    assert body["prompt"].startswith("# user: read a file") and body["prompt"].split()[-3:] == text.split()[-3:]
+    assert body["add_special_tokens"] is False
+    assert len(page.locator(".turn.assistant .body").inner_text()) > len(text)

@@ -21,8 +21,9 @@ import { newConversation, titleOf } from "./tree.js";
 
 const settings = new Settings((name) => settingChanged(name));
 const server = new Server((state, text) => serverChanged(state, text), settings);
-const history = new History(() =>
-  composer.warn("This browser stores nothing: conversations last until the page is closed."),
+const history = new History(
+  () => composer.warn("This browser stores nothing: conversations last until the page is closed."),
+  changedElsewhere,
 );
 const composer = new Composer({ send, stop: () => chat.stop() });
 const refused = (fault) => composer.warn(fault);
@@ -128,6 +129,14 @@ function startConversation() {
 function removed(conversation) {
   chat.stop(conversation);
   if (conversation.id === chat.conversation.id) startConversation();
+}
+
+/** Show what another tab has made of a conversation. */
+function changedElsewhere(id) {
+  const stored = history.byId.get(id);
+  if (id !== chat.conversation.id || chat.busy) sidebar.render();
+  else if (stored) chat.open(stored);
+  else startConversation();
 }
 
 async function removeTurn(turn) {

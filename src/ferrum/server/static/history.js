@@ -12,15 +12,21 @@ function opened() {
   });
 }
 
-/** All conversations, and writes of changed ones. `onfault` learns once that nothing can be stored. */
+/**
+ * All conversations, and writes of changed ones. `onfault` learns that nothing can be stored, `onother(id)` that another
+ * tab has changed or removed a conversation.
+ */
 export class History {
-  constructor(onfault) {
+  constructor(onfault, onother) {
     this.byId = new Map();
     this.timers = new Map();
     this.removed = new Set();
     this.cost = 0;
     this.database = null;
     this.onfault = onfault;
+    this.onother = onother;
+    this.tabs = new BroadcastChannel(DATABASE);
+    this.tabs.onmessage = ({ data }) => this.heard(data);
   }
 
   /** Read all conversations. Without storage (a private window) they last as long as the page. */
@@ -75,6 +81,16 @@ export class History {
       return request;
     };
     await this.done(put, "readwrite").catch(() => this.onfault());
+    this.tabs.postMessage(conversation.id);
+  }
+
+  /** Take over what another tab has stored, unless this tab has changes of the same conversation. */
+  async heard(id) {
+    if (this.timers.has(id) || !this.database) return;
+    const stored = await this.done((store) => store.get(id));
+    if (stored) this.byId.set(id, stored);
+    else this.byId.delete(id);
+    this.onother(id);
   }
 
   /** Store all that waits: the page is about to go. */
@@ -86,5 +102,6 @@ export class History {
     this.byId.delete(id);
     this.removed.add(id);
     if (this.database) await this.done((store) => store.delete(id), "readwrite");
+    this.tabs.postMessage(id);
   }
 }
