@@ -60,3 +60,12 @@ def distance(page: Any) -> float:
     """Return how far the view is from the end."""
     script = "element => element.scrollHeight - element.scrollTop - element.clientHeight"
     return float(page.locator("#scroller").evaluate(script))
+
+
+def at_end(page: Any) -> bool:
+    """Return whether the view reaches the end; a busy machine paints late."""
+    for _ in range(30):
+        if distance(page) < 4:
+            return True
+        page.wait_for_timeout(100)
+    return False

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from page_kit import SIZES, ask, begin, distance, finish, press, ready, settings
+from page_kit import SIZES, ask, at_end, begin, finish, press, ready, settings
 
 Open = Callable[..., Any]
 TOOLS = json.dumps(
@@ -86,8 +86,7 @@ def test_the_view_follows_every_answer(open_page: Open, page_url: str, size: dic
     page = open_page(page_url, **size)
     for question in ("120 words", "121 words", "122 words", "60 paragraphs"):
         ask(page, question)
-        page.wait_for_timeout(100)
-        assert distance(page) < 4, question
+        assert at_end(page), question
 
 
 def test_scrolling_up_stops_following_until_the_end(open_page: Open, page_url: str, size: dict[str, Any]) -> None:
@@ -103,9 +102,8 @@ def test_scrolling_up_stops_following_until_the_end(open_page: Open, page_url: s
     assert page.locator("#stop").is_visible(), "the answer still grows"
     assert page.locator("#scroller").evaluate("element => element.scrollTop") == place
     page.click("#to-end")
-    page.wait_for_timeout(500)
-    assert distance(page) < 60
     finish(page)
+    assert at_end(page)
 
 
 def test_stop_keeps_the_text_and_continue_completes_it(open_page: Open, page_url: str) -> None:
