@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from agent_kit import agent
 from ferrum.server.common.web_ui import STATIC, WEB_UI_PATHS
-from serve_kit import Served, serving
+from serve_kit import Served, chat_parts, serving
 
 SMALL = 400_000
 """Maximum size of the whole page with its libraries, in bytes."""
@@ -84,3 +85,14 @@ def test_page_is_not_in_the_openapi_document(server: Served) -> None:
     assert server.http.post("/").status_code == 405
     assert server.http.get("/page/app.py").status_code == 404
     assert server.http.get("/v1/config").json()["model"]["chat_template"] is True
+
+
+def test_config_says_what_the_page_offers(server: Served) -> None:
+    """Qwen3's template reads `enable_thinking` and tools; the template of `server` reads neither."""
+    model = server.http.get("/v1/config").json()["model"]
+    assert (model["reasoning"], model["tools"], model["recorded"]) == ([], False, False)
+    with agent() as other:
+        model = other.http.get("/v1/config").json()["model"]
+        assert (model["reasoning"], model["tools"]) == (["enable_thinking"], True)
+    with serving(chat_parts(sampling={"temperature": 0.6, "top_k": 20})) as recommending:
+        assert recommending.http.get("/v1/config").json()["sampling"] == {"temperature": 0.6, "top_k": 20}

@@ -205,3 +205,23 @@ def test_a_text_that_the_template_changes_is_continued_after_the_prompt(open_pag
     assert body["prompt"].startswith("# user: read a file") and body["prompt"].split()[-3:] == text.split()[-3:]
     assert body["add_special_tokens"] is False
     assert len(page.locator(".turn.assistant .body").inner_text()) > len(text)
+
+
+RECOMMENDING = """
+const real = window.fetch;
+window.fetch = async (path, options) => {
+  const response = await real(path, options);
+  if (path !== "v1/config") return response;
+  const config = { ...(await response.json()), sampling: { temperature: 0.6, top_k: 20 } };
+  return new Response(JSON.stringify(config), { status: 200 });
+};
+"""
+"""A checkpoint that recommends its sampling."""
+
+
+def test_recommended_sampling_is_shown_in_empty_fields(open_page: Open, page_url: str) -> None:
+    page = ready(open_page(page_url, script=RECOMMENDING))
+    page.click("#toggle-right")
+    shown = {name: page.get_attribute(f"#set-{name}", "placeholder") for name in ("temperature", "top_k", "top_p")}
+    assert shown == {"temperature": "0.6", "top_k": "20", "top_p": "1"}
+    assert page.get_attribute("#set-max_tokens", "placeholder") == "no limit"
