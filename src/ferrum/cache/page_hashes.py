@@ -15,7 +15,7 @@ from itertools import takewhile
 
 from ferrum.cache.pool import HashedPage, PageGroup, PageHash, PagePool
 from ferrum.core.policy_config import POLICY
-from ferrum.core.step import Inputs
+from ferrum.core.step import AdapterUse, Inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,37 +36,49 @@ class PrefixScope:
     page_size: int
     numerics_id: str
 
-    def root(self, *, adapter: bytes | None, tenant: str, salt: str) -> PageHash:
+    def root(self, *, tenant: str, salt: str) -> PageHash:
         """Return the hash that a sequence's first page hash is derived from.
 
         Args:
-            adapter: digest of the files of the adapter in use. A name would find the pages of other weights.
             tenant, salt: requests that differ in them share no pages, so timing reveals nothing about the other.
         """
-        fields = (*map(str, astuple(self)), "" if adapter is None else f"adapter {adapter.hex()}", tenant, salt)
+        fields = (*map(str, astuple(self)), tenant, salt)
         return sha256(b"".join(_framed(field.encode()) for field in fields)).digest()
 
     def extend(
-        self, page_hashes: list[PageHash], root: PageHash, tokens: Sequence[int], inputs: Sequence[Inputs] = ()
+        self,
+        page_hashes: list[PageHash],
+        root: PageHash,
+        tokens: Sequence[int],
+        inputs: Sequence[Inputs] = (),
+        adapters: Sequence[AdapterUse] = (),
     ) -> None:
         """Append the hashes of the full pages of `tokens` that `page_hashes` does not have yet.
 
         Args:
             inputs: given rows of the sequence. Tokens do not name them, since all images have the same placeholder.
+            adapters: of the sequence. Each is in the hash of the page in which it begins, and so in all later ones.
         """
         size = self.page_size
         for page in range(len(page_hashes), len(tokens) // size):
             previous, begin = page_hashes[-1] if page_hashes else root, page * size
             given = b"".join([_named(each, begin, begin + size) for each in inputs])
+            given += named_adapters(adapters, begin, begin + size)
             page_hashes.append(self.hash_page(previous, tokens[begin : begin + size], given))
 
     def hash_page(self, previous: PageHash, tokens: Sequence[int], given: bytes = b"") -> PageHash:
         """Return the hash of a full or partial page with these tokens, after the page `previous` or the root.
 
         Args:
-            given: names the given rows in a full page.
+            given: names the given rows in a full page, and the adapters that begin in the page.
         """
         return sha256(previous + array("i", tokens).tobytes() + given).digest()
+
+
+def named_adapters(adapters: Sequence[AdapterUse], begin: int, end: int) -> bytes:
+    """Return what names the adapters that begin at these positions; nothing if there are none."""
+    found = [each for each in adapters if begin <= each.start < end]
+    return b"".join(_framed(f"adapter {each.key} {each.scale.hex()} {each.start}".encode()) for each in found)
 
 
 def _named(inputs: Inputs, begin: int, end: int) -> bytes:

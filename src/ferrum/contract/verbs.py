@@ -33,7 +33,7 @@ from ferrum.contract.io_types import (
 from ferrum.contract.verb_outputs import decode_output, prefill_output, row_of, verified_output
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
 from ferrum.core.span_checks import check_kind, check_tokens, inputs_of
-from ferrum.core.step import Array, Hidden, PendingStep, Rows, Span, SpanExtras, SpanResult, StepBatch, Want
+from ferrum.core.step import AdapterUse, Array, Hidden, PendingStep, Rows, Span, SpanExtras, SpanResult, StepBatch, Want
 from ferrum.core.values import kept_length, shown
 
 P = ParamSpec("P")
@@ -328,8 +328,9 @@ class NamedVerbs:
         if item.pos_offset != stored:
             raise RequestError(f"must be the stored length {stored}, not {item.pos_offset}", param="pos_offset")
         want, rows = SPAN_WANTS[item.policy]
+        adapters = () if item.adapter is None else (AdapterUse(item.adapter),)
         return Span(
-            cache_id, stored, tuple(item.q_tokens), want, rows, extras=SpanExtras(adapter=item.adapter).or_none()
+            cache_id, stored, tuple(item.q_tokens), want, rows, extras=SpanExtras(adapters=adapters).or_none()
         )
 
     def _check_options(self, inputs: PrefillInput | DecodeInput, stored: range, real: slice = slice(None)) -> None:

@@ -6,6 +6,7 @@ Validation of single values is in `core/values.py`.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from math import isfinite
 from operator import lt
 from typing import Any, TypeVar, cast
 
@@ -15,9 +16,19 @@ from ferrum.core.errors import (
     InvalidToken,
     RequestError,
     UnknownSequence,
-    Unsupported,
 )
-from ferrum.core.step import NO_EXTRAS, Inputs, PendingMasks, Rows, Sampling, Score, Span, SpanExtras, Want
+from ferrum.core.step import (
+    NO_EXTRAS,
+    AdapterUse,
+    Inputs,
+    PendingMasks,
+    Rows,
+    Sampling,
+    Score,
+    Span,
+    SpanExtras,
+    Want,
+)
 from ferrum.core.values import integer, listed, shown
 
 Input = TypeVar("Input")
@@ -120,8 +131,8 @@ def _wrong_extras(extras: SpanExtras) -> RequestError | None:
         return RequestError(f"must be Score, not {type(extras.score).__name__}", param="score")
     if extras.score is not None and not _is_list(extras.score.targets):
         return RequestError(f"must have a list of targets, not {shown(extras.score.targets)}", param="score")
-    if extras.adapter is not None and not isinstance(extras.adapter, str):
-        return RequestError(f"must be a string, not {shown(extras.adapter)}", param="adapter")
+    if not _is_list(extras.adapters) or not all(map(_is_adapter, extras.adapters)):
+        return RequestError("must be a list of AdapterUse with a finite scale and a start of at least 0", param="adapters")
     if not _is_list(extras.inputs) or not all(map(_is_inputs, extras.inputs)):
         return RequestError("must be a list of Inputs with one row per ascending position", param="inputs")
     if type(extras.attention_weights) is not bool:
@@ -148,6 +159,17 @@ def _is_inputs(value: object) -> bool:
         and all(map(lt, positions, positions[1:]))
         and len(shape) == 2
         and shape[0] == len(positions)
+    )
+
+
+def _is_adapter(value: object) -> bool:
+    return (
+        isinstance(value, AdapterUse)
+        and isinstance(value.key, str)
+        and isinstance(value.scale, float | int)
+        and isfinite(value.scale)
+        and _is_integer(value.start)
+        and value.start >= 0
     )
 
 
@@ -180,8 +202,6 @@ def refuse_span(span: Span, stored: int | None, *, vocab_size: int, max_sequence
     if not span.tokens:
         return RequestError("must hold at least one token", param="tokens")
     extras = span.extras or NO_EXTRAS
-    if extras.adapter is not None:
-        return Unsupported("adapters", "no adapter can be loaded yet")
     if span.want is Want.TOKEN and span.sampling is None:
         return RequestError("is required to sample a token", param="sampling")
     if extras.inputs and (error := _misplaced(span)) is not None:

@@ -118,6 +118,21 @@ class Inputs:
         return (Inputs(self.positions[part], self.rows[part], self.digest),) if found else ()
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterUse:
+    """An adapter that changes a sequence.
+
+    Attributes:
+        key: of a loaded adapter, see `ModelExecutor.load_adapter`. Another version of its files has another key.
+        scale: factor of its low-rank products.
+        start: position of the first token that it changes. Tokens before it are computed by the base model (aLoRA).
+    """
+
+    key: str
+    scale: float = 1.0
+    start: int = 0
+
+
 class PendingMasks(Sequence[bytes | None]):
     """Masks that are computed while the step runs. The length is known, and a slice is `PendingMasks` too.
 
@@ -134,7 +149,7 @@ class SpanExtras:
         masks: a grammar's bit mask per sampled row: a bit per vocabulary id, least significant first, set = allowed.
             `PendingMasks` are waited for when the rows are sampled.
         score: log-probabilities of given next tokens, independent of `want`.
-        adapter: name of a loaded adapter, or None.
+        adapters: of the sequence, in the order in which their results are added.
         inputs: given rows at positions of the span.
         attention_weights: also return the attention probabilities, if the backend keeps them.
     """
@@ -142,7 +157,7 @@ class SpanExtras:
     drafts: int = 0
     masks: Sequence[bytes | None] = ()
     score: Score | None = None
-    adapter: str | None = None
+    adapters: tuple[AdapterUse, ...] = ()
     inputs: tuple[Inputs, ...] = ()
     attention_weights: bool = False
 
@@ -198,9 +213,9 @@ class Span:
         return (self.extras or NO_EXTRAS).score
 
     @property
-    def adapter(self) -> str | None:
-        """Name of the adapter in use."""
-        return (self.extras or NO_EXTRAS).adapter
+    def adapters(self) -> tuple[AdapterUse, ...]:
+        """Adapters of the sequence."""
+        return (self.extras or NO_EXTRAS).adapters
 
     @property
     def inputs(self) -> tuple[Inputs, ...]:

@@ -13,7 +13,7 @@ from ferrum.core.guidance import Guidance
 from ferrum.core.output_format import Reading
 from ferrum.core.params import SamplingParams
 from ferrum.core.pickling import pickled_by_fields
-from ferrum.core.step import Inputs, TokenLogprobs
+from ferrum.core.step import AdapterUse, Inputs, TokenLogprobs
 
 
 class FinishReason(StrEnum):
@@ -35,15 +35,24 @@ class Pooling(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A loaded adapter.
+    """An adapter that a request uses.
 
     Attributes:
-        name: by which requests choose it.
-        digest: of its files: one that is loaded again under its name, with other weights, has another digest.
+        name: by which the request chose it.
+        digest: of its tensors, and of what else changes the result: with other weights it has another digest.
+        scale: factor of its low-rank products.
+        start: position of the first token that it changes (aLoRA); 0 for any other adapter.
     """
 
     name: str
     digest: bytes
+    scale: float = 1.0
+    start: int = 0
+
+    @property
+    def use(self) -> AdapterUse:
+        """The adapter as spans name it, by the digest."""
+        return AdapterUse(self.digest.hex(), self.scale, self.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,7 @@ class Request:
         tenant: owner of the request, for fair scheduling.
         salt: separates its cached prefixes from those of others.
         trace_id: echoed in every event.
-        adapter: a loaded adapter, or None.
+        adapters: in ascending order of their ids, in which their results are added.
         inputs: given rows at positions of the prompt.
         pooling: how to pool the prompt into a vector (then `params.max_tokens` is 0 and `n` 1), or None.
         prediction: predicted output tokens, used as draft tokens; they do not change the output.
@@ -85,7 +94,7 @@ class Request:
     tenant: str = ""
     salt: str = ""
     trace_id: str = ""
-    adapter: Adapter | None = None
+    adapters: tuple[Adapter, ...] = ()
     inputs: tuple[Inputs, ...] = ()
     pooling: Pooling | None = None
     prediction: tuple[int, ...] = ()

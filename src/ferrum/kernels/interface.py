@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ferrum.cache.page_table import PageCopy
 from ferrum.core.state_shape import StateShape
+from ferrum.kernels.adapters import AdapterSite, Change
 from ferrum.kernels.op_spec import Extent, Program
 from ferrum.kernels.operations import F32, Array, Bytes, Int32, Operations, Weight
 from ferrum.kernels.services import PageSums, PanelQuantizer, RowSampler
@@ -116,6 +117,22 @@ class Carried(NamedTuple):
     step: StepTokens
 
 
+class AdapterRows(NamedTuple):
+    """Rows of a step that use an adapter.
+
+    Attributes:
+        slot: of the adapter, in `AdapterSite.entries`.
+        scale: factor of its low-rank products.
+        rows: int32 [n], ascending, which rows of the step they are.
+        logit_rows: int32 [m], ascending, which rows of logits belong to them: indices into `StepTables.logit_rows`.
+    """
+
+    slot: int
+    scale: float
+    rows: Int32
+    logit_rows: Int32
+
+
 class StepTables(NamedTuple):
     """Inputs of a step. Only `runtime/step_tables.py` makes them.
 
@@ -128,6 +145,7 @@ class StepTables(NamedTuple):
         given: rows used in place of embeddings, or None.
         states: what happens to the states of the spans; None if no layer has one.
         carried: token ids that steps in flight sample, step by step.
+        adapters: of the rows that use some, in the order in which their results are added.
     """
 
     token_ids: Int32
@@ -139,6 +157,7 @@ class StepTables(NamedTuple):
     given: GivenRows | None = None
     states: StateTables | None = None
     carried: tuple[Carried, ...] = ()
+    adapters: tuple[AdapterRows, ...] = ()
 
 
 def with_carried(tables: StepTables) -> Int32:
@@ -318,6 +337,15 @@ class Kernels(Operations, ParameterForms, RawPages, Protocol):
 
     def planned_page_bytes(self, group: PoolGroup) -> int:
         """Return the bytes of a page of that group, with padding. `allocate` need not have run."""
+
+    def adapted(self, site: AdapterSite, changes: tuple[Change | None, ...]) -> Any:
+        """Convert an adapter's changes at a site, one for each matrix or None, to an entry of the site.
+
+        It may run while a step is computed.
+        """
+
+    def install(self, site: AdapterSite, slot: int, entry: Any | None) -> None:
+        """Set the entry of a slot, or remove it. Called between steps only."""
 
     def begin(self, tables: StepTables) -> None:
         """Start a step and keep its tables."""

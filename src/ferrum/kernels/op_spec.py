@@ -72,10 +72,12 @@ class OpSpec:
     Attributes:
         shapes: the declared method. Given arguments with a `Value` for each value, it returns its results as values.
         pool: how the operation uses the KV pool; None: not at all.
+        in_place: the operand that the results overwrite; nothing uses it afterwards.
     """
 
     shapes: Callable[..., Any]
     pool: Pool | None = None
+    in_place: str | None = None
 
     @property
     def name(self) -> str:
@@ -109,9 +111,20 @@ class OpSpec:
         return tuple(each for each in found if each is not None)
 
     def with_values(self, arguments: tuple[Any, ...], change: Callable[[Any], Any]) -> tuple[Any, ...]:
-        """Return the arguments with each value changed, in order. An absent value stays None."""
+        """Return the arguments with each value changed, in order, also in tuples. An absent value stays None."""
+
+        def changed(argument: Any) -> Any:
+            if isinstance(argument, tuple):
+                return tuple(map(changed, argument))
+            return None if argument is None else change(argument)
+
         pairs = zip(arguments, self.operands.values(), strict=True)
-        return tuple(change(a) if kind is Kind.VALUE and a is not None else a for a, kind in pairs)
+        return tuple(changed(a) if kind is Kind.VALUE else a for a, kind in pairs)
+
+    def overwritten(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the values whose memory the results take, in order; nothing if the results have their own."""
+        names = list(self.operands)
+        return () if self.in_place is None else as_tuple(arguments[names.index(self.in_place)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +166,14 @@ class Program:
     output: tuple[Value, ...]
 
 
-def operation(*, pool: Pool | None = None) -> Callable[[Method], Method]:
+def operation(*, pool: Pool | None = None, in_place: str | None = None) -> Callable[[Method], Method]:
     """Declare a method of `Operations` as an operation. Calls of the method go to `Operations.compute`.
 
     A backend either implements `compute` for all operations or overrides the method.
     """
 
     def declare(shapes: Method) -> Method:
-        spec = OpSpec(shapes, pool)
+        spec = OpSpec(shapes, pool, in_place)
 
         @wraps(shapes)
         def call(self: Any, *given: Any, **named: Any) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import Unsupported
+from ferrum.kernels.adapters import AdapterSite
 from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, Routing
 from ferrum.kernels.op_spec import Extent, Kind, OpSpec, Pool, Value, operation
 
@@ -146,6 +147,32 @@ class Operations(Protocol):
         return x.like(gate.shape[0])
 
     @operation()
+    def activate(self, x: Array, activation: Activation) -> Array:
+        """Activate each number, as `linear` does after its bias: [R, N] -> [R, N]."""
+        return x.like()
+
+    @operation()
+    def gate(self, x: Array, y: Array, activation: Activation = SILU) -> Array:
+        """Return activation(x) y, as `gated_linear` does after its biases: [R, N] -> [R, N]."""
+        return x.like()
+
+    @operation(in_place="ys")
+    def adapt(self, x: Array, ys: tuple[Array, ...], site: AdapterSite) -> tuple[Array, ...]:
+        """Change the products of x by the adapters of each row (`StepTables.adapters`), see `adapters.Change`.
+
+        [R, K], [R, N] each -> [R, N] each.
+        """
+        return tuple(y.like() for y in ys)
+
+    @operation(in_place="y")
+    def adapt_embedding(self, y: Array, site: AdapterSite, scale: float = 1.0) -> Array:
+        """Change embeddings of tokens, which were multiplied by `scale`, by the adapters of each row: [R, H].
+
+        Given rows stay as they are.
+        """
+        return y.like()
+
+    @operation()
     def head_linear(self, x: Array, weight: Matrix, heads: int) -> Array:
         """Multiply each head of x by its own rows of the weight [heads x N, K]: [R, heads x K] -> [R, heads x N]."""
         return x.like(weight.shape[0])
@@ -244,6 +271,11 @@ class Operations(Protocol):
         [G, H] -> [G, V].
         """
         return x.like(weight.shape[0])
+
+    @operation()
+    def scale_logits(self, x: Array, scale: float = 1.0, softcap: float | None = None) -> Array:
+        """Scale or cap logits, as `head` does: [G, V] -> [G, V]."""
+        return x.like()
 
     @operation()
     def best(self, logits: Array) -> Array:

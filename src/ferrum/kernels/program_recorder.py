@@ -35,7 +35,7 @@ def record(network: Network) -> Program:
 
 
 def _plan(ops: list[Op], output: NetworkOutput) -> tuple[tuple[tuple[Extent, int], ...], dict[Value, int]]:
-    """Assign each value a buffer that no live value uses. Results never share a buffer with operands.
+    """Assign each value a buffer that no live value uses. Results share no buffer with operands, unless in place.
 
     Greedy in program order: take the free buffer of the same extent whose width fits best.
     """
@@ -46,7 +46,11 @@ def _plan(ops: list[Op], output: NetworkOutput) -> tuple[tuple[tuple[Extent, int
     free: list[int] = []
     placement: dict[Value, int] = {}
     for index, op in enumerate(ops):
-        for value in op.results:
+        overwritten = op.spec.overwritten(op.arguments)
+        for value, operand in zip(op.results, overwritten, strict=False):
+            assert last_use[operand] == index, f"{op.name} overwrites a value that is used later"
+            placement[value] = placement[operand]
+        for value in op.results[len(overwritten) :]:
             fitting = [buffer for buffer in free if extents[buffer] is value.extent]
             if fitting:
                 chosen = min(fitting, key=_misfit(widths, value.row_bytes))
@@ -58,7 +62,7 @@ def _plan(ops: list[Op], output: NetworkOutput) -> tuple[tuple[tuple[Extent, int
                 extents.append(value.extent)
             placement[value] = chosen
         dying = {value for value in (*op.results, *op.operands()) if last_use[value] == index}
-        free.extend(sorted(placement[value] for value in dying))
+        free.extend(sorted(placement[value] for value in dying.difference(overwritten)))
     return tuple(zip(extents, widths, strict=True)), placement
 
 

@@ -18,11 +18,13 @@ from ferrum.core.config import MAX_DRAFT
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, StepError, Unsupported, as_step_error
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import CARRY, Hidden, Outcome, Span, SpanResult, StepBatch, StepOutput, is_plain
-from ferrum.kernels.interface import Kernels, Network, NetworkOutput, RawPages, StepTables, StepTokens
+from ferrum.kernels.interface import Kernels, Network, NetworkOutput, RawPages, Replay, StepTables, StepTokens
 from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.op_spec import Extent
 from ferrum.kernels.operations import F32, Array
 from ferrum.kernels.program_recorder import record
+from ferrum.runtime.adapted_network import AdaptedNetwork
+from ferrum.runtime.adapter_slots import AdapterSlots
 from ferrum.runtime.fault_isolation import run_isolated, split_refused
 from ferrum.runtime.flights import Flights, carries
 from ferrum.runtime.sharded_replay import ShardedReplay
@@ -106,8 +108,12 @@ class DecoderLM(StepwiseLLM):
             Extent.HIDDEN: max_rows,
             Extent.SPANS: max_rows,
         }
+        self._limits = limits
         self.watch: Callable[[Span, F32], None] | None = None
         self.replay = kernels.prepare(record(network), limits) if replay else None
+        self._adapted: AdaptedNetwork | None = None
+        self._adapted_replay: Replay | None = None
+        self._adapters: AdapterSlots | None = None
         self._copies: list[PageCopy] = []
         self._flights = Flights(pages)
         self._decodes: DecodeTables | None = None
@@ -117,6 +123,22 @@ class DecoderLM(StepwiseLLM):
     @property
     def config(self) -> LlmRuntimeConfig:
         return self._config
+
+    @property
+    def adapters(self) -> AdapterSlots:
+        """The adapters. The first use records the program of steps with adapters, and allocates its buffers.
+
+        Raises:
+            Unsupported: the model runs on several ranks.
+        """
+        if self._adapters is None:
+            if self.pool is not self.kernels:
+                raise Unsupported("adapters", "several ranks compute this model: load it on one")
+            self._adapted = AdaptedNetwork(self.network)
+            program = record(self._adapted)
+            self._adapted_replay = None if self.replay is None else self.kernels.prepare(program, self._limits)
+            self._adapters = AdapterSlots(self.kernels, self._adapted.sites.found.values())
+        return self._adapters
 
     def use_ranks(self, ranks: ShardedReplay) -> None:
         """Run steps on these ranks from now on, of which the first has this model's kernels. Call before any step."""
@@ -160,7 +182,7 @@ class DecoderLM(StepwiseLLM):
         sources = {span.cache_id: self._flights.source(span) for span in spans if span.tokens[0] == CARRY}
         try:
             cut = self._passes(step.rows) if spans else ()
-            step.passes += [(pieces, stage(pieces, self.pages, states, sources)) for pieces in cut]
+            step.passes += [(each, stage(each, self.pages, states, sources, self._adapters)) for each in cut]
         except Exception as error:  # noqa: BLE001 - no memory for the tables: others go on
             step.spans = ()
             outcomes.update((span.cache_id, as_step_error(error)) for span in spans)
@@ -239,7 +261,16 @@ class DecoderLM(StepwiseLLM):
             return Unsupported("states of layers", "several ranks compute them: load the model on one")
         if span.drafts > MAX_DRAFT and self.pages.states is not None:
             return Unsupported("drafts", f"{span.drafts} in one span: recurrent layers keep the rows of {MAX_DRAFT}")
+        if span.adapters and (error := self._refuse_adapters(span)) is not None:
+            return error
         return refuse_inputs(span, self._config.hidden_size) if span.inputs else None
+
+    def _refuse_adapters(self, span: Span) -> FerrumError | None:
+        """Return why a span cannot use its adapters, or None."""
+        try:
+            return self.adapters.refuse(span.adapters)
+        except FerrumError as error:
+            return error
 
     def _passes(self, rows: Mapping[str, SpanRows]) -> Iterator[list[Piece]]:
         return cut_into_passes(list(rows.values()), self.max_rows, self.max_logit_rows)
@@ -325,7 +356,8 @@ class DecoderLM(StepwiseLLM):
             decodes = [] if step.decodes is None else [(step.spans, step.decodes)]
             kept = KeptRows(self.pages.groups, step.passes or decodes)
             tokens = {span.cache_id: self._flights.token(span) for span in spans}
-            passes = [(pieces, stage(pieces, kept, step.states, tokens)) for pieces in self._passes(rows)]
+            cut = self._passes(rows)
+            passes = [(each, stage(each, kept, step.states, tokens, self._adapters)) for each in cut]
         for span in spans:
             if span.tokens[0] == CARRY:
                 rows[span.cache_id].carried = (self._flights.token(span),)
@@ -368,9 +400,12 @@ class DecoderLM(StepwiseLLM):
             self._copies += self.pages.take_copies()
         if self._copies:
             self._copy_pages()
-        if self.replay is not None and states is None:
-            return self.replay.submit(self.kernels, tables)
-        return run_eager(self.network, self.kernels, tables, states)
+        network, replay = self.network, self.replay
+        if tables.adapters and self._adapted is not None:
+            network, replay = self._adapted, self._adapted_replay
+        if replay is not None and states is None:
+            return replay.submit(self.kernels, tables)
+        return run_eager(network, self.kernels, tables, states)
 
     # Settle
 

@@ -77,6 +77,8 @@ class LlmExecutor(ModelExecutor):
         error = refuse_span(span, stored, vocab_size=config.vocab_size, max_sequence_length=config.max_seq_len)
         if error is None and (span.hidden is not Hidden.NONE or span.attention_weights):
             return Unsupported("hidden states and attention weights", "a model behind LlmExecutor only returns logits")
+        if error is None and span.adapters:
+            return Unsupported("adapters", "a model behind LlmExecutor takes them by set_lora_adapter")
         if error is None and span.inputs:
             return Unsupported("given inputs", "a model behind LlmExecutor only takes tokens")
         return error

@@ -10,9 +10,10 @@ import numpy as np
 
 from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.core.errors import RequestError
-from ferrum.core.step import CARRY, Inputs, Span, is_plain
+from ferrum.core.step import CARRY, AdapterUse, Inputs, Span, is_plain
 from ferrum.kernels.interface import Carried, GivenRows, StepTables, StepTokens
 from ferrum.kernels.operations import F32, Int32
+from ferrum.runtime.adapter_slots import AdapterSlots
 from ferrum.runtime.step_states import StepStates
 from ferrum.sampling.sampler import is_plain_greedy
 
@@ -33,6 +34,7 @@ class Piece(NamedTuple):
         tokens: ids.
         logit_rows, hidden_rows: rows of this piece whose logits or final hidden states are wanted.
         inputs: given rows of its span.
+        adapters: of its span.
     """
 
     cache_id: str
@@ -41,6 +43,7 @@ class Piece(NamedTuple):
     logit_rows: range
     hidden_rows: range
     inputs: tuple[Inputs, ...] = ()
+    adapters: tuple[AdapterUse, ...] = ()
 
 
 class RowSource(Protocol):
@@ -84,6 +87,7 @@ def stage(
     pages: RowSource,
     states: StepStates | None = None,
     sources: Mapping[str, Source] | None = None,
+    adapters: AdapterSlots | None = None,
 ) -> StepTables:
     """Return the tables of one forward pass over the pieces, in order.
 
@@ -92,6 +96,7 @@ def stage(
         pages: their page rows.
         states: what the step does to the states of its sequences.
         sources: of the sequences whose spans begin with CARRY.
+        adapters: the loaded ones, if a piece uses some.
     """
     token_ids: list[int] = []
     positions: list[int] = []
@@ -122,6 +127,7 @@ def stage(
         given=_given(pieces),
         states=None if states is None else states.tables(pieces),
         carried=tuple([_carried(pairs, step) for step, pairs in carried.items()]),
+        adapters=() if adapters is None else adapters.rows(pieces),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ferrum.cache.page_hashes import PartialPage, PartialPages, PrefixScope
+from ferrum.cache.page_hashes import PartialPage, PartialPages, PrefixScope, named_adapters
 from ferrum.cache.page_table import PageTable
 from ferrum.cache.pool import PageHash
 from ferrum.core.policy_config import POLICY, PolicyConfig
@@ -157,8 +157,9 @@ class PrefixSharing:
             return
         self._extend_hashes(sequence)
         count, rest = divmod(stored, self._scope.page_size)
-        if rest and not _has_inputs(sequence, stored - rest, stored):
-            previous, tokens = self._hash_before(sequence, count), sequence.tokens[stored - rest : stored]
+        begin = stored - rest
+        if rest and not _has_inputs(sequence, begin, stored) and _base_until(sequence, begin, stored) == stored:
+            previous, tokens = self._partial_previous(sequence, count), sequence.tokens[begin:stored]
             page_hash = self._scope.hash_page(previous, tokens)
             self._pages.publish_partial_page(sequence.cache_id, stored, page_hash)
             self._partial_pages.add(previous, page_hash, tokens)
@@ -183,7 +184,8 @@ class PrefixSharing:
         end = min(limit, begin + self._scope.page_size - 1)
         if _has_inputs(sequence, begin, end):
             return None
-        previous = self._hash_before(sequence, count)
+        end = _base_until(sequence, begin, end)
+        previous = self._partial_previous(sequence, count)
         tokens = sequence.tokens[begin:end]
         return self._partial_pages.find(
             previous, tokens, partial(self._scope.hash_page, previous), self._pages.has_partial_page
@@ -193,15 +195,22 @@ class PrefixSharing:
         """Return the hash that the page after the first `count` ones is derived from."""
         return sequence.page_hashes[count - 1] if count else self._root(sequence)
 
+    def _partial_previous(self, sequence: Sequence, count: int) -> PageHash:
+        """Return the hash that a partial page after the first `count` ones is derived from."""
+        assert self._scope is not None
+        previous, begin = self._hash_before(sequence, count), count * self._scope.page_size
+        adapters = named_adapters(sequence.adapters, begin, begin + 1)
+        return self._scope.hash_page(previous, (), adapters) if adapters else previous
+
     def _root(self, sequence: Sequence) -> PageHash:
         assert self._scope is not None
         request = sequence.request
-        adapter = None if request.adapter is None else request.adapter.digest
-        return self._scope.root(adapter=adapter, tenant=request.tenant, salt=request.salt)
+        return self._scope.root(tenant=request.tenant, salt=request.salt)
 
     def _extend_hashes(self, sequence: Sequence) -> None:
         if self._scope is not None and len(sequence.tokens) // self._scope.page_size > len(sequence.page_hashes):
-            self._scope.extend(sequence.page_hashes, self._root(sequence), sequence.tokens, sequence.request.inputs)
+            special = sequence.request.inputs, sequence.adapters
+            self._scope.extend(sequence.page_hashes, self._root(sequence), sequence.tokens, *special)
 
 
 def _has_inputs(sequence: Sequence, begin: int, end: int) -> bool:
@@ -210,6 +219,14 @@ def _has_inputs(sequence: Sequence, begin: int, end: int) -> bool:
     Partial pages are found by tokens, which do not name the rows.
     """
     return any(each.at(begin, end) for each in sequence.request.inputs)
+
+
+def _base_until(sequence: Sequence, begin: int, end: int) -> int:
+    """Return the first position after `begin` at which an adapter begins, at most `end`.
+
+    Partial pages are found by tokens, which do not name adapters that begin among them.
+    """
+    return min([end, *(each.start for each in sequence.adapters if each.start > begin)])
 
 
 class ChoiceForks:

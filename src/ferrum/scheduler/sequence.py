@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, RequestError
 from ferrum.core.step import (
     CARRY,
+    AdapterUse,
     Array,
     Hidden,
     Rows,
@@ -44,6 +45,7 @@ class Sequence:
         drafted: the drafter was asked for some, and may keep a state of it.
         pooled: the sum of the hidden states so far; an array of the executor's kind.
         guide: limits its next tokens; None without limits.
+        adapters: of the request, as spans name them.
     """
 
     request: Request
@@ -66,6 +68,7 @@ class Sequence:
     may_draft: bool = False
     drafted: bool = False
     guide: Guide | None = None
+    adapters: tuple[AdapterUse, ...] = ()
 
     @property
     def generated(self) -> int:
@@ -107,6 +110,7 @@ def check_length(request: Request, context: int, storable: int) -> None:
 def begin(request: Request, rank: tuple[float, ...] = (), tenant: str = "") -> list[Sequence]:
     """Return the choices of a request of that rank and tenant queue, with nothing computed."""
     tokens, choices = list(request.prompt), list[Sequence]()
+    adapters = tuple(each.use for each in request.adapters)
     for choice in range(request.params.n):
         sampling = Sampling(
             request.params,
@@ -118,7 +122,8 @@ def begin(request: Request, rank: tuple[float, ...] = (), tenant: str = "") -> l
             bad_words=request.bad_words,
         )
         name = f"{request.request_id}/{choice}"
-        choices.append(Sequence(request, choice, name, tokens, sampling, (*rank, choice), tenant))
+        made = Sequence(request, choice, name, tokens, sampling, (*rank, choice), tenant, adapters=adapters)
+        choices.append(made)
     return choices
 
 
@@ -161,7 +166,7 @@ def make_span(sequence: Sequence, count: int, *, scored: int, drafts: tuple[int,
     carried = (CARRY,) if end > len(sequence.tokens) else ()
     score = None if request.params.prompt_logprobs is None else _score(sequence, start, end, scored)
     masks = guided_masks(sequence, drafts) if finishing and sequence.guide is not None else ()
-    unspecial = not (drafts or masks) and score is None and request.adapter is None and not request.inputs
+    unspecial = not (drafts or masks or sequence.adapters or request.inputs) and score is None
     return Span(
         sequence.cache_id,
         start,
@@ -170,17 +175,17 @@ def make_span(sequence: Sequence, count: int, *, scored: int, drafts: tuple[int,
         Rows.ALL if drafts else Rows.LAST,
         Hidden.NONE if request.pooling is None else _hidden(sequence, end),
         sequence.sampling if finishing else None,
-        None if unspecial else _extras(request, start, end + len(drafts), len(drafts), score, masks),
+        None if unspecial else _extras(sequence, start, end + len(drafts), len(drafts), score, masks),
     )
 
 
 def _extras(
-    request: Request, start: int, end: int, drafts: int, score: Score | None, masks: Series[bytes | None]
+    sequence: Sequence, start: int, end: int, drafts: int, score: Score | None, masks: Series[bytes | None]
 ) -> SpanExtras | None:
-    """Return what makes the request's span from `start` to `end` special; None for a part that is plain."""
-    adapter = None if request.adapter is None else request.adapter.name
-    inputs = [part for each in request.inputs for part in each.within(start, end)]
-    return SpanExtras(drafts=drafts, masks=masks, score=score, adapter=adapter, inputs=tuple(inputs)).or_none()
+    """Return what makes the sequence's span from `start` to `end` special; None for a part that is plain."""
+    adapters = tuple(each for each in sequence.adapters if each.start < end)
+    inputs = [part for each in sequence.request.inputs for part in each.within(start, end)]
+    return SpanExtras(drafts=drafts, masks=masks, score=score, adapters=adapters, inputs=tuple(inputs)).or_none()
 
 
 def guided_masks(sequence: Sequence, drafts: tuple[int, ...]) -> Series[bytes | None]:

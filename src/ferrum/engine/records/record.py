@@ -157,7 +157,7 @@ def share_line(step: ComputedStep, share: StepShare) -> dict[str, Any]:
 
 def request_dict(request: Request) -> dict[str, Any]:
     """Return a request as JSON values."""
-    assert request.adapter is None and not request.inputs, "no client can give them yet, and JSON cannot hold them"
+    assert not request.adapters and not request.inputs, "no client can give them yet, and JSON cannot hold them"
     values = {each.name: getattr(request, each.name) for each in fields(request) if each.name not in _LEFT_OUT}
     return {
         **values,

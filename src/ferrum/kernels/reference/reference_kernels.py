@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.cache.page_table import PageCopy
+from ferrum.kernels.adapters import AdapterSite, Change, SiteKind
 from ferrum.kernels.interface import Kernels, PoolGroup, StatePool, StepTables, with_carried
 from ferrum.kernels.interpreter import Interpreter
 from ferrum.kernels.numerics import NUMERICS_ID
@@ -24,6 +25,7 @@ from ferrum.kernels.reference.activations import activated, biased, capped, gate
 from ferrum.kernels.reference.fused_sums import fused
 from ferrum.kernels.reference.page_checksums import page_sums
 from ferrum.kernels.reference.page_layout import PageLayout
+from ferrum.kernels.reference.reference_adapters import changed, changed_embeddings
 from ferrum.kernels.reference.reference_attention import PRODUCTS, STEP, attend, first_seen, probabilities
 from ferrum.kernels.reference.reference_experts import add_experts, multiply_heads, route
 from ferrum.kernels.reference.reference_math import best_tokens, lanes_sum, squares_sum
@@ -166,6 +168,38 @@ class ReferenceKernels(Kernels):
     ) -> F32:
         return gated(biased(gate.matmul(x), gate_bias), biased(up.matmul(x), up_bias), activation)
 
+    def activate(self, x: F32, activation: Activation) -> F32:
+        return activated(x, activation)
+
+    def gate(self, x: F32, y: F32, activation: Activation = SILU) -> F32:
+        return gated(x, y, activation)
+
+    def adapted(self, site: AdapterSite, changes: tuple[Change | None, ...]) -> tuple[Change | None, ...]:
+        return changes
+
+    def install(self, site: AdapterSite, slot: int, entry: tuple[Change | None, ...] | None) -> None:
+        if entry is None:
+            site.entries.pop(slot, None)
+        else:
+            site.entries[slot] = entry
+
+    def adapt(self, x: F32, ys: tuple[F32, ...], site: AdapterSite) -> tuple[F32, ...]:
+        outs = tuple(y.copy() for y in ys)
+        for each in self.tables.adapters:
+            rows = each.logit_rows if site.kind is SiteKind.HEAD else each.rows
+            for out, change in zip(outs, site.entries.get(each.slot, ()), strict=False):
+                if change is not None:
+                    out[rows] = changed(x[rows], out[rows], change, each.scale)
+        return outs
+
+    def adapt_embedding(self, y: F32, site: AdapterSite, scale: float = 1.0) -> F32:
+        y, given = y.copy(), self.tables.given
+        for each in self.tables.adapters:
+            rows = each.rows if given is None else np.setdiff1d(each.rows, given.rows)
+            for change in site.entries.get(each.slot, ()):
+                y[rows] = changed_embeddings(self.tables.token_ids[rows], y[rows], change, scale, each.scale)
+        return y
+
     def head_linear(self, x: F32, weight: Weight, heads: int) -> F32:
         return multiply_heads(x, weight, heads)
 
@@ -274,8 +308,10 @@ class ReferenceKernels(Kernels):
         return x[self.tables.logit_rows]
 
     def head(self, x: F32, weight: Weight, scale: float = 1.0, softcap: float | None = None) -> F32:
-        logits = weight.matmul(x)
-        return logits * np.float32(scale) if softcap is None else capped(logits, scale, softcap)
+        return self.scale_logits(weight.matmul(x), scale, softcap)
+
+    def scale_logits(self, x: F32, scale: float = 1.0, softcap: float | None = None) -> F32:
+        return x * np.float32(scale) if softcap is None else capped(x, scale, softcap)
 
     def best(self, logits: F32) -> NDArray[np.int32]:
         return best_tokens(logits)[:, None]

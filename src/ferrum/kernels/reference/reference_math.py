@@ -114,6 +114,21 @@ def squares_sum(x: F32) -> F32:
     for begin in range(0, x.shape[-1], 64):
         part = x[..., begin : begin + 64]
         total = fused(part, part, total)
+    return _fold_64(total)
+
+
+def lanes_products(x: F32, w: F32) -> F32:
+    """Multiply x [M, K] by each row of w [N, K] -> [M, N], summed in 64 accumulators as in `squares_sum`."""
+    x, w = _padded(x, 64), _padded(w, 64)
+    total = np.zeros((len(x), len(w), 64), np.float32)
+    for begin in range(0, x.shape[1], 64):
+        part = slice(begin, begin + 64)
+        total = fused(w[None, :, part], x[:, None, part], total)
+    return _fold_64(total)
+
+
+def _fold_64(total: F32) -> F32:
+    """Add 64 accumulators along the last axis: (v0 + v1) + (v2 + v3), then `fold`."""
     v0, v1, v2, v3 = (total[..., begin : begin + LANES] for begin in range(0, 64, LANES))
     return fold((v0 + v1) + (v2 + v3))
 

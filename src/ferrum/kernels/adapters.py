@@ -1,0 +1,110 @@
+"""Adapters (LoRA, Hu et al. 2021) as backends see them: where they change a network, and what they change there.
+
+Files are read in `sources/adapters/`. Which rows of a step use which adapter is in `StepTables.adapters`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+Int32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """A product of two small matrices that is added to outputs: y + scale (B (A x) + bias).
+
+    Attributes:
+        a: [r, K], float32, float16 or bfloat16; of an embedding [V, r], a row per token.
+        b: [N, r].
+        scale: alpha / r, or as the files say.
+        bias: f32 [N], or None.
+    """
+
+    a: NDArray[Any]
+    b: NDArray[Any]
+    scale: float
+    bias: F32 | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replacement:
+    """Rows of a matrix that an adapter replaces.
+
+    Attributes:
+        values: [n, K], float32, float16 or bfloat16.
+        rows: int32 [n], ascending, the rows that they replace; None: all of them.
+    """
+
+    values: NDArray[Any]
+    rows: Int32 | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """What an adapter changes of the outputs y of one matrix, in this order.
+
+    1. Outputs of replaced rows are computed from the new ones.
+    2. y + scale (B (A x) + bias)
+    3. factor y + offset
+
+    Attributes:
+        factor, offset: f32 [N], both or none (DoRA, replaced biases).
+    """
+
+    low_rank: LowRank | None = None
+    replaced: Replacement | None = None
+    factor: F32 | None = None
+    offset: F32 | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        parts = (self, *filter(None, (self.low_rank, self.replaced)))
+        arrays = [getattr(part, each.name) for part in parts for each in fields(part)]
+        return sum(each.nbytes for each in arrays if isinstance(each, np.ndarray))
+
+
+class SiteKind(Enum):
+    """What the operation at a site computes."""
+
+    LINEAR = "products of rows"
+    HEAD = "logits"
+    EMBEDDING = "rows of tokens"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterSite:
+    """A place of a network whose results adapters can change: matrices over one input.
+
+    Attributes:
+        kind: of the operation.
+        names: of the matrices, as `NamedWeight` has them; a tied head has the name of a head.
+        shapes: (N, K) of each.
+        entries: changes by slot, in the backend's form. They are set between steps only.
+    """
+
+    kind: SiteKind
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, int], ...]
+    entries: dict[int, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class AdapterSites:
+    """The sites of one network, by kind and names. Walks of the network find the same ones."""
+
+    found: dict[tuple[SiteKind, tuple[str, ...]], AdapterSite] = field(default_factory=dict)
+
+    def site(self, kind: SiteKind, names: tuple[str, ...], shapes: tuple[tuple[int, int], ...]) -> AdapterSite:
+        """Return the site of these matrices."""
+        key = kind, names
+        if key not in self.found:
+            self.found[key] = AdapterSite(kind, names, shapes)
+        return self.found[key]

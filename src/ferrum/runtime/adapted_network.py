@@ -1,0 +1,89 @@
+"""A network whose results adapters can change: the program of steps with adapters.
+
+Steps without adapters run the network itself. Its products are fused with activations, which come after an adapter's
+change, so here they are separate operations. Rows without an adapter have the same bits in both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ferrum.kernels.adapters import AdapterSite, AdapterSites, SiteKind
+from ferrum.kernels.interface import Network, NetworkOutput
+from ferrum.kernels.op_attributes import SILU, Activation
+from ferrum.kernels.op_spec import OpSpec
+from ferrum.kernels.operations import Array, Operations, Vector, Weight
+from ferrum.models.tensor_names import HEAD
+from ferrum.nn.named_weight import weight_names
+
+
+class AdaptedNetwork:
+    """A `Network` that runs another one with an operation for adapters at each site.
+
+    Args:
+        network: holds its matrices in dataclasses.
+
+    Attributes:
+        sites: found while it runs.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._names = weight_names(network)
+        self.sites = AdapterSites()
+
+    def __call__(self, kernels: Operations, states: list[Array] | None = None) -> NetworkOutput:
+        """Run one step."""
+        return self._network(_AdaptedOperations(kernels, self._names, self.sites), states)
+
+
+class _AdaptedOperations(Operations):
+    """Operations of kernels, each followed by what adapters change of its results.
+
+    Args:
+        kernels: compute or record.
+        names: of matrices, by their ids.
+        sites: the network's.
+    """
+
+    def __init__(self, kernels: Operations, names: dict[int, str], sites: AdapterSites) -> None:
+        self._kernels, self._names, self._sites = kernels, names, sites
+
+    def compute(self, spec: OpSpec, arguments: tuple[Any, ...]) -> Any:
+        return getattr(self._kernels, spec.name)(*arguments)
+
+    def linear(
+        self,
+        x: Array,
+        weights: tuple[Weight, ...],
+        biases: tuple[Vector | None, ...],
+        activation: Activation | None = None,
+    ) -> tuple[Array, ...]:
+        ys = self._kernels.adapt(x, self._kernels.linear(x, weights, biases), self._site(SiteKind.LINEAR, weights))
+        return ys if activation is None else tuple(self._kernels.activate(y, activation) for y in ys)
+
+    def gated_linear(
+        self,
+        x: Array,
+        gate: Weight,
+        up: Weight,
+        activation: Activation = SILU,
+        gate_bias: Vector | None = None,
+        up_bias: Vector | None = None,
+    ) -> Array:
+        return self._kernels.gate(*self.linear(x, (gate, up), (gate_bias, up_bias)), activation)
+
+    def head(self, x: Array, weight: Weight, scale: float = 1.0, softcap: float | None = None) -> Array:
+        site = self._sites.site(SiteKind.HEAD, (HEAD,), (weight.shape,))
+        (logits,) = self._kernels.adapt(x, (self._kernels.head(x, weight),), site)
+        return logits if (scale, softcap) == (1.0, None) else self._kernels.scale_logits(logits, scale, softcap)
+
+    def embed(self, table: Weight, scale: float = 1.0, stride: int = 1, offset: int = 0) -> Array:
+        rows = self._kernels.embed(table, scale, stride, offset)
+        if stride != 1:
+            return rows
+        return self._kernels.adapt_embedding(rows, self._site(SiteKind.EMBEDDING, (table,)), scale)
+
+    def _site(self, kind: SiteKind, weights: tuple[Weight, ...]) -> AdapterSite:
+        names = tuple(self._names[id(weight)] for weight in weights)
+        return self._sites.site(kind, names, tuple(weight.shape for weight in weights))

@@ -1,0 +1,137 @@
+"""`AdapterSlots`: the adapters that a model holds, and which rows of a step use them.
+
+Files of adapters become changes in `sources/adapters/`; who loads and frees adapters is decided by the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ferrum.core.errors import RequestError, Unsupported
+from ferrum.core.step import AdapterUse
+from ferrum.core.values import shown
+from ferrum.kernels.adapters import AdapterSite, Change
+from ferrum.kernels.interface import AdapterRows, Kernels
+
+
+class UsingRows(Protocol):
+    """Consecutive tokens of a sequence, and its adapters: `step_tables.Piece`."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def logit_rows(self) -> range: ...
+    @property
+    def adapters(self) -> tuple[AdapterUse, ...]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedAdapter:
+    """An adapter in the backend's form.
+
+    Attributes:
+        entries: of the sites that it changes.
+        nbytes: of all numbers.
+        scales: whether requests may scale it: only low-rank products without factors can be scaled.
+    """
+
+    entries: tuple[tuple[AdapterSite, Any], ...]
+    nbytes: int
+    scales: bool
+
+
+class AdapterSlots:
+    """The loaded adapters of a model by key, each in a slot. Slots change between steps only.
+
+    Args:
+        kernels: of the model.
+        sites: of its adapted network.
+    """
+
+    def __init__(self, kernels: Kernels, sites: Iterable[AdapterSite]) -> None:
+        self._kernels, self._sites = kernels, tuple(sites)
+        self._held: dict[str, tuple[int, PreparedAdapter]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the loaded adapters."""
+        return sum(adapter.nbytes for _, adapter in self._held.values())
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the loaded adapters."""
+        return tuple(self._held)
+
+    def prepare(self, changes: Mapping[str, Change]) -> PreparedAdapter:
+        """Convert changes to the backend's form. It may run while steps are computed.
+
+        Args:
+            changes: by the names of matrices.
+
+        Raises:
+            Unsupported: no operation of the network uses a matrix of that name in a way that adapters can change.
+        """
+        entries, known = list[tuple[AdapterSite, Any]](), set[str]()
+        for site in self._sites:
+            at_site = tuple(changes.get(name) for name in site.names)
+            known.update(site.names)
+            if any(change is not None for change in at_site):
+                entries.append((site, self._kernels.adapted(site, at_site)))
+        unknown = sorted(set(changes) - known)
+        if unknown:
+            raise Unsupported("the adapter", f"{unknown[0]} cannot be changed by an adapter")
+        scales = all(each.factor is None and each.replaced is None for each in changes.values())
+        return PreparedAdapter(tuple(entries), sum(each.nbytes for each in changes.values()), scales)
+
+    def add(self, key: str, adapter: PreparedAdapter) -> None:
+        """Load an adapter in a free slot."""
+        assert key not in self._held, "an adapter is loaded once"
+        taken = {slot for slot, _ in self._held.values()}
+        slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
+        for site, entry in adapter.entries:
+            self._kernels.install(site, slot, entry)
+        self._held[key] = slot, adapter
+
+    def remove(self, key: str) -> None:
+        """Free an adapter, which no sequence uses. An unknown key is no error."""
+        slot, adapter = self._held.pop(key, (0, None))
+        for site, _ in () if adapter is None else adapter.entries:
+            self._kernels.install(site, slot, None)
+
+    def refuse(self, uses: Iterable[AdapterUse]) -> RequestError | None:
+        """Return why a sequence cannot use these adapters, or None."""
+        for use in uses:
+            held = self._held.get(use.key)
+            if held is None:
+                return RequestError(f"no adapter {shown(use.key)} is loaded (load_adapter)", param="adapters")
+            if use.scale != 1 and not held[1].scales:
+                reason = f"must be 1, not {use.scale:g}: this adapter replaces weights or scales outputs (DoRA)"
+                return RequestError(reason, param="scale")
+        return None
+
+    def rows(self, pieces: Sequence[UsingRows]) -> tuple[AdapterRows, ...]:
+        """Return which rows of a pass use which adapter, first the first adapters of all sequences."""
+        found: dict[tuple[int, int, float], tuple[list[int], list[int]]] = {}
+        first = logits = 0
+        for piece in pieces:
+            for place, use in enumerate(piece.adapters):
+                begin = max(0, use.start - piece.start)
+                slot, _ = self._held[use.key]
+                rows, logit_rows = found.setdefault((place, slot, use.scale), ([], []))
+                rows += range(first + begin, first + len(piece.tokens))
+                wanted = enumerate(piece.logit_rows, logits)
+                logit_rows += [index for index, row in wanted if row >= begin]
+            first += len(piece.tokens)
+            logits += len(piece.logit_rows)
+        order = sorted(key for key, (rows, _) in found.items() if rows)
+        return tuple(AdapterRows(key[1], key[2], *map(_table, found[key])) for key in order)
+
+
+def _table(values: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.fromiter(values, np.int32, len(values))
