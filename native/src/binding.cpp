@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "adapters_binding.hpp"
 #include "arrays.hpp"
 #include "attention_binding.hpp"
 #include "block_types.hpp"
@@ -92,7 +93,8 @@ void take_given(Step& step, const std::optional<In<int32_t>>& rows, const MaybeF
 // Return the greatest position.
 int32_t begin(Runtime& runtime, const In<int32_t>& token_ids, const In<int32_t>& positions, const In<int32_t>& span_rows,
               const std::vector<In<int32_t>>& pages, const In<int32_t>& logit_rows, const In<int32_t>& hidden_rows,
-              const std::optional<In<int32_t>>& given_rows, const MaybeFloats& given) {
+              const std::optional<In<int32_t>>& given_rows, const MaybeFloats& given,
+              const std::vector<StepAdapterTuple>& adapters) {
     require(static_cast<int64_t>(pages.size()) == runtime.pool.size(), "number of page tables is not the number of groups");
     require(token_ids.size() == positions.size() && span_rows.size() > 0, "token_ids, positions and span_rows have contradictory sizes");
     check_spans(span_rows, token_ids.size());
@@ -114,6 +116,7 @@ int32_t begin(Runtime& runtime, const In<int32_t>& token_ids, const In<int32_t>&
         step.strides[group] = static_cast<int64_t>(pages[group].shape(1));
     }
     take_given(step, given_rows, given);
+    take_adapters(step, adapters);
     return step.positions.empty() ? 0 : *std::max_element(step.positions.begin(), step.positions.end());
 }
 
@@ -293,10 +296,13 @@ NB_MODULE(_native, module) {
         }, nb::arg(), nb::arg(), as_is, released)
         .def("begin", &begin, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("span_rows").noconvert(),
              nb::arg("pages").noconvert(), nb::arg("logit_rows").noconvert(), nb::arg("hidden_rows").noconvert(),
-             nb::arg("given_rows").noconvert().none(), nb::arg("given").noconvert().none())
+             nb::arg("given_rows").noconvert().none(), nb::arg("given").noconvert().none(), nb::arg("adapters"))
         .def("run", [](Runtime& r, const Program& program) { run_all(r, program.operations); },
              released)
         .def("run", &run_all, released);
+    nb::class_<AdapterSite>(module, "AdapterSite")
+        .def(nb::init<>())
+        .def("set", &set_entry, nb::arg(), nb::arg().none());
     nb::class_<SamplerTeam>(module, "SamplerTeam")
         .def(nb::init<Runtime&>(), nb::keep_alive<1, 2>())
         .def("held_bytes", &SamplerTeam::held_bytes)
@@ -311,6 +317,9 @@ NB_MODULE(_native, module) {
     module.def("multiply", &multiply, as_is, as_is, nb::arg(), as_is, nb::arg());
     module.def("norm", &norm, as_is, as_is_or_none, as_is, as_is_or_none, nb::arg(), nb::arg(), nb::arg(), as_is_or_none, as_is, nb::arg());
     module.def("add", &add, as_is, as_is, as_is_or_none, nb::arg(), nb::arg(), nb::arg(), as_is, nb::arg());
+    module.def("adapt", &adapt, nb::arg(), nb::arg(), as_is, nb::arg(), as_is, nb::arg(), nb::arg());
+    module.def("adapt_embedding", &adapt_embedding, nb::arg(), nb::arg(), as_is, nb::arg(), nb::arg());
+    module.def("activate", &activate, as_is, as_is_or_none, nb::arg().none(), nb::arg(), as_is, nb::arg());
     module.def("linear", &linear, nb::arg(), as_is, as_is, nb::arg().none(), nb::arg(), nb::arg());
     module.def("experts", &experts, nb::arg(), as_is, as_is, as_is, nb::arg(), nb::arg(), as_is, nb::arg(), nb::arg(), nb::arg());
     module.def("head_linear", &head_linear, nb::arg(), as_is, as_is, nb::arg(), nb::arg(), nb::arg(), nb::arg());

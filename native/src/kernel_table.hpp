@@ -107,6 +107,37 @@ struct AddArgs {
     float* out;
 };
 
+// Dot products of rows of x [.., depth] with rows of a matrix of floats [.., depth], summed in 64 accumulators. They are
+// written to the rows 0.. of out [count, stride], or to the rows of x; output j to column j, or to columns[j].
+struct DotArgs {
+    Format format;
+    const std::byte* matrix;
+    int64_t depth;
+    const float* x;
+    const int32_t* rows;  // of x
+    float* out;
+    int64_t stride;
+    bool in_rows;
+    const int32_t* columns;  // or null
+};
+
+// Of rows of y [.., outputs]: y = factor (y + scale (t b^T + bias)) + offset, where b is in panels [panel][rank][kPanel].
+// Without t (null) nothing is added. The bias may be null, and so may factor and offset together.
+struct ExpandArgs {
+    Format format;
+    const std::byte* b;
+    int64_t rank, outputs;
+    const float* t;  // [count, stride]
+    int64_t stride;
+    const int32_t* rows;  // of y
+    int64_t count;
+    float scale;
+    const float* bias;
+    const float* factor;
+    const float* offset;
+    float* y;
+};
+
 enum class KvFormat { f32, bf16, int8 };
 
 // Keys and values of a layer group. Each (layer, page, head) has blocks of `block` tokens, with the keys before the values:
@@ -234,6 +265,11 @@ struct KernelTable {
     void (*product)(const ProductArgs&, int64_t block, int64_t panel, const NextPanel&);
     void (*norm)(const NormArgs&, int64_t row_begin, int64_t row_end);
     void (*add)(const AddArgs&, int64_t row_begin, int64_t row_end);
+    // y of activated x, or with others of activated x times others.
+    void (*activate_all)(const Activation&, const float* x, const float* others, int64_t count, float* y);
+    void (*dots)(const DotArgs&, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end);  // rows by outputs
+    void (*expand)(const ExpandArgs&, int64_t panel_begin, int64_t panel_end);
+    void (*widen)(Format, const std::byte* from, int64_t count, float factor, float* out);  // floats times a factor
     void (*rope_store)(const RopeArgs&, int64_t item_begin, int64_t item_end);  // items: row blocks x items_per_row()
     void (*latent_store)(const LatentArgs&, int64_t item_begin, int64_t item_end);  // items: row blocks x (heads + 1)
     int64_t (*attention_scratch)(const GroupStore&);                            // bytes per thread

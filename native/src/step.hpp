@@ -11,6 +11,13 @@ namespace ferrum {
 // Row counts that vary by step; values from 0 up are constants.
 enum Extent : int64_t { kRows = -1, kLogits = -2, kHidden = -3 };
 
+// Rows of a step that use an adapter; see AdapterRows in kernels/interface.py.
+struct StepAdapter {
+    int64_t slot;
+    double scale;
+    std::vector<int32_t> rows, logit_rows;
+};
+
 struct Step {
     std::vector<int32_t> token_ids, positions, span_rows, row_span, logit_rows, hidden_rows;
     std::vector<std::vector<int32_t>> pages;  // per group [S, stride]
@@ -18,6 +25,7 @@ struct Step {
     std::vector<float> given;       // rows used in place of embeddings
     std::vector<int32_t> given_of;  // per row of the step, its row in `given` or -1; empty if no row is given
     int64_t given_columns = 0;
+    std::vector<StepAdapter> adapters;  // in the order in which their results are added
 
     int64_t spans() const { return static_cast<int64_t>(span_rows.size()) - 1; }
 

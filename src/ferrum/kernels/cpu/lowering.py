@@ -7,12 +7,14 @@ code on the same shapes, so their results are bit for bit equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ferrum.kernels.adapters import AdapterSite
+from ferrum.kernels.cpu.adapter_sites import NativeSites
 from ferrum.kernels.cpu.weights import NativeWeight
 from ferrum.kernels.group_weights import rows_of_group
 from ferrum.kernels.op_attributes import Activation, AttentionShape, Routing
@@ -56,10 +58,12 @@ class Lowering:
     Attributes:
         library: the compiled module.
         runtime: a `Runtime` of the library with its pool allocated.
+        sites: the adapters' sites in the library.
     """
 
     library: Any
     runtime: Any
+    sites: NativeSites = field(default_factory=NativeSites)
 
     def operation(self, name: str, arguments: tuple[Any, ...], results: Sequence[Operand]) -> Native:
         """Make the native form of an operation.
@@ -137,6 +141,25 @@ class Lowering:
 
     def head(self, x: Operand, weight: NativeWeight, scale: float, softcap: float | None, out: Operand) -> Native:
         return self._linear(x, (weight,), (None,), _scaling(scale, softcap), (out,))
+
+    def activate(self, x: Operand, activation: Activation, out: Operand) -> Native:
+        return self.library.activate(x.array, None, _curve(activation), x.columns, out.array, x.extent)
+
+    def gate(self, x: Operand, y: Operand, activation: Activation, out: Operand) -> Native:
+        return self.library.activate(x.array, y.array, _curve(activation), x.columns, out.array, x.extent)
+
+    def scale_logits(self, x: Operand, scale: float, softcap: float | None, out: Operand) -> Native:
+        return self.library.activate(x.array, None, _scaling(scale, softcap), x.columns, out.array, x.extent)
+
+    def adapt(self, x: Operand, ys: tuple[Operand, ...], site: AdapterSite, *outs: Operand) -> Native:
+        arrays, columns = [out.array for out in outs], [out.columns for out in outs]
+        return self.library.adapt(
+            self.runtime, self.sites.native(site, self.library), x.array, x.columns, arrays, columns, x.extent
+        )
+
+    def adapt_embedding(self, y: Operand, site: AdapterSite, scale: float, out: Operand) -> Native:
+        native = self.sites.native(site, self.library)
+        return self.library.adapt_embedding(self.runtime, native, out.array, out.columns, scale)
 
     def head_linear(self, x: Operand, weight: NativeWeight, heads: int, out: Operand) -> Native:
         rows_of_group(weight, heads, "heads")

@@ -17,6 +17,8 @@ import numpy as np
 from ferrum.cache.page_table import PageCopy
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.policy_config import POLICY, PolicyConfig
+from ferrum.kernels.adapters import AdapterSite, Change
+from ferrum.kernels.cpu.adapter_sites import NativeEntry, native_entry
 from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
 from ferrum.kernels.cpu.lowering import Lowering, operand
 from ferrum.kernels.cpu.native_services import NativeRowSampler, native_page_sums, native_quantize
@@ -219,10 +221,17 @@ class NativeKernels(Kernels):
             tables.logit_rows,
             tables.hidden_rows,
             *(tables.given or (None, None)),
+            tables.adapters,
         )
         for rope in self._ropes:
             if furthest >= rope.filled:
                 rope.reach(furthest)
+
+    def adapted(self, site: AdapterSite, changes: tuple[Change | None, ...]) -> NativeEntry:
+        return native_entry(site, changes)
+
+    def install(self, site: AdapterSite, slot: int, entry: NativeEntry | None) -> None:
+        self.lowering.sites.set(site, slot, entry, self.lowering.library)
 
     def prepare(self, program: Program, limits: Mapping[Extent, int]) -> NativeProgram:
         return NativeProgram(program, self, limits)
@@ -269,6 +278,8 @@ class NativeKernels(Kernels):
         shaped = spec.with_values(arguments, lambda x: Value(cast(Extent, len(x)), x.shape[1]))
         made = spec.results(shaped)
         outs = tuple(np.zeros((self._rows(value.extent), value.columns), value.dtype) for value in as_tuple(made))
+        for out, overwritten in zip(outs, spec.overwritten(arguments), strict=False):
+            out[...] = overwritten
         operands = spec.with_values(arguments, operand)  # may be copies, so keep them during the run
         self.lowering.runtime.run([self.lowering.operation(spec.name, operands, tuple(map(operand, outs)))])
         return outs if isinstance(made, tuple) else outs[0]

@@ -1,0 +1,184 @@
+#include "adapters.hpp"
+
+#include <algorithm>
+
+namespace ferrum {
+
+namespace {
+
+constexpr int64_t kRows = 16, kOutputs = 8;  // of a piece of work of dot products
+
+int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+const std::byte* row_of(const Floats& matrix, int64_t row) {
+    return matrix.data + row * matrix.columns * item_bytes(matrix.format);
+}
+
+// The share of a thread in pieces of work of several lists, one after another.
+class Pieces {
+public:
+    explicit Pieces(const Share& own) : own_(own) {}
+
+    // Return the thread's part of the next `count` pieces.
+    Share next(int64_t count) {
+        const Share part{std::max<int64_t>(own_.begin - before_, 0), std::min(own_.end - before_, count)};
+        before_ += count;
+        return part;
+    }
+
+private:
+    Share own_;
+    int64_t before_ = 0;
+};
+
+// Compute the pieces [begin, end) of dot products of `rows` rows by `outputs` outputs.
+void dot_pieces(const Runtime& runtime, const DotArgs& args, int64_t rows, int64_t outputs, const Share& part) {
+    const int64_t across = ceil_divide(outputs, kOutputs);
+    for (int64_t piece = part.begin; piece < part.end; ++piece) {
+        const int64_t row = piece / across * kRows, output = piece % across * kOutputs;
+        runtime.kernels.dots(args, row, std::min(row + kRows, rows), output, std::min(output + kOutputs, outputs));
+    }
+}
+
+int64_t pieces_of(int64_t rows, int64_t outputs) { return ceil_divide(rows, kRows) * ceil_divide(outputs, kOutputs); }
+
+}  // namespace
+
+void AdapterSite::set(int64_t slot, std::shared_ptr<const AdapterEntry> entry) {
+    if (static_cast<size_t>(slot) >= entries_.size()) entries_.resize(static_cast<size_t>(slot) + 1);
+    entries_[static_cast<size_t>(slot)] = std::move(entry);
+}
+
+const AdapterEntry* AdapterSite::entry(int64_t slot) const {
+    return static_cast<size_t>(slot) < entries_.size() ? entries_[static_cast<size_t>(slot)].get() : nullptr;
+}
+
+// Reserve memory for the products by A of all rows.
+void Adapt::prepare() {
+    int64_t numbers = 0;
+    for (const StepAdapter& each : runtime_.step.adapters)
+        if (const AdapterEntry* entry = site_->entry(each.slot)) numbers += static_cast<int64_t>(rows_of(each).size()) * entry->rank;
+    if (numbers > 0) runtime_.reserve(numbers * static_cast<int64_t>(sizeof(float)), 0);
+}
+
+void Adapt::run(Runtime& runtime, int thread) {
+    const auto& all = runtime.step.adapters;
+    const bool used = std::any_of(all.begin(), all.end(), [&](const StepAdapter& each) {
+        return site_->entry(each.slot) != nullptr && !rows_of(each).empty();
+    });
+    if (!used) return;
+    shrink(runtime, thread);
+    runtime.team.barrier();
+    expand(runtime, thread);
+}
+
+// Products by A, and outputs of replaced rows.
+void Adapt::shrink(Runtime& runtime, int thread) const {
+    const auto visit = [&](auto work) {
+        auto* t = reinterpret_cast<float*>(runtime.shared());
+        for (const StepAdapter& each : runtime.step.adapters) {
+            const AdapterEntry* entry = site_->entry(each.slot);
+            if (entry == nullptr) continue;
+            const auto& rows = rows_of(each);
+            const auto count = static_cast<int64_t>(rows.size());
+            for (const AdapterChange* c : entry->inner)
+                work(DotArgs{c->a.format, c->a.data, inputs_, x_.data, rows.data(), t + c->first, entry->rank, false, nullptr},
+                     count, c->a.rows);
+            for (size_t i = 0; i < entry->changes.size(); ++i) {
+                const auto& c = entry->changes[i];
+                if (c && c->replaced.data != nullptr)
+                    work(DotArgs{c->replaced.format, c->replaced.data, inputs_, x_.data, rows.data(), ys_[i], outputs_[i], true,
+                                 c->replaced_rows},
+                         count, c->replaced.rows);
+            }
+            t += count * entry->rank;
+        }
+    };
+    int64_t all = 0;
+    visit([&](const DotArgs&, int64_t rows, int64_t outputs) { all += pieces_of(rows, outputs); });
+    Pieces pieces(share(runtime, all, thread));
+    visit([&](const DotArgs& args, int64_t rows, int64_t outputs) {
+        dot_pieces(runtime, args, rows, outputs, pieces.next(pieces_of(rows, outputs)));
+    });
+}
+
+// A thread changes some outputs of all rows, so that the adapters of a row are added in order.
+void Adapt::expand(Runtime& runtime, int thread) const {
+    int64_t all = 0;
+    for (const int64_t outputs : outputs_) all += ceil_divide(outputs, kPanel);
+    Pieces pieces(share(runtime, all, thread));
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+        const Share part = pieces.next(ceil_divide(outputs_[i], kPanel));
+        if (part.begin >= part.end) continue;
+        const auto* t = reinterpret_cast<const float*>(runtime.shared());
+        for (const StepAdapter& each : runtime.step.adapters) {
+            const AdapterEntry* entry = site_->entry(each.slot);
+            if (entry == nullptr) continue;
+            const auto& rows = rows_of(each);
+            const auto count = static_cast<int64_t>(rows.size());
+            if (const auto& c = entry->changes[i]; c) {
+                const float* from = c->b.data != nullptr ? t + c->first : nullptr;
+                const auto scale = static_cast<float>(c->scale * each.scale);
+                runtime.kernels.expand({c->b.format, c->b.data, c->rank, outputs_[i], from, entry->rank, rows.data(), count,
+                                        scale, c->bias, c->factor, c->offset, ys_[i]},
+                                       part.begin, part.end);
+            }
+            t += count * entry->rank;
+        }
+    }
+}
+
+void AdaptEmbedding::prepare() {
+    int64_t rank = 0;
+    for (const StepAdapter& each : runtime_.step.adapters)
+        if (const AdapterEntry* entry = site_->entry(each.slot))
+            for (const auto& c : entry->changes) rank = std::max(rank, c ? c->rank : int64_t{0});
+    if (rank > 0) runtime_.reserve(0, rank * static_cast<int64_t>(sizeof(float)));
+}
+
+// A thread changes some rows, by all their adapters in order.
+void AdaptEmbedding::run(Runtime& runtime, int thread) {
+    const Step& step = runtime.step;
+    const auto [begin, end] = share(runtime, step.count(-1), thread);
+    for (const StepAdapter& each : step.adapters) {
+        const AdapterEntry* entry = site_->entry(each.slot);
+        if (entry == nullptr) continue;
+        const auto from = std::lower_bound(each.rows.begin(), each.rows.end(), begin);
+        const auto to = std::lower_bound(from, each.rows.end(), end);
+        for (auto row = from; row != to; ++row) {
+            const bool given = !step.given_of.empty() && step.given_columns == columns_ && step.given_of[static_cast<size_t>(*row)] >= 0;
+            if (!given) change(runtime, each, *entry->changes.front(), *row, thread);
+        }
+    }
+}
+
+void AdaptEmbedding::change(Runtime& runtime, const StepAdapter& group, const AdapterChange& c, int32_t row, int thread) const {
+    const int32_t token = runtime.step.token_ids[static_cast<size_t>(row)];
+    if (c.replaced.data != nullptr) {
+        int64_t at = token;
+        bool found = true;
+        if (c.replaced_rows != nullptr) {
+            const int32_t* last = c.replaced_rows + c.replaced.rows;
+            const int32_t* place = std::lower_bound(c.replaced_rows, last, token);
+            found = place != last && *place == token;
+            at = place - c.replaced_rows;
+        }
+        if (found) runtime.kernels.widen(c.replaced.format, row_of(c.replaced, at), columns_, static_cast<float>(scale_), y_ + row * columns_);
+    }
+    if (c.b.data == nullptr) return;
+    auto* t = reinterpret_cast<float*>(runtime.own(thread));
+    runtime.kernels.widen(c.a.format, row_of(c.a, token), c.rank, 1, t);
+    const auto scale = static_cast<float>(c.scale * (group.scale * scale_));
+    runtime.kernels.expand({c.b.format, c.b.data, c.rank, columns_, t, c.rank, &row, 1, scale, c.bias, nullptr, nullptr, y_}, 0,
+                           ceil_divide(columns_, kPanel));
+}
+
+void Activate::run(Runtime& runtime, int thread) {
+    const auto [begin, end] = share(runtime, runtime.step.count(out_.extent), thread);
+    const int64_t at = begin * columns_;
+    if (begin < end)
+        runtime.kernels.activate_all(activation_, x_ + at, others_ == nullptr ? nullptr : others_ + at, (end - begin) * columns_,
+                                     out_.data + at);
+}
+
+}  // namespace ferrum

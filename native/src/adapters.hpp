@@ -1,0 +1,106 @@
+// Operations of adapters: changes of products and embeddings by the adapter of each row; see kernels/adapters.py.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "operations.hpp"
+
+namespace ferrum {
+
+// A matrix of floats [rows, columns], in the memory of the caller.
+struct Floats {
+    Format format = Format::f32;
+    const std::byte* data = nullptr;
+    int64_t rows = 0, columns = 0;
+};
+
+// What an adapter changes of the outputs of one matrix.
+struct AdapterChange {
+    Floats a;  // [rank, inputs]; of an embedding [tokens, rank]. Changes that share it have the same one.
+    int64_t first = 0;  // of its outputs, among those of all different matrices A
+    Floats b;  // panels [panel][rank][kPanel]
+    double scale = 1;
+    const float* bias = nullptr;
+    const float* factor = nullptr;
+    const float* offset = nullptr;
+    Floats replaced;  // [n, inputs]
+    const int32_t* replaced_rows = nullptr;  // ascending; null: 0, 1, ...
+
+    int64_t rank = 0;
+};
+
+// An adapter at a site. A matrix that it leaves as it is has no change.
+struct AdapterEntry {
+    std::vector<std::optional<AdapterChange>> changes;
+    std::vector<const AdapterChange*> inner;  // one for each different matrix A
+    int64_t rank = 0;                         // outputs of all of these
+};
+
+// The entries of a place of the network by slot. They change between steps only.
+class AdapterSite {
+public:
+    void set(int64_t slot, std::shared_ptr<const AdapterEntry> entry);
+    const AdapterEntry* entry(int64_t slot) const;
+
+private:
+    std::vector<std::shared_ptr<const AdapterEntry>> entries_;
+};
+
+// Products of x that adapters change in place.
+class Adapt final : public Operation {
+public:
+    Adapt(Runtime& runtime, std::shared_ptr<AdapterSite> site, Rows x, int64_t inputs, std::vector<float*> ys,
+          std::vector<int64_t> outputs)
+        : runtime_(runtime), site_(std::move(site)), x_(x), inputs_(inputs), ys_(std::move(ys)), outputs_(std::move(outputs)) {}
+    void prepare() override;
+    void run(Runtime& runtime, int thread) override;
+
+private:
+    const std::vector<int32_t>& rows_of(const StepAdapter& each) const { return x_.extent == kLogits ? each.logit_rows : each.rows; }
+    void shrink(Runtime& runtime, int thread) const;
+    void expand(Runtime& runtime, int thread) const;
+
+    Runtime& runtime_;
+    std::shared_ptr<AdapterSite> site_;
+    Rows x_;
+    int64_t inputs_;
+    std::vector<float*> ys_;
+    std::vector<int64_t> outputs_;
+};
+
+// Embeddings that adapters change in place; given rows stay as they are.
+class AdaptEmbedding final : public Operation {
+public:
+    AdaptEmbedding(Runtime& runtime, std::shared_ptr<AdapterSite> site, float* y, int64_t columns, double scale)
+        : runtime_(runtime), site_(std::move(site)), y_(y), columns_(columns), scale_(scale) {}
+    void prepare() override;
+    void run(Runtime& runtime, int thread) override;
+
+private:
+    void change(Runtime& runtime, const StepAdapter& group, const AdapterChange& c, int32_t row, int thread) const;
+
+    Runtime& runtime_;
+    std::shared_ptr<AdapterSite> site_;
+    float* y_;
+    int64_t columns_;
+    double scale_;
+};
+
+// Activated numbers, or with others activated numbers times others.
+class Activate final : public Operation {
+public:
+    Activate(const Activation& activation, const float* x, const float* others, Rows out, int64_t columns)
+        : activation_(activation), x_(x), others_(others), out_(out), columns_(columns) {}
+    void run(Runtime& runtime, int thread) override;
+
+private:
+    Activation activation_;
+    const float* x_;
+    const float* others_;
+    Rows out_;
+    int64_t columns_;
+};
+
+}  // namespace ferrum
