@@ -329,9 +329,7 @@ class NamedVerbs:
             raise RequestError(f"must be the stored length {stored}, not {item.pos_offset}", param="pos_offset")
         want, rows = SPAN_WANTS[item.policy]
         adapters = () if item.adapter is None else (AdapterUse(item.adapter),)
-        return Span(
-            cache_id, stored, tuple(item.q_tokens), want, rows, extras=SpanExtras(adapters=adapters).or_none()
-        )
+        return Span(cache_id, stored, tuple(item.q_tokens), want, rows, extras=SpanExtras(adapters=adapters).or_none())
 
     def _check_options(self, inputs: PrefillInput | DecodeInput, stored: range, real: slice = slice(None)) -> None:
         """Refuse positions other than where the tokens will be stored, and what the kernels do not keep."""

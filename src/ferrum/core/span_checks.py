@@ -132,7 +132,9 @@ def _wrong_extras(extras: SpanExtras) -> RequestError | None:
     if extras.score is not None and not _is_list(extras.score.targets):
         return RequestError(f"must have a list of targets, not {shown(extras.score.targets)}", param="score")
     if not _is_list(extras.adapters) or not all(map(_is_adapter, extras.adapters)):
-        return RequestError("must be a list of AdapterUse with a finite scale and a start of at least 0", param="adapters")
+        return RequestError(
+            "must be a list of AdapterUse with a finite scale and a start of at least 0", param="adapters"
+        )
     if not _is_list(extras.inputs) or not all(map(_is_inputs, extras.inputs)):
         return RequestError("must be a list of Inputs with one row per ascending position", param="inputs")
     if type(extras.attention_weights) is not bool:
@@ -163,14 +165,11 @@ def _is_inputs(value: object) -> bool:
 
 
 def _is_adapter(value: object) -> bool:
-    return (
-        isinstance(value, AdapterUse)
-        and isinstance(value.key, str)
-        and isinstance(value.scale, float | int)
-        and isfinite(value.scale)
-        and _is_integer(value.start)
-        and value.start >= 0
-    )
+    if not isinstance(value, AdapterUse):
+        return False
+    key, scale, start = cast(Any, (value.key, value.scale, value.start))
+    numbers = isinstance(scale, float | int) and isfinite(scale) and _is_integer(start)
+    return isinstance(key, str) and numbers and start >= 0
 
 
 def _misplaced(span: Span) -> RequestError | None:

@@ -53,7 +53,6 @@ class AsyncEngine(EngineClient):
         tenant: str = "",
         salt: str = "",
         trace_id: str | None = None,
-        adapter: str | None = None,
         add_special_tokens: bool = True,
     ) -> AsyncGenerator[Delta, None]:
         """Return an async iterator of deltas: `n` choices interleaved, one delta of each with a finish reason.
@@ -81,7 +80,6 @@ class AsyncEngine(EngineClient):
                 tenant=tenant,
                 salt=salt,
                 trace_id=trace_id,
-                adapter=adapter,
                 add_special_tokens=add_special_tokens,
             ),
         )

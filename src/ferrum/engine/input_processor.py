@@ -21,7 +21,7 @@ from ferrum.core.output_format import Reading
 from ferrum.core.params import SamplingParams
 from ferrum.core.span_checks import check_ids
 from ferrum.core.structured_outputs import StructuredOutputs
-from ferrum.core.types import Pooling, Request
+from ferrum.core.types import Adapter, Pooling, Request
 from ferrum.core.values import integer, listed, shown, whole
 from ferrum.structured.source_cache import SourceCache
 from ferrum.text.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ class RequestOptions:
         deadline: seconds from now after which the request is ended; None: never.
         tenant: the owner, for fair scheduling and per-key limits.
         salt: requests share cached prefixes only with requests of the same salt.
-        adapter: a loaded adapter; there is none yet.
+        adapters: loaded adapters, in ascending order of their ids.
         add_special_tokens: False for text that contains its special tokens, as rendered chats do.
         pooling: how to pool the prompt into a vector; requires `params.max_tokens` 0 and `n` 1.
         prediction: expected output (OpenAI's `prediction`); it changes the speed, never the output.
@@ -70,7 +70,7 @@ class RequestOptions:
     tenant: str = ""
     salt: str = ""
     trace_id: str | None = None
-    adapter: str | None = None
+    adapters: tuple[Adapter, ...] = ()
     add_special_tokens: bool = True
     pooling: Pooling | None = None
     prediction: Prompt | None = None
@@ -124,7 +124,7 @@ class InputProcessor:
 
         Raises:
             RequestError: a field cannot be served; `param` names it. ContextOverflow, InvalidToken say more.
-            Unsupported: an adapter is named, or a priority without the policy `priority`.
+            Unsupported: a priority without the policy `priority`.
         """
         self._check_params(params, options)
         given, names = options.request_id, options.names
@@ -153,13 +153,12 @@ class InputProcessor:
             prediction=() if options.prediction is None else self._predicted(options.prediction),
             guidance=self._guidance(params, options),
             reading=options.reading,
+            adapters=options.adapters,
         )
 
     def _check_params(self, params: object, options: RequestOptions) -> None:
         check_params(params)
         assert isinstance(params, SamplingParams)
-        if options.adapter is not None:
-            raise Unsupported("adapter", "adapters are not supported")
         if options.pooling is not None and (params.max_tokens != 0 or params.n != 1):
             raise RequestError("requires max_tokens = 0 and n = 1", param="pooling")
         if self._tokenizer is None:

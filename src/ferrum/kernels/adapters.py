@@ -5,7 +5,7 @@ Files are read in `sources/adapters/`. Which rows of a step use which adapter is
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -66,9 +66,14 @@ class Change:
     @property
     def nbytes(self) -> int:
         """Bytes of its arrays."""
-        parts = (self, *filter(None, (self.low_rank, self.replaced)))
-        arrays = [getattr(part, each.name) for part in parts for each in fields(part)]
-        return sum(each.nbytes for each in arrays if isinstance(each, np.ndarray))
+        low_rank, new = self.low_rank, self.replaced
+        arrays = (
+            self.factor,
+            self.offset,
+            *(() if low_rank is None else (low_rank.a, low_rank.b, low_rank.bias)),
+            *(() if new is None else (new.values, new.rows)),
+        )
+        return sum(each.nbytes for each in arrays if each is not None)
 
 
 class SiteKind(Enum):

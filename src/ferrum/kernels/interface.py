@@ -338,7 +338,7 @@ class Kernels(Operations, ParameterForms, RawPages, Protocol):
     def planned_page_bytes(self, group: PoolGroup) -> int:
         """Return the bytes of a page of that group, with padding. `allocate` need not have run."""
 
-    def adapted(self, site: AdapterSite, changes: tuple[Change | None, ...]) -> Any:
+    def adapted(self, changes: tuple[Change | None, ...]) -> Any:
         """Convert an adapter's changes at a site, one for each matrix or None, to an entry of the site.
 
         It may run while a step is computed.

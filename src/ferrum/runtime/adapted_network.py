@@ -71,7 +71,8 @@ class _AdaptedOperations(Operations):
         gate_bias: Vector | None = None,
         up_bias: Vector | None = None,
     ) -> Array:
-        return self._kernels.gate(*self.linear(x, (gate, up), (gate_bias, up_bias)), activation)
+        one, other = self.linear(x, (gate, up), (gate_bias, up_bias))
+        return self._kernels.gate(one, other, activation)
 
     def head(self, x: Array, weight: Weight, scale: float = 1.0, softcap: float | None = None) -> Array:
         site = self._sites.site(SiteKind.HEAD, (HEAD,), (weight.shape,))

@@ -82,7 +82,7 @@ class AdapterSlots:
             at_site = tuple(changes.get(name) for name in site.names)
             known.update(site.names)
             if any(change is not None for change in at_site):
-                entries.append((site, self._kernels.adapted(site, at_site)))
+                entries.append((site, self._kernels.adapted(at_site)))
         unknown = sorted(set(changes) - known)
         if unknown:
             raise Unsupported("the adapter", f"{unknown[0]} cannot be changed by an adapter")

@@ -48,7 +48,7 @@ class NativeSites:
             site.entries[slot] = entry
 
 
-def native_entry(site: AdapterSite, changes: tuple[Change | None, ...]) -> NativeEntry:
+def native_entry(changes: tuple[Change | None, ...]) -> NativeEntry:
     """Convert an adapter's changes at a site. Matrices A that are one array stay one."""
     shared = dict[int, Floats]()
     return [None if each is None else _change(each, shared) for each in changes]

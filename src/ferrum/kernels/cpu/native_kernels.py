@@ -227,8 +227,8 @@ class NativeKernels(Kernels):
             if furthest >= rope.filled:
                 rope.reach(furthest)
 
-    def adapted(self, site: AdapterSite, changes: tuple[Change | None, ...]) -> NativeEntry:
-        return native_entry(site, changes)
+    def adapted(self, changes: tuple[Change | None, ...]) -> NativeEntry:
+        return native_entry(changes)
 
     def install(self, site: AdapterSite, slot: int, entry: NativeEntry | None) -> None:
         self.lowering.sites.set(site, slot, entry, self.lowering.library)

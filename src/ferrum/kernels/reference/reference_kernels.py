@@ -174,7 +174,7 @@ class ReferenceKernels(Kernels):
     def gate(self, x: F32, y: F32, activation: Activation = SILU) -> F32:
         return gated(x, y, activation)
 
-    def adapted(self, site: AdapterSite, changes: tuple[Change | None, ...]) -> tuple[Change | None, ...]:
+    def adapted(self, changes: tuple[Change | None, ...]) -> tuple[Change | None, ...]:
         return changes
 
     def install(self, site: AdapterSite, slot: int, entry: tuple[Change | None, ...] | None) -> None:
