@@ -151,13 +151,13 @@ class Lowering:
     def scale_logits(self, x: Operand, scale: float, softcap: float | None, out: Operand) -> Native:
         return self.library.activate(x.array, None, _scaling(scale, softcap), x.columns, out.array, x.extent)
 
-    def adapt(self, x: Operand, ys: tuple[Operand, ...], site: AdapterSite, *outs: Operand) -> Native:
+    def adapt(self, x: Operand, _: tuple[Operand, ...], site: AdapterSite, *outs: Operand) -> Native:
         arrays, columns = [out.array for out in outs], [out.columns for out in outs]
         return self.library.adapt(
             self.runtime, self.sites.native(site, self.library), x.array, x.columns, arrays, columns, x.extent
         )
 
-    def adapt_embedding(self, y: Operand, site: AdapterSite, scale: float, out: Operand) -> Native:
+    def adapt_embedding(self, _: Operand, site: AdapterSite, scale: float, out: Operand) -> Native:
         native = self.sites.native(site, self.library)
         return self.library.adapt_embedding(self.runtime, native, out.array, out.columns, scale)
 
