@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,9 @@ class LowRank:
     """A product of two small matrices that is added to outputs: y + scale (B (A x) + bias).
 
     Attributes:
-        a: [r, K], float32, float16 or bfloat16; of an embedding [V, r], a row per token.
-        b: [N, r].
+        a: [r, K], float32, float16 or bfloat16; of an embedding [V, r], a row per token. Of a site of several groups
+            (experts, heads) [groups, r, K], or [r, K] of all groups.
+        b: [N, r]; of several groups [groups, N, r], or [N, r] of all groups.
         scale: alpha / r, or as the files say.
         bias: f32 [N], or None.
     """
@@ -54,14 +55,26 @@ class Change:
     2. y + scale (B (A x) + bias)
     3. factor y + offset
 
+    Files hold magnitudes and biases, from which `runtime/adapter_factors.py` computes factors and offsets.
+
     Attributes:
-        factor, offset: f32 [N], both or none (DoRA, replaced biases).
+        factor, offset: f32 [N], both or none.
+        magnitude: f32 [N], of the rows of the changed matrix (DoRA, Liu et al. 2024).
+        bias: f32 [N], in place of the matrix's own.
     """
 
     low_rank: LowRank | None = None
     replaced: Replacement | None = None
     factor: F32 | None = None
     offset: F32 | None = None
+    magnitude: F32 | None = None
+    bias: F32 | None = None
+
+    @property
+    def scales(self) -> bool:
+        """Whether a request can scale it: it is a low-rank product and nothing else."""
+        others = self.replaced, self.factor, self.offset, self.magnitude, self.bias
+        return all(each is None for each in others)
 
     @property
     def nbytes(self) -> int:
@@ -70,6 +83,8 @@ class Change:
         arrays = (
             self.factor,
             self.offset,
+            self.magnitude,
+            self.bias,
             *(() if low_rank is None else (low_rank.a, low_rank.b, low_rank.bias)),
             *(() if new is None else (new.values, new.rows)),
         )
@@ -82,6 +97,18 @@ class SiteKind(Enum):
     LINEAR = "products of rows"
     HEAD = "logits"
     EMBEDDING = "rows of tokens"
+    HEADS = "products of heads"
+    EXPERTS = "products of experts"
+
+
+class BaseMatrix(Protocol):
+    """A matrix that adapters change: an `operations.Weight`."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def rows(self, ids: Int32) -> F32:
+        """Return the given rows, dequantised."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,14 +117,19 @@ class AdapterSite:
 
     Attributes:
         kind: of the operation.
-        names: of the matrices, as `NamedWeight` has them; a tied head has the name of a head.
-        shapes: (N, K) of each.
+        names: of the matrices, as `NamedWeight` has them; a tied head has the name of a head. Of experts they are gate,
+            up and down.
+        shapes: (N, K) of each, with the rows of all groups.
+        groups: number of heads or experts, whose matrices these hold one after another; 1 for other kinds.
+        base: the matrices and their biases, in the backend's form.
         entries: changes by slot, in the backend's form. They are set between steps only.
     """
 
     kind: SiteKind
     names: tuple[str, ...]
     shapes: tuple[tuple[int, int], ...]
+    groups: int = 1
+    base: tuple[tuple[BaseMatrix, Any | None], ...] = ()
     entries: dict[int, Any] = field(default_factory=dict)
 
 
@@ -107,9 +139,15 @@ class AdapterSites:
 
     found: dict[tuple[SiteKind, tuple[str, ...]], AdapterSite] = field(default_factory=dict)
 
-    def site(self, kind: SiteKind, names: tuple[str, ...], shapes: tuple[tuple[int, int], ...]) -> AdapterSite:
+    def site(
+        self,
+        kind: SiteKind,
+        names: tuple[str, ...],
+        base: tuple[tuple[BaseMatrix, Any | None], ...],
+        groups: int = 1,
+    ) -> AdapterSite:
         """Return the site of these matrices."""
         key = kind, names
         if key not in self.found:
-            self.found[key] = AdapterSite(kind, names, shapes)
+            self.found[key] = AdapterSite(kind, names, tuple(matrix.shape for matrix, _ in base), groups, base)
         return self.found[key]

@@ -160,7 +160,7 @@ class Operations(Protocol):
     def adapt(self, x: Array, ys: tuple[Array, ...], site: AdapterSite) -> tuple[Array, ...]:
         """Change the products of x by the adapters of each row (`StepTables.adapters`), see `adapters.Change`.
 
-        [R, K], [R, N] each -> [R, N] each.
+        [R, K], [R, N] each -> [R, N] each; of heads [R, heads x K], [R, heads x N] -> [R, heads x N].
         """
         return tuple(y.like() for y in ys)
 
@@ -192,6 +192,7 @@ class Operations(Protocol):
         gate_bias: Vector | None = None,
         up_bias: Vector | None = None,
         down_bias: Vector | None = None,
+        site: AdapterSite | None = None,
     ) -> Array:
         """Send each row to its experts and add their weighted results: [R, H] -> [R, H] (Shazeer et al. 2017).
 
@@ -203,6 +204,7 @@ class Operations(Protocol):
             selection_bias: [experts], added to scores for the choice of experts only (DeepSeek-V3, section 2.1.2).
             expert_scale: [experts], a factor of each expert's weight.
             gate_bias, up_bias, down_bias: [experts x N] or [experts x H]; those of gate and up are both given or none.
+            site: whose adapters change the products of each row, before the activation and before the row's weights.
         """
         return x.like()
 

@@ -6,11 +6,12 @@ change, so here they are separate operations. Rows without an adapter have the s
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 from ferrum.kernels.adapters import AdapterSite, AdapterSites, SiteKind
 from ferrum.kernels.interface import Network, NetworkOutput
-from ferrum.kernels.op_attributes import SILU, Activation
+from ferrum.kernels.op_attributes import SILU, Activation, Routing
 from ferrum.kernels.op_spec import OpSpec
 from ferrum.kernels.operations import Array, Operations, Vector, Weight
 from ferrum.models.tensor_names import HEAD
@@ -59,7 +60,8 @@ class _AdaptedOperations(Operations):
         biases: tuple[Vector | None, ...],
         activation: Activation | None = None,
     ) -> tuple[Array, ...]:
-        ys = self._kernels.adapt(x, self._kernels.linear(x, weights, biases), self._site(SiteKind.LINEAR, weights))
+        site = self._site(SiteKind.LINEAR, weights, biases)
+        ys = self._kernels.adapt(x, self._kernels.linear(x, weights, biases), site)
         return ys if activation is None else tuple(self._kernels.activate(y, activation) for y in ys)
 
     def gated_linear(
@@ -75,7 +77,7 @@ class _AdaptedOperations(Operations):
         return self._kernels.gate(one, other, activation)
 
     def head(self, x: Array, weight: Weight, scale: float = 1.0, softcap: float | None = None) -> Array:
-        site = self._sites.site(SiteKind.HEAD, (HEAD,), (weight.shape,))
+        site = self._sites.site(SiteKind.HEAD, (HEAD,), ((weight, None),))
         (logits,) = self._kernels.adapt(x, (self._kernels.head(x, weight),), site)
         return logits if (scale, softcap) == (1.0, None) else self._kernels.scale_logits(logits, scale, softcap)
 
@@ -85,6 +87,38 @@ class _AdaptedOperations(Operations):
             return rows
         return self._kernels.adapt_embedding(rows, self._site(SiteKind.EMBEDDING, (table,)), scale)
 
-    def _site(self, kind: SiteKind, weights: tuple[Weight, ...]) -> AdapterSite:
+    def head_linear(self, x: Array, weight: Weight, heads: int) -> Array:
+        site = self._site(SiteKind.HEADS, (weight,), groups=heads)
+        return self._kernels.adapt(x, (self._kernels.head_linear(x, weight, heads),), site)[0]
+
+    def experts(
+        self,
+        x: Array,
+        scores: Array,
+        routing: Routing,
+        gate: Weight,
+        up: Weight,
+        down: Weight,
+        activation: Activation = SILU,
+        selection_bias: Vector | None = None,
+        expert_scale: Vector | None = None,
+        gate_bias: Vector | None = None,
+        up_bias: Vector | None = None,
+        down_bias: Vector | None = None,
+        site: AdapterSite | None = None,
+    ) -> Array:
+        assert site is None, "the network knows no adapters"
+        weights, biases = (gate, up, down), (gate_bias, up_bias, down_bias)
+        site = self._site(SiteKind.EXPERTS, weights, biases, routing.num_experts)
+        vectors = selection_bias, expert_scale, *biases
+        return self._kernels.experts(x, scores, routing, *weights, activation, *vectors, site)
+
+    def _site(
+        self,
+        kind: SiteKind,
+        weights: tuple[Weight, ...],
+        biases: tuple[Vector | None, ...] = (),
+        groups: int = 1,
+    ) -> AdapterSite:
         names = tuple(self._names[id(weight)] for weight in weights)
-        return self._sites.site(kind, names, tuple(weight.shape for weight in weights))
+        return self._sites.site(kind, names, tuple(zip_longest(weights, biases)), groups)

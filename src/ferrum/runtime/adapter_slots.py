@@ -5,7 +5,7 @@ Files of adapters become changes in `sources/adapters/`; who loads and frees ada
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,8 +14,14 @@ import numpy as np
 from ferrum.core.errors import RequestError, Unsupported
 from ferrum.core.step import AdapterUse
 from ferrum.core.values import shown
-from ferrum.kernels.adapters import AdapterSite, Change
+from ferrum.kernels.adapters import AdapterSite, Change, SiteKind
 from ferrum.kernels.interface import AdapterRows, Kernels
+from ferrum.runtime.adapter_checks import refuse_change
+from ferrum.runtime.adapter_factors import with_factors
+
+
+def _no_pause() -> None:
+    """Go on at once."""
 
 
 class UsingRows(Protocol):
@@ -39,11 +45,14 @@ class PreparedAdapter:
         entries: of the sites that it changes.
         nbytes: of all numbers.
         scales: whether requests may scale it: only low-rank products without factors can be scaled.
+        absorbed: whether it changes keys of latent attention, which all queries compute from the latent vectors: all
+            tokens of a sequence must have the same ones.
     """
 
     entries: tuple[tuple[AdapterSite, Any], ...]
     nbytes: int
     scales: bool
+    absorbed: bool = False
 
 
 class AdapterSlots:
@@ -68,26 +77,44 @@ class AdapterSlots:
         """The keys of the loaded adapters."""
         return tuple(self._held)
 
-    def prepare(self, changes: Mapping[str, Change]) -> PreparedAdapter:
+    def prepare(self, changes: Mapping[str, Change], pause: Callable[[], None] = _no_pause) -> PreparedAdapter:
         """Convert changes to the backend's form. It may run while steps are computed.
 
         Args:
             changes: by the names of matrices.
+            pause: called after each millisecond of work or less.
 
         Raises:
-            Unsupported: no operation of the network uses a matrix of that name in a way that adapters can change.
+            Unsupported: an adapter cannot change a matrix of that name in that way, as the error says.
         """
         entries, known = list[tuple[AdapterSite, Any]](), set[str]()
         for site in self._sites:
-            at_site = tuple(changes.get(name) for name in site.names)
             known.update(site.names)
+            at_site = tuple(
+                self._change(site, index, changes.get(name), pause) for index, name in enumerate(site.names)
+            )
             if any(change is not None for change in at_site):
                 entries.append((site, self._kernels.adapted(at_site)))
+                pause()
         unknown = sorted(set(changes) - known)
         if unknown:
             raise Unsupported("the adapter", f"{unknown[0]} cannot be changed by an adapter")
-        scales = all(each.factor is None and each.replaced is None for each in changes.values())
-        return PreparedAdapter(tuple(entries), sum(each.nbytes for each in changes.values()), scales)
+        return PreparedAdapter(
+            tuple(entries),
+            sum(each.nbytes for each in changes.values()),
+            scales=all(each.scales for each in changes.values()),
+            absorbed=any(site.kind is SiteKind.HEADS for site, _ in entries),
+        )
+
+    def _change(self, site: AdapterSite, index: int, change: Change | None, pause: Callable[[], None]) -> Change | None:
+        """Return a change as kernels take it, or None if there is none."""
+        if change is None:
+            return None
+        refuse_change(site, index, change)
+        if not site.base:
+            return change
+        matrix, bias = site.base[index]
+        return with_factors(change, matrix, None if bias is None else self._kernels.host(bias), pause)
 
     def add(self, key: str, adapter: PreparedAdapter) -> None:
         """Load an adapter in a free slot."""
@@ -113,6 +140,9 @@ class AdapterSlots:
             if use.scale != 1 and not held[1].scales:
                 reason = f"must be 1, not {use.scale:g}: this adapter replaces weights or scales outputs (DoRA)"
                 return RequestError(reason, param="scale")
+            if use.start and held[1].absorbed:
+                reason = f"must be 0, not {use.start}: this adapter changes kv_b_proj, so it must begin with the prompt"
+                return RequestError(reason, param="start")
         return None
 
     def rows(self, pieces: Sequence[UsingRows]) -> tuple[AdapterRows, ...]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ferrum.core.errors import Unsupported
 from ferrum.kernels.adapters import AdapterSite, Change, LowRank, Replacement
 from ferrum.kernels.cpu.weights import native_floats
 from ferrum.kernels.group_weights import PANEL
@@ -41,6 +42,8 @@ class NativeSites:
 
     def set(self, site: AdapterSite, slot: int, entry: NativeEntry | None, library: Any) -> None:
         """Set the entry of a slot, or remove it."""
+        if site.groups > 1:
+            raise Unsupported("adapters of heads and experts", "the native kernels do not have them yet")
         self.native(site, library).set(slot, entry)
         if entry is None:
             site.entries.pop(slot, None)

@@ -179,6 +179,7 @@ class Lowering:
         gate_bias: F32 | None,
         up_bias: F32 | None,
         down_bias: F32 | None,
+        site: AdapterSite | None,  # noqa: ARG002 - `NativeSites` refuses it
         out: Operand,
     ) -> Native:
         for weight in (gate, up, down):

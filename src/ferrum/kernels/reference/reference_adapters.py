@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.adapters import Change, LowRank
+from ferrum.kernels.adapters import AdapterSite, Change, LowRank
+from ferrum.kernels.interface import AdapterRows
 from ferrum.kernels.reference.fused_sums import add_products, fused
 from ferrum.kernels.reference.reference_math import lanes_products
 
@@ -42,6 +43,47 @@ def changed_embeddings(tokens: Int32, y: F32, change: Change, scale: float, requ
     if change.low_rank is not None:
         y = _added(y, widened(change.low_rank.a[tokens]), change.low_rank, request_scale * scale)
     return y
+
+
+def of_group(change: Change, group: int) -> Change:
+    """Return the change of one head or expert, whose matrices are those of all or its part of them."""
+    low_rank = change.low_rank
+    if low_rank is None:
+        return change
+    a, b = (each[group] if each.ndim > 2 else each for each in (low_rank.a, low_rank.b))
+    return Change(LowRank(a, b, low_rank.scale))
+
+
+def changed_heads(x: F32, y: F32, change: Change, scale: float, heads: int) -> F32:
+    """Change products by heads y [R, heads x N] of the inputs x [R, heads x K]."""
+    parts = zip(np.split(x, heads, axis=1), np.split(y, heads, axis=1), strict=True)
+    return np.concatenate([changed(*part, of_group(change, head), scale) for head, part in enumerate(parts)], axis=1)
+
+
+class ExpertChanges(NamedTuple):
+    """Adapters of the experts of a layer.
+
+    Attributes:
+        adapters: of the rows of the step.
+        site: of the layer.
+    """
+
+    adapters: tuple[AdapterRows, ...]
+    site: AdapterSite
+
+    def change(self, matrix: int, expert: int, rows: NDArray[np.int64], x: F32, y: F32) -> F32:
+        """Change products y [n, N] of inputs x [n, K] by one of gate, up and down.
+
+        Args:
+            rows: of the step, [n], which these belong to.
+        """
+        y = y.copy()
+        for each in self.adapters:
+            change = self.site.entries.get(each.slot, (None,) * 3)[matrix]
+            at = np.flatnonzero(np.isin(rows, each.rows))
+            if change is not None and len(at):
+                y[at] = changed(x[at], y[at], of_group(change, expert), each.scale)
+        return y
 
 
 def _added(y: F32, t: F32, low_rank: LowRank, scale: float) -> F32:

@@ -12,6 +12,7 @@ from ferrum.kernels.op_attributes import Activation, Routing
 from ferrum.kernels.operations import F32, Weight
 from ferrum.kernels.reference.activations import biased, gated, sigmoid
 from ferrum.kernels.reference.fused_sums import fused, ordered_sum
+from ferrum.kernels.reference.reference_adapters import ExpertChanges
 from ferrum.kernels.reference.reference_math import exp, log
 
 Int64 = NDArray[np.int64]
@@ -90,6 +91,7 @@ def add_experts(
     biases: tuple[F32 | None, F32 | None, F32 | None],
     activation: Activation,
     routing: Routing,
+    changes: ExpertChanges | None = None,
 ) -> F32:
     """Add the weighted results of each row's experts in ascending order.
 
@@ -97,6 +99,7 @@ def add_experts(
         x: [R, H].
         weights: gate, up and down of all experts.
         biases: those of their products.
+        changes: of adapters, or None.
     """
     sizes = [rows_of_group(weight, routing.num_experts, "experts") for weight in weights]
     out = np.zeros_like(x)
@@ -104,24 +107,17 @@ def add_experts(
         rows, at = np.nonzero(routed.experts == expert)
         shares = routed.weights[rows, at][:, None]
         parts = [slice(expert * size, (expert + 1) * size) for size in sizes]
-        one, two, three = (
-            _Affine(weight.part(part.start, part.stop), None if bias is None else bias[part])
-            for weight, bias, part in zip(weights, biases, parts, strict=True)
-        )
+
+        def product(matrix: int, of: F32) -> F32:
+            part, bias = parts[matrix], biases[matrix]  # noqa: B023 - called in this round only
+            weight = weights[matrix].part(part.start, part.stop)
+            y = biased(weight.matmul(of), None if bias is None else bias[part])
+            return y if changes is None else changes.change(matrix, int(expert), rows, of, y)  # noqa: B023
+
         inputs = x[rows] * shares if routing.on_input else x[rows]
-        results = three.of(gated(one.of(inputs), two.of(inputs), activation))
+        results = product(2, gated(product(0, inputs), product(1, inputs), activation))
         out[rows] = fused(results, np.ones_like(shares) if routing.on_input else shares, out[rows])
     return out
-
-
-class _Affine(NamedTuple):
-    """A product and its bias."""
-
-    weight: Weight
-    bias: F32 | None
-
-    def of(self, x: F32) -> F32:
-        return biased(self.weight.matmul(x), self.bias)
 
 
 def multiply_heads(x: F32, weight: Weight, heads: int) -> F32:

@@ -25,7 +25,7 @@ from ferrum.kernels.reference.activations import activated, biased, capped, gate
 from ferrum.kernels.reference.fused_sums import fused
 from ferrum.kernels.reference.page_checksums import page_sums
 from ferrum.kernels.reference.page_layout import PageLayout
-from ferrum.kernels.reference.reference_adapters import changed, changed_embeddings
+from ferrum.kernels.reference.reference_adapters import ExpertChanges, changed, changed_embeddings, changed_heads
 from ferrum.kernels.reference.reference_attention import PRODUCTS, STEP, attend, first_seen, probabilities
 from ferrum.kernels.reference.reference_experts import add_experts, multiply_heads, route
 from ferrum.kernels.reference.reference_math import best_tokens, lanes_sum, squares_sum
@@ -188,7 +188,11 @@ class ReferenceKernels(Kernels):
         for each in self.tables.adapters:
             rows = each.logit_rows if site.kind is SiteKind.HEAD else each.rows
             for out, change in zip(outs, site.entries.get(each.slot, ()), strict=False):
-                if change is not None:
+                if change is None:
+                    continue
+                if site.kind is SiteKind.HEADS:
+                    out[rows] = changed_heads(x[rows], out[rows], change, each.scale, site.groups)
+                else:
                     out[rows] = changed(x[rows], out[rows], change, each.scale)
         return outs
 
@@ -217,10 +221,12 @@ class ReferenceKernels(Kernels):
         gate_bias: F32 | None = None,
         up_bias: F32 | None = None,
         down_bias: F32 | None = None,
+        site: AdapterSite | None = None,
     ) -> F32:
+        changes = None if site is None else ExpertChanges(self.tables.adapters, site)
         routed = route(scores, routing, selection_bias, expert_scale)
         weights, biases = (gate, up, down), (gate_bias, up_bias, down_bias)
-        return add_experts(x, routed, weights, biases, activation, routing)
+        return add_experts(x, routed, weights, biases, activation, routing, changes)
 
     def rope_store(
         self,
