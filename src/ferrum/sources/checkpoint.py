@@ -24,7 +24,7 @@ from ferrum.text.text_config import is_wrapped, text_config
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 _PREFIX: Final = "model."
-_TEXT: Final = (
+TEXT_PREFIXES: Final = (
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
@@ -164,7 +164,7 @@ def _text_names(names: Collection[str]) -> dict[str, str]:
     for name in names:
         if name.removeprefix(_PREFIX).partition(".")[0] in _TOWERS:
             continue
-        text = next((ours + name.removeprefix(held) for held, ours in _TEXT if name.startswith(held)), name)
+        text = next((ours + name.removeprefix(held) for held, ours in TEXT_PREFIXES if name.startswith(held)), name)
         if text in own:
             raise CheckpointError(f"tensors {own[text]!r} and {name!r} are both {text!r} of the text model")
         own[text] = name

@@ -56,7 +56,7 @@ class ViewedTensors(TensorStore):
         self.tensors = {name: info for name, info in store.tensors.items() if name not in used or name in shapes}
         wanted: dict[tuple[str, ...], Shape] = {}  # of all that several views share
         for name, view in self._views.items():
-            own = _wanted(view, shapes[name])
+            own = needed_shape(view, shapes[name])
             wanted[view.sources] = tuple(map(max, own, wanted.get(view.sources, own)))
         for name, view in self._views.items():
             self._check(name, view, wanted[view.sources])
@@ -163,7 +163,7 @@ def _flat(shape: Shape, dimensions: int, width: int | None = None) -> Shape:
     return (math.prod(shape),) if dimensions == 1 else (math.prod(shape[:-1]), *shape[-1:])
 
 
-def _wanted(view: View, shape: Shape) -> Shape:
+def needed_shape(view: View, shape: Shape) -> Shape:
     """Return the shape that the tensors of a view must have at least, one after another."""
     if len(shape) == 1:
         return (_extent(view.rows, shape[0]),)
