@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from adapter_cases import DENSE
+from adapter_cases import DENSE, EMBEDDINGS, SPARSE
 from adapter_kit import AdapterCase, adapted_logits, adapted_twin, error_of, save, text_of, twin_logits
 
 TOLERANCE = 1e-5
 
 
-@pytest.mark.parametrize("case", DENSE, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", (*DENSE, *EMBEDDINGS, *SPARSE), ids=lambda case: case.name)
 def test_logits_are_those_of_peft(case: AdapterCase, tmp_path) -> None:
     twin = adapted_twin(case)
     expected = twin_logits(twin, text_of(case))

@@ -49,7 +49,7 @@ def adapted_twin(case: AdapterCase) -> PreTrainedModel:
     model = copy.deepcopy(model_of(case.model)).float()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        twin = peft.get_peft_model(model, peft.LoraConfig(**case.config)).eval()
+        twin = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **case.config)).eval()
     generator = torch.Generator().manual_seed(len(case.name))
     with torch.no_grad():
         for parameter in twin.parameters():
@@ -61,7 +61,7 @@ def adapted_twin(case: AdapterCase) -> PreTrainedModel:
 def twin_logits(twin: PreTrainedModel, tokens: list[int]) -> np.ndarray:
     """Return PEFT's f32 [len(tokens), V]."""
     with torch.no_grad():
-        return twin(torch.tensor([tokens])).logits[0].float().numpy()
+        return twin(input_ids=torch.tensor([tokens])).logits[0].float().numpy()
 
 
 def save(twin: PreTrainedModel, directory: Path) -> Path:

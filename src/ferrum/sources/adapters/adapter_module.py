@@ -1,11 +1,12 @@
 """`AdapterModule`: the tensors that an adapter has for one module, checked, and the changes that they are.
 
-It knows no file format: PEFT directories and GGUF files give the same parts.
+It knows no file format: PEFT directories and GGUF files give the same parts. Modules of all experts are in
+`expert_module.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
@@ -15,10 +16,9 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.kernels.adapters import Change, LowRank, Replacement
-from ferrum.models.tensor_names import EMBEDDING, HEAD
+from ferrum.models.tensor_names import EMBEDDING
 from ferrum.sources.adapters.adapter_targets import Target, Targets
-
-Shape = tuple[int, ...]
+from ferrum.sources.adapters.base_copy import differs
 
 
 class Part(Enum):
@@ -27,7 +27,7 @@ class Part(Enum):
     A = "A"
     B = "B"
     B_BIAS = "bias of B"
-    EMBEDDING_A = "A of an embedding, [vocabulary, r]"
+    EMBEDDING_A = "A of an embedding"
     EMBEDDING_B = "B of an embedding"
     MAGNITUDE = "magnitude"
     WEIGHT = "weight"
@@ -36,7 +36,7 @@ class Part(Enum):
     ROWS = "rows"
 
 
-PAIRS: Final = {
+PARTNERS: Final = {
     Part.A: Part.B,
     Part.B: Part.A,
     Part.B_BIAS: Part.B,
@@ -45,6 +45,8 @@ PAIRS: Final = {
     Part.MAGNITUDE: Part.A,
 }
 """Parts that need another one."""
+
+PAIR: Final = (Part.A, Part.B)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +84,22 @@ class AdapterModule:
 
     Attributes:
         name: of the module's matrix in the model.
-        scale: of its low-rank product; None without one.
+        scale: of its low-rank product.
         rank: as the configuration says it; None: as the tensors say it.
         rows: that `Part.ROWS` replaces.
         parts: the tensors.
     """
 
     name: str
-    scale: float | None = None
+    scale: float = 1.0
     rank: int | None = None
     rows: tuple[int, ...] = ()
     parts: dict[Part, AdapterTensor] = field(default_factory=dict)
+
+    @property
+    def first(self) -> AdapterTensor:
+        """The tensor that messages about the module name."""
+        return next(iter(self.parts.values()))
 
     def add(self, part: Part, tensor: AdapterTensor) -> None:
         """Add a tensor. Raises CheckpointError for a second one of a part."""
@@ -100,66 +107,84 @@ class AdapterModule:
             raise tensor.wrong(f"is the same part of {self.name} as {self.parts[part].where}")
         self.parts[part] = tensor
 
-    def changes(self, targets: Targets) -> Iterator[tuple[str, Change]]:
+    def check_partners(self) -> None:
+        """Raise CheckpointError if a tensor lacks another one that it needs."""
+        for part, tensor in self.parts.items():
+            partner = PARTNERS.get(part)
+            if partner is not None and partner not in self.parts and Part.EMBEDDING_A not in self.parts:
+                raise tensor.wrong(f"its partner ({partner.value}) is missing")
+        if (Part.EMBEDDING_A in self.parts) != (Part.EMBEDDING_B in self.parts):
+            raise self.first.wrong("a matrix of the embedding's pair is missing")
+
+    def changes(self, targets: Targets) -> Iterator[tuple[Target, Change]]:
         """Yield the changes of the network's matrices that hold the module.
 
         Raises:
             CheckpointError: a tensor has no partner, a wrong shape, or numbers that are not finite.
             Unsupported: a tensor cannot be applied.
         """
-        first, shape = next(iter(self.parts.values())), targets.shapes[self.name]
+        shape = targets.shapes[self.name]
         if len(shape) != 2:
-            raise first.refused("adapters of norms are not implemented")
-        for part, tensor in self.parts.items():
-            partner = PAIRS.get(part)
-            if part is Part.MAGNITUDE and Part.EMBEDDING_A in self.parts:
-                raise tensor.refused("magnitudes of embeddings (DoRA) are not implemented")
-            if partner is not None and partner not in self.parts:
-                raise tensor.wrong(f"its partner ({partner.value}) is missing")
+            raise self.first.refused("adapters of norms and other vectors are not implemented")
+        self.check_partners()
+        outputs, inputs = shape
+        base = self.parts.get(Part.BASE)
+        if base is not None and differs(targets.model.store, self._tensor(targets), base.expect(*shape)):
+            raise base.wrong("differs from the base model's: the adapter was made for another model")
         whole = Change(
-            low_rank=self._low_rank(*shape),
-            replaced=self._replacement(*shape),
-            magnitude=self._vector(Part.MAGNITUDE, shape[0]),
-            bias=self._bias(targets, shape[0]),
+            low_rank=self._low_rank(outputs, inputs),
+            replaced=self._replacement(outputs, inputs),
+            magnitude=self._vector(Part.MAGNITUDE, outputs),
+            bias=self._bias(targets, outputs),
         )
         for target in targets.of(self.name):
             self._check_target(target)
-            yield target.name, _cut(whole, target)
+            if whole.low_rank is not None or not whole.scales:
+                yield target, cut(whole, target)
+
+    def _tensor(self, targets: Targets) -> str:
+        """Return the tensor that holds the module's matrix."""
+        return self.name if self.name in targets.model.store.tensors or not targets.tied_head else EMBEDDING
 
     def _check_target(self, target: Target) -> None:
-        view = target.view
-        if view is not None and (view.width is not None or view.columns is not None or view.transposed):
-            raise next(iter(self.parts.values())).refused(
-                f"{target.name} is not stored by rows of this tensor's module"
-            )
+        if not target.is_selection:
+            raise self.first.refused(f"{target.name} is no selection of the module's rows")
+        for part, tensor in self.parts.items():
+            if part not in PAIR and (target.groups > 1 or target.expert is not None):
+                raise tensor.refused(f"of {target.name} only low-rank products can be changed")
 
     def _low_rank(self, outputs: int, inputs: int) -> LowRank | None:
         embeds = Part.EMBEDDING_A in self.parts
         first = self.parts.get(Part.EMBEDDING_A if embeds else Part.A)
         if first is None:
             return None
-        second = self.parts[Part.EMBEDDING_B if embeds else Part.B]
         if embeds != (self.name == EMBEDDING):
-            raise first.wrong(f"is no tensor for {'an embedding' if not embeds else 'a linear layer'}")
-        shape = first.values.shape
-        rank = self.rank or (shape[-1] if embeds else shape[0]) if len(shape) == 2 else 1
-        if embeds:  # [vocabulary, r], [hidden, r]
-            a, b = first.expect(outputs, rank), second.expect(inputs, rank)
-        else:
-            a, b = first.expect(rank, inputs), second.expect(outputs, rank)
-        assert self.scale is not None, "modules with low-rank products have a scale"
+            raise first.wrong(f"is no tensor for {'a linear layer' if embeds else 'an embedding'}")
+        other = next((each for part, each in self.parts.items() if embeds and part not in _OF_EMBEDDINGS), None)
+        if other is not None:
+            raise other.refused("of an embedding only low-rank products can be changed")
+        second = self.parts[Part.EMBEDDING_B if embeds else Part.B]
+        rank = self._rank(first)
+        if embeds:
+            a, b = first.expect(rank, outputs), second.expect(inputs, rank)
+            return LowRank(np.ascontiguousarray(a.T), b, self.scale)
+        a, b = first.expect(rank, inputs), second.expect(outputs, rank)
         return LowRank(a, b, self.scale, self._vector(Part.B_BIAS, outputs))
+
+    def _rank(self, a: AdapterTensor) -> int:
+        return self.rank or (a.values.shape[0] if a.values.ndim else 1)
 
     def _replacement(self, outputs: int, inputs: int) -> Replacement | None:
         rows, weight = self.parts.get(Part.ROWS), self.parts.get(Part.WEIGHT)
-        if rows is not None and weight is not None:
-            raise rows.wrong(f"replaces rows of {weight.where}")
+        if rows is not None and (weight is not None or Part.EMBEDDING_A in self.parts):
+            raise rows.wrong(f"the adapter changes the same rows by {self.first.where}")
         if rows is not None:
             if max(self.rows, default=0) >= outputs:
-                raise rows.wrong(f"has a row {max(self.rows)} of a vocabulary of {outputs}")
-            order = np.argsort(np.array(self.rows, np.int32))
+                raise rows.wrong(f"trainable_token_indices has {max(self.rows)}; the vocabulary has {outputs} tokens")
+            numbers = np.array(self.rows, np.int32)
+            order = np.argsort(numbers)
             values = rows.expect(len(self.rows), inputs)[order]
-            return Replacement(np.ascontiguousarray(values), np.array(self.rows, np.int32)[order])
+            return Replacement(np.ascontiguousarray(values), numbers[order])
         return None if weight is None else Replacement(weight.expect(outputs, inputs))
 
     def _bias(self, targets: Targets, outputs: int) -> NDArray[np.float32] | None:
@@ -173,32 +198,27 @@ class AdapterModule:
         return None if tensor is None else tensor.expect(size).astype(np.float32)
 
 
-def _cut(change: Change, target: Target) -> Change:
+_OF_EMBEDDINGS: Final = (Part.EMBEDDING_A, Part.EMBEDDING_B, Part.BASE, Part.ROWS)
+
+
+def cut(change: Change, target: Target) -> Change:
     """Return what a module's change is for one matrix that holds rows of it."""
     if target.view is None or target.view.rows is None:
         return change
     low_rank, new = change.low_rank, change.replaced
-    if low_rank is not None:
-        bias = None if low_rank.bias is None else target.cut(low_rank.bias)
-        low_rank = LowRank(low_rank.a, target.cut(low_rank.b), low_rank.scale, bias)
     return replace(
         change,
-        low_rank=low_rank,
+        low_rank=None if low_rank is None else _cut_product(low_rank, target),
         replaced=None if new is None else Replacement(target.cut(new.values)),
         magnitude=None if change.magnitude is None else target.cut(change.magnitude),
         bias=None if change.bias is None else target.cut(change.bias),
     )
 
 
-def merged(modules: Mapping[str, AdapterModule], targets: Targets) -> dict[str, Change]:
-    """Return the changes of all modules by the names of the network's matrices. Raises as `AdapterModule.changes`."""
-    changes: dict[str, Change] = {}
-    for module in modules.values():
-        changes.update(module.changes(targets))
-    return changes
-
-
-def tied(changes: dict[str, Change], part: Change | None) -> None:
-    """Let a tied head follow a change of the embedding's rows."""
-    if part is not None:
-        changes[HEAD] = replace(changes.get(HEAD, Change()), replaced=part.replaced)
+def _cut_product(low_rank: LowRank, target: Target) -> LowRank:
+    a, b = low_rank.a, target.cut(low_rank.b)
+    if target.groups > 1:
+        b = b.reshape(target.groups, -1, b.shape[1])
+    if target.transposed:  # (B A)^T = A^T B^T
+        a, b = np.ascontiguousarray(b.swapaxes(1, 2)), np.ascontiguousarray(a.T)
+    return LowRank(a, b, low_rank.scale, None if low_rank.bias is None else target.cut(low_rank.bias))

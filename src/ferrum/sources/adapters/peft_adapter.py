@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.kernels.adapters import Change
-from ferrum.models.tensor_names import EMBEDDING
+from ferrum.sources.adapters.adapter_changes import add, largest_rank, merged, tie_rows
 from ferrum.sources.adapters.adapter_file import AdapterFile
-from ferrum.sources.adapters.adapter_module import AdapterModule, AdapterTensor, Part, merged, tied
-from ferrum.sources.adapters.adapter_targets import Targets
+from ferrum.sources.adapters.adapter_module import AdapterModule, AdapterTensor, Part
+from ferrum.sources.adapters.adapter_targets import ExpertMatrices, Targets
+from ferrum.sources.adapters.expert_module import FIRST_PLAIN, expert_products, parameter_of
 from ferrum.sources.adapters.peft_config import PeftConfig, read_peft_config
 from ferrum.sources.read_model import ReadModel
 from ferrum.sources.tensor_file import TensorFile
@@ -48,35 +49,39 @@ def read_peft(directory: Path, model: ReadModel) -> AdapterFile:
         step = f"load it once with PEFT and save it again, which writes {TENSORS}"
         raise Unsupported(f"{directory / PICKLE}", f"pickled files can run any code when opened; {step}")
     file, targets = TensorFile(path), Targets(model)
+    if not file.tensors:
+        raise CheckpointError(f"{path}: has no tensors")
     modules = _modules(file, config, targets)
-    changes = merged(modules, targets)
-    _tie(changes, targets)
-    ranks = [each.low_rank.b.shape[-1] for each in changes.values() if each.low_rank is not None]
-    return AdapterFile(
-        str(directory), changes, _digest(file, config, modules), max(ranks, default=0), config.invocation
-    )
+    whole = {raw: experts for raw in modules if (experts := targets.experts_of(_plain(raw))) is not None}
+    changes = merged((each for raw, each in modules.items() if raw not in whole), targets)
+    for raw, experts in whole.items():
+        _add_experts(changes, config, modules[raw], experts)
+    if targets.tied_head:
+        tie_rows(changes)
+    digest = _digest(file, config, modules)
+    return AdapterFile(str(directory), changes, digest, largest_rank(changes), config.invocation)
 
 
 def _modules(file: TensorFile, config: PeftConfig, targets: Targets) -> dict[str, AdapterModule]:
-    """Return the modules that have tensors in a file, by the names of their matrices."""
+    """Return the modules that have tensors in a file, by their names in it."""
     modules: dict[str, AdapterModule] = {}
     for name in file.tensors:
         raw, part = _split(file, name)
         where = f"{file.path}: tensor {name!r}"
-        tensor = targets.tensor(f"{raw}.weight")
-        if tensor is None:
+        tensor, experts = targets.tensor(f"{raw}.weight"), targets.experts_of(_plain(raw))
+        if tensor is None and experts is None:
             raise Unsupported(where, f"the model has no module {raw} that an adapter can change")
-        found = modules.setdefault(tensor, AdapterModule(tensor))
-        values = file.read(name)
-        if part in (Part.A, Part.EMBEDDING_A):
+        found = modules.setdefault(raw, AdapterModule(tensor or raw))
+        if part in (Part.A, Part.EMBEDDING_A) and experts is None:
             found.rank, found.scale = config.rank(raw), config.scale(raw)
-        if part is Part.EMBEDDING_A:
-            values = values.T
         if part is Part.ROWS:
             found.rows = _rows(config, raw, where)
         if part is Part.MAGNITUDE and not config.has_magnitudes:
             raise CheckpointError(f"{where}: use_dora is false in {config.path}")
-        found.add(part, AdapterTensor(where, values))
+        found.add(part, AdapterTensor(where, file.read(name)))
+    for module in modules.values():
+        if config.has_magnitudes and Part.A in module.parts and Part.MAGNITUDE not in module.parts:
+            raise module.parts[Part.A].wrong(f"use_dora is true in {config.path}, and its magnitude is missing")
     return modules
 
 
@@ -88,6 +93,22 @@ def _split(file: TensorFile, name: str) -> tuple[str, Part]:
     raise Unsupported(f"{file.path}: tensor {name!r}", "no part of an adapter is known by this name")
 
 
+def _plain(module: str) -> str:
+    """Return a module's name without those of wrappers around it."""
+    return module.replace(".base_layer", "")
+
+
+def _add_experts(
+    changes: dict[str, Change], config: PeftConfig, module: AdapterModule, experts: ExpertMatrices
+) -> None:
+    """Add the changes of a module of all experts."""
+    parameter = parameter_of(module, experts)
+    key = f"{_plain(module.name)}.{parameter}"
+    module.rank, module.scale = config.rank(key), config.scale(key)
+    for name, product in expert_products(module, experts, parameter, config.version):
+        add(changes, name, Change(product), module.first.where)
+
+
 def _rows(config: PeftConfig, module: str, where: str) -> tuple[int, ...]:
     """Return the trained rows of a module. Raises CheckpointError."""
     for name, rows in config.rows.items():
@@ -96,24 +117,11 @@ def _rows(config: PeftConfig, module: str, where: str) -> tuple[int, ...]:
     raise CheckpointError(f"{where}: trainable_token_indices of {config.path} names no rows of {module}")
 
 
-def _tie(changes: dict[str, Change], targets: Targets) -> None:
-    """Let a tied head follow trained rows of the embedding, which PEFT saves once."""
-    new = changes.get(EMBEDDING)
-    if targets.tied_head and new is not None and new.replaced is not None and new.replaced.rows is not None:
-        tied(changes, new)
-
-
 def _digest(file: TensorFile, config: PeftConfig, modules: Mapping[str, AdapterModule]) -> bytes:
     """Return a digest of the tensors, and of what the configuration says about them."""
-    digest = hashlib.sha256()
-    for text, content in _contents(file):
-        digest.update(text)
-        digest.update(content)
-    facts = [(each.name, each.scale, each.rows) for _, each in sorted(modules.items())]
-    digest.update(json.dumps([facts, config.invocation, config.ties]).encode())
-    return digest.digest()
-
-
-def _contents(file: TensorFile) -> Iterator[tuple[bytes, Any]]:
+    facts = [[raw, each.scale, each.rows] for raw, each in sorted(modules.items())]
+    digest = hashlib.sha256(json.dumps([facts, config.invocation, config.version < FIRST_PLAIN]).encode())
     for name, info in sorted(file.tensors.items()):
-        yield json.dumps([name, info.dtype, info.shape]).encode(), file.read_bytes(name)
+        digest.update(json.dumps([name, info.dtype, info.shape]).encode())
+        digest.update(file.read_bytes(name).data)
+    return digest.digest()

@@ -22,7 +22,7 @@ MAX_RANK: Final = 512
 _READ: Final = frozenset(
     (
         *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
-        *("use_dora", "alora_invocation_tokens", "trainable_token_indices", "ensure_weight_tying", "peft_version"),
+        *("use_dora", "alora_invocation_tokens", "trainable_token_indices", "peft_version"),
     )
 )
 _WITHOUT_EFFECT: Final = frozenset(
@@ -30,10 +30,13 @@ _WITHOUT_EFFECT: Final = frozenset(
         *("task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout"),
         *("target_modules", "exclude_modules", "target_parameters", "modules_to_save", "layers_to_transform"),
         *("layers_pattern", "bias", "lora_bias", "fan_in_fan_out", "megatron_core", "qalora_group_size"),
-        *("eva_config", "runtime_config"),
+        *("eva_config", "runtime_config", "ensure_weight_tying"),
     )
 )
-"""Fields of training, and fields that repeat what the names of tensors say. Linear layers ignore fan_in_fan_out."""
+"""Fields of training, and fields that repeat what tensors say: a tied head that is adapted, too, has its own.
+
+Linear layers ignore fan_in_fan_out.
+"""
 
 _CHANGES_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that change the weights of the base model. PEFT can save such adapters as plain ones."""
@@ -56,9 +59,10 @@ class PeftConfig:
     rows: Mapping[str, tuple[int, ...]]
 
     @property
-    def ties(self) -> bool:
-        """Whether a tied head follows what the adapter changes of the embedding."""
-        return bool(self.values.get("ensure_weight_tying"))
+    def version(self) -> tuple[int, ...]:
+        """The version of PEFT that wrote the adapter, as far as it is known: (0, 21)."""
+        found = re.match(r"(\d+)\.(\d+)", str(self.values.get("peft_version")))
+        return () if found is None else (int(found[1]), int(found[2]))
 
     @property
     def has_magnitudes(self) -> bool:
@@ -116,7 +120,10 @@ def read_peft_config(directory: Path) -> PeftConfig:
         raise Unsupported(f"{path}: init_lora_weights {initial!r}", f"it changes the base model's weights: {step}")
     for field, value in values.items():
         if field not in _READ | _WITHOUT_EFFECT and value not in (None, False, "", [], {}):
-            raise Unsupported(f"{path}: {field}", f"{shown(value)} is not implemented")
+            reason = f"{shown(value)} is not implemented"
+            if field == "invocation_string":
+                reason = "only alora_invocation_tokens is read: older adapters begin one token later"
+            raise Unsupported(f"{path}: {field}", reason)
     plain = PeftConfig(path, values, (), {})
     return PeftConfig(path, values, _invocation(plain), _rows(plain))
 
