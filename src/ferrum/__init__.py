@@ -46,11 +46,12 @@ _HOMES: Final = {
         "ferrum.core.params": "SamplingParams",
         "ferrum.core.snapshots": "CacheMetricsSnapshot LoraMetricsSnapshot PrefixCounts SpeculationCounts",
         "ferrum.core.step": (
-            "CARRY FinishedStep Hidden Inputs PendingStep Rows Sampling Score Span SpanExtras SpanResult StepBatch "
-            "StepOutput TokenLogprobs Want"
+            "CARRY AdapterUse FinishedStep Hidden Inputs PendingStep Rows Sampling Score Span SpanExtras SpanResult "
+            "StepBatch StepOutput TokenLogprobs Want"
         ),
         "ferrum.core.structured_outputs": "StructuredOutputs",
         "ferrum.core.types": "FinishReason",
+        "ferrum.engine.adapter_registry": "LoRARequest",
         "ferrum.engine.async_engine": "AsyncEngine",
         "ferrum.engine.llm": "LLM",
         "ferrum.engine.request_output": "CompletionOutput Delta Logprob RequestMetrics RequestOutput Usage",

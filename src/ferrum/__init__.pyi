@@ -78,6 +78,7 @@ from ferrum.core.snapshots import LoraMetricsSnapshot as LoraMetricsSnapshot
 from ferrum.core.snapshots import PrefixCounts as PrefixCounts
 from ferrum.core.snapshots import SpeculationCounts as SpeculationCounts
 from ferrum.core.step import CARRY as CARRY
+from ferrum.core.step import AdapterUse as AdapterUse
 from ferrum.core.step import FinishedStep as FinishedStep
 from ferrum.core.step import Hidden as Hidden
 from ferrum.core.step import Inputs as Inputs
@@ -94,6 +95,7 @@ from ferrum.core.step import TokenLogprobs as TokenLogprobs
 from ferrum.core.step import Want as Want
 from ferrum.core.structured_outputs import StructuredOutputs as StructuredOutputs
 from ferrum.core.types import FinishReason as FinishReason
+from ferrum.engine.adapter_registry import LoRARequest as LoRARequest
 from ferrum.engine.async_engine import AsyncEngine as AsyncEngine
 from ferrum.engine.llm import LLM as LLM
 from ferrum.engine.request_output import CompletionOutput as CompletionOutput

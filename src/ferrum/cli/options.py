@@ -34,6 +34,7 @@ TYPES: Final[Mapping[str, Any]] = {
     "bool": bool,
     "Sequence[int]": list[int],
     "Sequence[str]": list[str],
+    "tuple[str, ...]": list[str],
     "Mapping[int, float]": list[str],
     "StructuredOutputs": str,
 }

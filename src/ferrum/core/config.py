@@ -271,6 +271,15 @@ class EngineConfig(JsonRecord):
     record_gib: int = option(
         1, "Maximum size of all records, in GiB; the oldest are deleted first.", least=1, needs="record_dir"
     )
+    lora: tuple[str, ...] = option(
+        (),
+        'Adapter to load at the start: NAME=PATH, or {"name": NAME, "path": PATH}. Repeat it for several.',
+    )
+    lora_gib: float = option(
+        1.0,
+        "Memory for adapters, in GiB. The least recently used ones are read again when a request needs them.",
+        least=0.0,
+    )
     tokenizer: str | None = option(
         None,
         "Directory or hub id whose tokenizer, chat template, ends and recommended sampling are used "
@@ -288,6 +297,7 @@ class EngineConfig(JsonRecord):
     def __post_init__(self) -> None:
         if not isinstance(self.model, ModelConfig):
             raise ConfigError(f"must be a ModelConfig, not {shown(self.model)}", param="model")
+        object.__setattr__(self, "lora", _texts("lora", self.lora))
         check_options(self)
         for name in ("prefix_cache_dir", "swap_gib"):
             if getattr(self, name) and not self.prefix_cache:
@@ -302,6 +312,14 @@ class EngineConfig(JsonRecord):
     def max_sequences(self) -> int:
         """The limit of sequences in one step: that of the model, at most one per token of the step."""
         return min(self.model.max_sequences, self.max_tokens_per_step)
+
+
+def _texts(name: str, given: object) -> tuple[str, ...]:
+    """Return the values of a repeated option. Raises ConfigError."""
+    several = (given,) if isinstance(given, str) else given
+    if not isinstance(several, list | tuple) or not all(isinstance(each, str) and each for each in several):
+        raise ConfigError(f"must be a list of texts, not {shown(given)}", param=name)
+    return tuple(several)
 
 
 def with_wide_steps(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class LoraMetricsSnapshot(JsonRecord):
     """Counters of the adapters.
 
     Attributes:
-        loaded: names of the adapters in memory.
+        loaded: names of the adapters in memory; an engine names them by their digests.
         active: those that a live sequence uses.
         nbytes: their bytes.
     """

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -18,6 +19,7 @@ from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.policy_config import POLICY
 from ferrum.core.types import Request
+from ferrum.engine.adapter_registry import AdapterChoice, LoRARequest, choices_of
 from ferrum.engine.client_base import EngineClient
 from ferrum.engine.input_processor import Prompt, RequestOptions
 from ferrum.engine.model_client import ModelClient, Parts
@@ -54,6 +56,7 @@ class AsyncEngine(EngineClient):
         salt: str = "",
         trace_id: str | None = None,
         add_special_tokens: bool = True,
+        lora_request: AdapterChoice | Sequence[AdapterChoice] | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """Return an async iterator of deltas: `n` choices interleaved, one delta of each with a finish reason.
 
@@ -64,26 +67,55 @@ class AsyncEngine(EngineClient):
         Args:
             request_id, priority, deadline, ...: see `RequestOptions`.
             sampling_params: default: `default_sampling_params`.
+            lora_request: the names of loaded adapters, or `LoRARequest`s, which are loaded when iteration begins.
 
         Raises:
             RequestError, Unsupported: the request cannot be served; `param` names the field.
             EngineDead, QueueFull: the engine accepts no request now.
         """
         self.client.router.check_open()
-        request = self.client.input_processor.process(
-            prompt,
-            self.default_sampling_params if sampling_params is None else sampling_params,
-            RequestOptions(
-                request_id=request_id,
-                priority=priority,
-                deadline=deadline,
-                tenant=tenant,
-                salt=salt,
-                trace_id=trace_id,
-                add_special_tokens=add_special_tokens,
-            ),
+        options = RequestOptions(
+            request_id=request_id,
+            priority=priority,
+            deadline=deadline,
+            tenant=tenant,
+            salt=salt,
+            trace_id=trace_id,
+            add_special_tokens=add_special_tokens,
         )
-        return self._deltas(request)
+        params = self.default_sampling_params if sampling_params is None else sampling_params
+        chosen, adapters = choices_of(lora_request), self.client.adapters
+
+        def request() -> Request:
+            return self.client.input_processor.process(
+                prompt, params, replace(options, adapters=adapters.chosen(chosen))
+            )
+
+        missing = [each for each in chosen if isinstance(each, LoRARequest) and adapters.missing(each)]
+        return self._loaded_deltas(missing, request) if missing else self._deltas(request())
+
+    async def _loaded_deltas(
+        self, missing: Sequence[LoRARequest], request: Callable[[], Request]
+    ) -> AsyncGenerator[Delta, None]:
+        """Load adapters, then yield the deltas of a request that uses them."""
+        for each in missing:
+            await self.load_adapter(each.lora_name, each.lora_path, id=each.lora_int_id)
+        async with aclosing(self._deltas(request())) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def load_adapter(self, name: str, path: str, *, scale: float = 1.0, id: int | None = None) -> None:
+        """Load an adapter under a name, see `LLM.load_adapter`.
+
+        Args:
+            id: a request's adapters add their results in ascending order of it; default: in the order of loading.
+        """
+        facts = await asyncio.wrap_future(self.client.adapters.begin_load(path))
+        self.client.adapters.add(name, facts, id=id, scale=scale)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Running requests keep it. Raises RequestError for an unknown name."""
+        self.client.adapters.remove(name)
 
     async def _deltas(self, request: Request) -> AsyncGenerator[Delta, None]:
         stream = self.open([request])

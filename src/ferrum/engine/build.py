@@ -12,6 +12,7 @@ from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
 from ferrum.core.logging import info_once, warn_once
 from ferrum.core.option_fields import as_text, path_of
+from ferrum.engine.adapter_registry import named_path
 from ferrum.engine.draft_setup import build_speculator, draft_source, flat_speculative, load_draft_model
 from ferrum.engine.hosts.host import Built, Host, ThreadHost
 from ferrum.engine.messages import EngineInfo
@@ -118,7 +119,15 @@ def with_scheduler(
         draft_memory=0 if draft_model is None else draft_model.memory_plan.own,
     )
     guides = CompiledGuides(partial(_tokenizer_of, config, source), executor.info.vocab_size)
-    return Built(executor, scheduler, info, guides, recorded=config.record_dir is not None, depth=config.run_ahead)
+    return Built(
+        executor,
+        scheduler,
+        info,
+        guides,
+        recorded=config.record_dir is not None,
+        depth=config.run_ahead,
+        adapter_bytes=int(config.lora_gib * (1 << 30)),
+    )
 
 
 def _tokenizer_of(config: EngineConfig, source: ModelSource | None) -> Tokenizer | None:
@@ -203,6 +212,8 @@ def build(model: str, *, child: Child | None = None, source: ModelSource | None 
         from ferrum.formats.chosen import chosen_format
 
         chosen_format(config.tool_format)  # fails before the model is loaded
+    for text in config.lora:
+        named_path(text)  # fails before the model is loaded
     # The engine loads this source: another look-up at the hub could resolve to another revision.
     source = source or open_model(model, models_dir=config.model.models_dir)
     if config.tokenizer is not None:

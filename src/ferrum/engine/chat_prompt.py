@@ -15,6 +15,7 @@ from ferrum.core.guidance import Grammar, Guidance, Thought
 from ferrum.core.output_format import OutputFormat, Reading, Tool
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
+from ferrum.engine.adapter_registry import NamedAdapter
 from ferrum.engine.input_processor import API_NAMES, FieldNames, RequestOptions
 from ferrum.engine.kept_conversation import Conversation, conversation_of
 from ferrum.engine.model_client import Message, ModelClient
@@ -150,11 +151,18 @@ def chat_prompt(
 
 
 def chat_request(
-    client: ModelClient, messages: Sequence[Message], params: SamplingParams, options: ChatOptions, **rendering: Any
+    client: ModelClient,
+    messages: Sequence[Message],
+    params: SamplingParams,
+    options: ChatOptions,
+    adapters: tuple[NamedAdapter, ...] = (),
+    **rendering: Any,
 ) -> tuple[Request, str]:
     """Return the engine's request for a conversation, and its text. Arguments and errors as of `chat_prompt`."""
     prompt = chat_prompt(client, messages, params, options, **rendering)
-    about = RequestOptions(add_special_tokens=False, guidance=prompt.guidance, reading=prompt.reading)
+    about = RequestOptions(
+        add_special_tokens=False, guidance=prompt.guidance, reading=prompt.reading, adapters=adapters
+    )
     return client.input_processor.process(prompt.text, params, about), prompt.text
 
 

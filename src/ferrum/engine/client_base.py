@@ -51,6 +51,11 @@ class EngineClient(ABC):
         # The engine's thread would keep itself and the model alive after the last reference to this object is gone,
         # and a thread that computes while the interpreter ends aborts the process.
         self._finalizer = weakref.finalize(self, self.client.router.close)
+        try:
+            self.client.adapters.load_all(() if parts.config is None else parts.config.lora)
+        except BaseException:
+            self.close()
+            raise
 
     @abstractmethod
     def _start(self, parts: Parts) -> ModelClient:

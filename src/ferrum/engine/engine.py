@@ -17,10 +17,23 @@ from typing import TYPE_CHECKING, Final
 from ferrum.core.errors import FerrumError, RequestError, as_step_error
 from ferrum.core.step import PendingStep
 from ferrum.core.types import FinishReason, Request, TokenEvent
-from ferrum.engine.compiling import CompilingRequests, last_events
+from ferrum.engine.compiling import CompilingRequests
+from ferrum.engine.held_adapters import DEFAULT_ADAPTER_BYTES, HeldAdapters
 from ferrum.engine.hosts.inbox import Inbox
-from ferrum.engine.messages import Abort, Compiled, EngineStats, Events, Message, Shutdown
+from ferrum.engine.messages import (
+    Abort,
+    AdapterRead,
+    Compiled,
+    EngineStats,
+    Events,
+    LoadAdapter,
+    Message,
+    Report,
+    Shutdown,
+    UnloadAdapter,
+)
 from ferrum.engine.records.step_shares import ComputedStep, computed_step
+from ferrum.engine.waiting_requests import last_events
 from ferrum.scheduler.guides import Guides, StartGuide
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_plan import Plan
@@ -42,10 +55,11 @@ class Engine:
         executor: runs the steps.
         scheduler: owns the state of all live sequences.
         inbox: messages from any thread, in order.
-        post: receives the events of every step, events between steps, and statistics at intervals.
+        post: receives the events of every step, events between steps, statistics at intervals, and other replies.
         guides: make the guides of requests with limits; None: such requests are refused.
         depth: maximum number of uncommitted steps when the next one is planned.
         recorded: include the contents of every step in reports.
+        adapter_bytes: limit of the adapters in memory.
         clock: monotonic seconds, for deadlines.
 
     Attributes:
@@ -59,10 +73,11 @@ class Engine:
         scheduler: Scheduler,
         *,
         inbox: Inbox,
-        post: Callable[[Events], None],
+        post: Callable[[Report], None],
         guides: Guides | None = None,
         depth: int = 0,
         recorded: bool = False,
+        adapter_bytes: int = DEFAULT_ADAPTER_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._executor = executor
@@ -70,6 +85,7 @@ class Engine:
         self._inbox = inbox
         self._post = post
         self._compiling = CompilingRequests(guides, inbox)
+        self._adapters = HeldAdapters(executor, inbox, adapter_bytes, self._is_live)
         self._depth = depth
         self._clock = clock
         self._submitted: deque[tuple[Plan, PendingStep | FerrumError]] = deque()
@@ -84,14 +100,18 @@ class Engine:
     def run(self) -> None:
         """Step until a `Shutdown` has been handled; sleep while there is nothing to do."""
         message: Message | None = None
-        while self._open:
-            busy = self.step(message)
-            message = None if busy or not self._open else self._wait()
+        try:
+            while self._open:
+                busy = self.step(message)
+                message = None if busy or not self._open else self._wait()
+        finally:
+            self._adapters.close()
 
     def step(self, message: Message | None = None) -> bool:
         """Run one iteration, starting with `message` if given; return whether a step was computed."""
         events = [] if message is None else self._take(message)
         events += [] if self._inbox.empty() else self._drain_inbox()
+        events += self._begin_adapted() if self._adapters.waiting else []  # others may have made room
         plan = self._scheduler.plan() if self._open else None
         if plan is not None:
             self._mark(plan)
@@ -100,10 +120,12 @@ class Engine:
         while len(self._submitted) > (0 if plan is None else self._depth):
             events += self._commit(*self._submitted.popleft())
         now = self._clock()
-        events += self._compiling.expire(now) + self._scheduler.expire(now)
-        if not self._open:
-            events += self._compiling.abort_all() + self._scheduler.drain(FinishReason.ABORT)
+        for outside in (self._adapters.waiting, self._compiling):
+            events += outside.expire(now) if self._open else outside.abort_all()
+        events += self._scheduler.expire(now) if self._open else self._scheduler.drain(FinishReason.ABORT)
         ended = _drop_frames(events)
+        if ended and self._adapters.in_use:
+            self._adapters.release()
         # An iteration may only release pages, and the loop may sleep after it: report their usage now.
         released = plan is None and self._scheduler.kv_usage != self._reported_usage
         if events or len(self._submitted) < before or released:
@@ -118,12 +140,13 @@ class Engine:
         live = self._scheduler.live
         stats = EngineStats(
             running=len(live.running),
-            waiting=len(live.waiting) + self._compiling.choices,
+            waiting=len(live.waiting) + self._compiling.choices + self._adapters.waiting.choices,
             kv_usage=live.pages.usage,
             preemptions=live.preemptions,
             prefixes=live.pages.prefix_counts(),
             speculation=live.drafter.counts,
             step_tokens=tuple(self._step_tokens),
+            adapters=self._adapters.counts(),
         )
         self._step_tokens.clear()
         self._reported_usage, self._stats_due = stats.kv_usage, now + STATS_SECONDS
@@ -141,8 +164,9 @@ class Engine:
 
     def _wait(self) -> Message | None:
         """Sleep until a message arrives or the deadlines of stalled requests are due for a check."""
+        outside = self._compiling or self._adapters.waiting
         try:
-            return self._inbox.get(timeout=STALLED_SECONDS if self._scheduler.has_work or self._compiling else None)
+            return self._inbox.get(timeout=STALLED_SECONDS if self._scheduler.has_work or outside else None)
         except Empty:
             return None
 
@@ -154,17 +178,46 @@ class Engine:
 
     def _take(self, message: Message) -> list[TokenEvent]:
         match message:
-            case Request(guidance=None):
+            case Request(guidance=None, adapters=()):
                 return self._add(message)
             case Request():
-                return self._compiling.add(message, taken=message.request_id in self._scheduler.live.requests)
+                return self._begin(message)
             case Compiled(request, found):
                 return self._add_compiled(request, found)
             case Abort(request_id, choice):
-                return self._compiling.abort(request_id, choice) + self._scheduler.abort(request_id, choice=choice)
+                outside = (self._adapters.waiting, self._compiling, self._scheduler)
+                return [event for each in outside for event in each.abort(request_id, choice=choice)]
+            case LoadAdapter():
+                self._adapters.load(message)
+            case AdapterRead():
+                events, reply = self._adapters.take(message)
+                if reply is not None:
+                    self._post(reply)
+                return events + self._begin_adapted()
+            case UnloadAdapter(key):
+                self._adapters.unload(key)
             case Shutdown():
                 self._open = False
         return []
+
+    def _is_live(self, request_id: str) -> bool:
+        return request_id in self._scheduler.live.requests or request_id in self._compiling
+
+    def _begin(self, request: Request) -> list[TokenEvent]:
+        """Let a request wait for its adapters and its grammar; return its last events if it is refused."""
+        if self._is_live(request.request_id) or request.request_id in self._adapters.waiting:
+            error = RequestError(f"{request.request_id!r} is in use", param="request_id")
+            return last_events(request, FinishReason.ERROR, error)
+        if not request.adapters:
+            return self._compiling.add(request)
+        return self._adapters.add(request) + self._begin_adapted()
+
+    def _begin_adapted(self) -> list[TokenEvent]:
+        """Begin the requests whose adapters are in memory."""
+        events = list[TokenEvent]()
+        for request, left in self._adapters.ready():
+            events += self._add(request, None, left) if request.guidance is None else self._compiling.add(request, left)
+        return events
 
     def _add(
         self, request: Request, start_guide: StartGuide | None = None, left: frozenset[int] = frozenset()
@@ -177,7 +230,7 @@ class Engine:
             left: the choices that have ended already.
         """
         try:
-            if request.request_id in self._compiling:
+            if request.request_id in self._compiling or request.request_id in self._adapters.waiting:
                 raise RequestError(f"{request.request_id!r} is in use", param="request_id")
             self._scheduler.add(request, start_guide)
         except FerrumError as error:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ferrum.cache.page_table import PageTable
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.io_types import ModelInfo
+from ferrum.core.adapter_facts import AdapterFacts
 from ferrum.core.step import PendingStep, StepBatch
 
 if TYPE_CHECKING:  # numpy is imported in the engine's process only
@@ -59,6 +60,20 @@ class EngineExecutor(Protocol):
         Raises:
             CapacityError: there is not enough memory for the buffers.
         """
+
+    def read_adapter(self, path: str) -> tuple[AdapterFacts, Any]:
+        """Read an adapter's files for `load_adapter`, in any thread and while steps run.
+
+        Raises:
+            Unsupported: several ranks compute the model, or it cannot be changed as the files say.
+            CheckpointError, ModelNotFound: the files are damaged or missing.
+        """
+
+    def load_adapter(self, key: str, adapter: Any) -> None:
+        """Hold an adapter that `read_adapter` returned, under a key. Steps in flight end before."""
+
+    def unload_adapter(self, key: str) -> None:
+        """Free an adapter that no sequence uses. Steps in flight end before."""
 
     def run_ahead(self, depth: int) -> None:
         """Let `submit` return while up to `depth` earlier steps and its own are in flight; 0 computes at once."""

@@ -21,8 +21,9 @@ from ferrum.core.output_format import Reading
 from ferrum.core.params import SamplingParams
 from ferrum.core.span_checks import check_ids
 from ferrum.core.structured_outputs import StructuredOutputs
-from ferrum.core.types import Adapter, Pooling, Request
+from ferrum.core.types import Pooling, Request
 from ferrum.core.values import integer, listed, shown, whole
+from ferrum.engine.adapter_registry import NamedAdapter, adapters_in
 from ferrum.structured.source_cache import SourceCache
 from ferrum.text.tokenizer import Tokenizer
 
@@ -53,7 +54,7 @@ class RequestOptions:
         deadline: seconds from now after which the request is ended; None: never.
         tenant: the owner, for fair scheduling and per-key limits.
         salt: requests share cached prefixes only with requests of the same salt.
-        adapters: loaded adapters, in ascending order of their ids.
+        adapters: loaded adapters that change its results.
         add_special_tokens: False for text that contains its special tokens, as rendered chats do.
         pooling: how to pool the prompt into a vector; requires `params.max_tokens` 0 and `n` 1.
         prediction: expected output (OpenAI's `prediction`); it changes the speed, never the output.
@@ -70,7 +71,7 @@ class RequestOptions:
     tenant: str = ""
     salt: str = ""
     trace_id: str | None = None
-    adapters: tuple[Adapter, ...] = ()
+    adapters: tuple[NamedAdapter, ...] = ()
     add_special_tokens: bool = True
     pooling: Pooling | None = None
     prediction: Prompt | None = None
@@ -153,7 +154,7 @@ class InputProcessor:
             prediction=() if options.prediction is None else self._predicted(options.prediction),
             guidance=self._guidance(params, options),
             reading=options.reading,
-            adapters=options.adapters,
+            adapters=adapters_in(options.adapters, tokens) if options.adapters else (),
         )
 
     def _check_params(self, params: object, options: RequestOptions) -> None:

@@ -9,6 +9,7 @@ from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.span_checks import check_kind
 from ferrum.core.types import Request
+from ferrum.engine.adapter_registry import AdapterChoice, LoRARequest, NamedAdapter
 from ferrum.engine.beams import Beam, BeamRules, BeamSearch
 from ferrum.engine.client_base import EngineClient
 from ferrum.engine.input_processor import Prompt, RequestOptions, check_params, context_overflow, entries_of
@@ -41,6 +42,7 @@ class LLM(EngineClient):
         *,
         priority: int = 0,
         deadline: float | None = None,
+        lora_request: AdapterChoice | Sequence[AdapterChoice | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or several, and return the outputs in order when all have finished.
 
@@ -52,15 +54,22 @@ class LLM(EngineClient):
             sampling_params: for all prompts, or one for each; None: `default_sampling_params`.
             use_tqdm: whether to show a progress bar, or a callable like `tqdm` that creates one.
             priority, deadline: see `RequestOptions`.
+            lora_request: an adapter for all prompts, or one or None for each: the name of a loaded one, or a
+                `LoRARequest`, which is loaded at first use.
 
         Raises:
             RequestError: an invalid prompt or parameter; `param` names the field.
             EngineDead: the engine has ended.
+            FerrumError: an adapter cannot be loaded.
         """
-        several, options = _prompts(prompts), RequestOptions(priority=priority, deadline=deadline)
+        several = _prompts(prompts)
+        every = self._each_params(sampling_params, len(several))
+        adapters = self._each_adapter(lora_request, len(several))
         requests = [
-            self.client.input_processor.process(prompt, params, options)
-            for prompt, params in zip(several, self._each_params(sampling_params, len(several)), strict=True)
+            self.client.input_processor.process(
+                prompt, params, RequestOptions(priority=priority, deadline=deadline, adapters=chosen)
+            )
+            for prompt, params, chosen in zip(several, every, adapters, strict=True)
         ]
         return self._run(requests, [p if isinstance(p, str) else None for p in several], use_tqdm)
 
@@ -78,6 +87,7 @@ class LLM(EngineClient):
         tool_choice: str | Mapping[str, Any] = "auto",
         parallel_tool_calls: bool = True,
         thinking_token_budget: int | None = None,
+        lora_request: AdapterChoice | Sequence[AdapterChoice | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, using the model's chat template.
 
@@ -91,6 +101,7 @@ class LLM(EngineClient):
             tool_choice: see `Tools.choice`.
             parallel_tool_calls: several calls are allowed.
             thinking_token_budget: largest number of reasoning tokens.
+            lora_request: as for `generate`.
 
         Raises:
             RequestError: as `generate` and `chat_prompt`.
@@ -102,6 +113,7 @@ class LLM(EngineClient):
         options = ChatOptions(choice=choice, parallel=parallel_tool_calls, budget=thinking_token_budget)
         conversations = _conversations(messages)
         every = list(self._each_params(sampling_params, len(conversations)))
+        adapters = self._each_adapter(lora_request, len(conversations))
         requests = [
             chat_request(
                 self.client,
@@ -112,8 +124,9 @@ class LLM(EngineClient):
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template_kwargs=chat_template_kwargs,
+                adapters=chosen,
             )
-            for conversation, params in zip(conversations, every, strict=True)
+            for conversation, params, chosen in zip(conversations, every, adapters, strict=True)
         ]
         return self._run([request for request, _ in requests], [text for _, text in requests], use_tqdm)
 
@@ -122,13 +135,15 @@ class LLM(EngineClient):
         messages: Conversation,
         sampling_params: SamplingParams | None = None,
         options: ChatOptions | None = None,
+        lora_request: AdapterChoice | Sequence[AdapterChoice] | None = None,
     ) -> Iterator[Delta]:
         """Answer one conversation and yield its deltas, as `stream`; `parts` separate reasoning and tool calls."""
         self.client.router.check_open()
         from ferrum.engine.chat_prompt import DEFAULT_CHAT, chat_request
 
         params = self.default_sampling_params if sampling_params is None else sampling_params
-        request, _ = chat_request(self.client, messages, params, DEFAULT_CHAT if options is None else options)
+        adapters = self.client.adapters.chosen(lora_request)
+        request, _ = chat_request(self.client, messages, params, options or DEFAULT_CHAT, adapters)
         return self._deltas(request)
 
     def stream(
@@ -139,10 +154,12 @@ class LLM(EngineClient):
         priority: int = 0,
         deadline: float | None = None,
         add_special_tokens: bool = True,
+        lora_request: AdapterChoice | Sequence[AdapterChoice] | None = None,
     ) -> Iterator[Delta]:
         """Complete one prompt and yield its deltas. Closing the iterator ends the request.
 
-        The prompt is checked immediately and queued when iteration begins. Only the last delta of a choice has a
+        `lora_request` names one adapter or several, see `generate`: several add their results in the order of their
+        ids. The prompt is checked immediately and queued when iteration begins. Only the last delta of a choice has a
         finish reason; after a failure it is `FinishReason.ERROR`, and `error` holds the exception.
 
         Raises:
@@ -152,7 +169,14 @@ class LLM(EngineClient):
         self.client.router.check_open()
         params = self.default_sampling_params if sampling_params is None else sampling_params
         request = self.client.input_processor.process(
-            prompt, params, RequestOptions(priority=priority, deadline=deadline, add_special_tokens=add_special_tokens)
+            prompt,
+            params,
+            RequestOptions(
+                priority=priority,
+                deadline=deadline,
+                add_special_tokens=add_special_tokens,
+                adapters=self.client.adapters.chosen(lora_request),
+            ),
         )
         return self._deltas(request)
 
@@ -224,6 +248,24 @@ class LLM(EngineClient):
                 search.advance([_next_token(next(nexts)) for _ in search.running])
         return [search.found(self.client.tokenizer) for search in searches]
 
+    def load_adapter(self, name: str, path: str, *, scale: float = 1.0) -> None:
+        """Load an adapter under a name, between steps of running requests.
+
+        A name that is loaded gets the new files; running requests keep the old ones.
+
+        Args:
+            path: of a PEFT directory or a GGUF file, or a hub id.
+            scale: factor of its low-rank products.
+
+        Raises:
+            FerrumError: it cannot be loaded, and nothing has changed.
+        """
+        self.client.adapters.add(name, self.client.adapters.begin_load(path).result(), scale=scale)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Running requests keep it. Raises RequestError for an unknown name."""
+        self.client.adapters.remove(name)
+
     def __enter__(self) -> Self:
         return self
 
@@ -241,6 +283,15 @@ class LLM(EngineClient):
         if len(given) != count:
             raise RequestError(f"{len(given)} given for {count} prompts", param="sampling_params")
         return given
+
+    def _each_adapter(
+        self, given: AdapterChoice | Sequence[AdapterChoice | None] | None, count: int
+    ) -> list[tuple[NamedAdapter, ...]]:
+        if given is None or isinstance(given, str | LoRARequest):
+            return [self.client.adapters.chosen(given)] * count
+        if len(given) != count:
+            raise RequestError(f"{len(given)} given for {count} prompts", param="lora_request")
+        return [self.client.adapters.chosen(each) for each in given]
 
     def _run(
         self, requests: Sequence[Request], prompts: Sequence[str | None], use_tqdm: bool | BarFactory

@@ -6,8 +6,9 @@ The same messages go through a queue in one process and through a socket between
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from ferrum.core.adapter_facts import AdapterFacts
 from ferrum.core.errors import FerrumError
 from ferrum.core.memory_plan import MemoryPlan
 from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
@@ -46,7 +47,37 @@ class Compiled:
     found: StartGuide | FerrumError
 
 
-Message: TypeAlias = Request | Abort | Shutdown | Wake | Compiled
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Reads an adapter and holds it; an `AdapterReply` with this ticket follows."""
+
+    ticket: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """Frees an adapter when the last request that uses it has ended. An unknown one is ignored."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRead:
+    """Sent within the engine's process: the files of an adapter are read, or cannot be.
+
+    Attributes:
+        found: its facts and its numbers in the backend's form, or the error.
+        ticket: of the `LoadAdapter`; None if the adapter was evicted, and requests need it.
+        key: of the adapter that requests need.
+    """
+
+    found: tuple[AdapterFacts, Any] | FerrumError
+    ticket: int | None = None
+    key: str | None = None
+
+
+Message: TypeAlias = Request | Abort | Shutdown | Wake | Compiled | LoadAdapter | UnloadAdapter | AdapterRead
 """To the engine."""
 
 
@@ -94,6 +125,23 @@ class Started:
     info: EngineInfo
 
 
+class AdapterCounts(NamedTuple):
+    """The adapters of an engine at one moment.
+
+    Attributes:
+        loaded, nbytes: adapters in memory, and their bytes.
+        loads, evictions: since the start.
+        running, waiting: names by which live requests use them; waiting ones are not in memory.
+    """
+
+    loaded: int = 0
+    nbytes: int = 0
+    loads: int = 0
+    evictions: int = 0
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+
+
 class EngineStats(NamedTuple):
     """The engine at one moment.
 
@@ -104,6 +152,7 @@ class EngineStats(NamedTuple):
         prefixes: counts of the prefix cache since the start.
         speculation: counts of draft tokens since the start.
         step_tokens: tokens of each step since the last report.
+        adapters: the adapters.
     """
 
     running: int = 0
@@ -113,6 +162,7 @@ class EngineStats(NamedTuple):
     prefixes: PrefixCounts = PrefixCounts()
     speculation: SpeculationCounts = SpeculationCounts()
     step_tokens: tuple[int, ...] = ()
+    adapters: AdapterCounts = AdapterCounts()
 
 
 class Events(NamedTuple):
@@ -129,11 +179,19 @@ class Events(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterReply:
+    """The reply to a `LoadAdapter`: what was loaded, or why nothing was."""
+
+    ticket: int
+    found: AdapterFacts | FerrumError
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The engine has ended: after a `Shutdown` (no error), because it could not start, or because it failed."""
 
     error: FerrumError | None = None
 
 
-Report: TypeAlias = Started | Events | Ended
+Report: TypeAlias = Started | Events | AdapterReply | Ended
 """From the engine."""

@@ -13,6 +13,7 @@ from ferrum.core.config import EngineConfig
 from ferrum.core.errors import RequestError
 from ferrum.core.params import over_recommended
 from ferrum.core.types import Pooling
+from ferrum.engine.adapter_registry import AdapterRegistry
 from ferrum.engine.hosts.host import Host
 from ferrum.engine.input_processor import InputProcessor
 from ferrum.engine.messages import EngineInfo
@@ -70,6 +71,7 @@ class ModelClient:
 
     Attributes:
         info: what the engine serves, and how.
+        adapters: the loaded adapters by name.
         router: the queue of requests to the engine.
         input_processor: makes requests from prompts and parameters.
         config: the options; None if there were none.
@@ -102,6 +104,7 @@ class ModelClient:
         self._format: FoundFormat | None = None
         self.router = Router(parts.host, max_requests=parts.max_requests, wake_all=wake_all)
         self.info = self.router.info
+        self.adapters = AdapterRegistry(self.router)
         if parts.recorder is not None:
             self.router.recorder = parts.recorder(self.info)
         self.input_processor = InputProcessor(

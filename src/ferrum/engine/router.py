@@ -9,17 +9,30 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from operator import attrgetter
 from threading import Lock
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
+from ferrum.core.adapter_facts import AdapterFacts
 from ferrum.core.errors import EngineDead, FerrumError, QueueFull, RequestError, as_step_error
 from ferrum.core.types import Request, TokenEvent
 from ferrum.engine.hosts.host import Host
-from ferrum.engine.messages import Abort, Ended, EngineInfo, EngineStats, Events, Report
+from ferrum.engine.messages import (
+    Abort,
+    AdapterReply,
+    Ended,
+    EngineInfo,
+    EngineStats,
+    Events,
+    LoadAdapter,
+    Report,
+    UnloadAdapter,
+)
 from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.records.recorder import Recorder
 from ferrum.engine.records.step_shares import ComputedStep
@@ -102,6 +115,8 @@ class Router:
         self._named: dict[tuple[str, str], RequestStream] = {}  # the latest by tenant and public id
         self._reserved: list[QueueSlots] = []
         self._slots: dict[str, QueueSlots] = {}  # those that requests use, by the engine's id
+        self._loading: dict[int, Future[AdapterFacts]] = {}  # by ticket
+        self._tickets = count()
         self._ended: FerrumError | None = None
         self._observer_failed = False
         self._lock = Lock()
@@ -199,6 +214,29 @@ class Router:
         if not (stream.finished or os.getpid() != self._process):
             self._host.send(Abort(stream.request.request_id))
 
+    def load_adapter(self, path: str) -> Future[AdapterFacts]:
+        """Let the engine read an adapter and hold it.
+
+        The future raises the engine's error: FerrumError says what is wrong with the files.
+
+        Raises:
+            EngineDead: the engine has ended, or belongs to the process that this one was forked from.
+        """
+        self.check_process()
+        loading = Future[AdapterFacts]()
+        with self._lock:
+            if self._ended is not None:
+                raise EngineDead(str(self._ended))
+            ticket = next(self._tickets)
+            self._loading[ticket] = loading
+            self._host.send(LoadAdapter(ticket, path))
+        return loading
+
+    def unload_adapter(self, key: str) -> None:
+        """Let the engine free an adapter when the last request that uses it has ended."""
+        self.check_process()
+        self._host.send(UnloadAdapter(key))
+
     def deliver_on(self, loop: AbstractEventLoop) -> None:
         """Let an event loop take the host's reports, see `Host`. No effect in a forked process."""
         if os.getpid() == self._process:
@@ -223,6 +261,10 @@ class Router:
                 if stream is not None:
                     self._route(stream, event)
                     touched[id(stream)] = stream
+        elif isinstance(report, AdapterReply):
+            with self._lock:
+                loading = self._loading.pop(report.ticket)
+            _settle(loading, report.found)
         elif isinstance(report, Ended):
             touched = {id(stream): stream for stream in self._end(report.error)}
         if touched:
@@ -278,10 +320,23 @@ class Router:
         ended = error if error is not None else EngineDead("the engine is closed")
         with self._lock:
             self._ended = ended
-            streams = list(self._streams.values())
+            streams, loading = list(self._streams.values()), list(self._loading.values())
             self._streams.clear()
+            self._loading.clear()
             self._slots.clear()
             self._named.clear()
         for stream in streams:
             stream.fail(ended)
+        for each in loading:
+            _settle(each, ended)
         return streams
+
+
+def _settle(loading: Future[AdapterFacts], found: AdapterFacts | FerrumError) -> None:
+    """Give a future its result, unless its reader has cancelled it."""
+    if not loading.set_running_or_notify_cancel():
+        return
+    if isinstance(found, FerrumError):
+        loading.set_exception(found)
+    else:
+        loading.set_result(found)

@@ -5,7 +5,7 @@ Files of adapters become changes in `sources/adapters/`; who loads and frees ada
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -66,6 +66,7 @@ class AdapterSlots:
     def __init__(self, kernels: Kernels, sites: Iterable[AdapterSite]) -> None:
         self._kernels, self._sites = kernels, tuple(sites)
         self._held: dict[str, tuple[int, PreparedAdapter]] = {}
+        self._users: dict[str, tuple[AdapterUse, ...]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -130,6 +131,19 @@ class AdapterSlots:
         slot, adapter = self._held.pop(key, (0, None))
         for site, _ in () if adapter is None else adapter.entries:
             self._kernels.install(site, slot, None)
+
+    def use(self, cache_id: str, uses: tuple[AdapterUse, ...]) -> RequestError | None:
+        """Note which adapters a sequence uses; return why it cannot, or None."""
+        error = self.refuse(uses)
+        if error is None:
+            self._users[cache_id] = uses
+        return error
+
+    def active(self, stored: Collection[str]) -> tuple[str, ...]:
+        """Return the keys that stored sequences use; forget what others used."""
+        self._users = {cache_id: uses for cache_id, uses in self._users.items() if cache_id in stored}
+        used = {use.key for uses in self._users.values() for use in uses}
+        return tuple(key for key in self._held if key in used)
 
     def refuse(self, uses: Iterable[AdapterUse]) -> RequestError | None:
         """Return why a sequence cannot use these adapters, or None."""

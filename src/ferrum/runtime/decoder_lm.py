@@ -16,8 +16,9 @@ from ferrum.cache.page_table import PageCopy, PageTable
 from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.core.config import MAX_DRAFT
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, StepError, Unsupported, as_step_error
+from ferrum.core.snapshots import LoraMetricsSnapshot
 from ferrum.core.span_checks import refuse_span
-from ferrum.core.step import CARRY, Hidden, Outcome, Span, SpanResult, StepBatch, StepOutput, is_plain
+from ferrum.core.step import CARRY, AdapterUse, Hidden, Outcome, Span, SpanResult, StepBatch, StepOutput, is_plain
 from ferrum.kernels.interface import Kernels, Network, NetworkOutput, RawPages, Replay, StepTables, StepTokens
 from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.op_spec import Extent
@@ -114,6 +115,7 @@ class DecoderLM(StepwiseLLM):
         self._adapted: AdaptedNetwork | None = None
         self._adapted_replay: Replay | None = None
         self._adapters: AdapterSlots | None = None
+        self._chosen: dict[str, tuple[AdapterUse, ...]] = {}
         self._copies: list[PageCopy] = []
         self._flights = Flights(pages)
         self._decodes: DecodeTables | None = None
@@ -139,6 +141,36 @@ class DecoderLM(StepwiseLLM):
             self._adapted_replay = None if self.replay is None else self.kernels.prepare(program, self._limits)
             self._adapters = AdapterSlots(self.kernels, self._adapted.sites.found.values())
         return self._adapters
+
+    @property
+    def adapter_keys(self) -> tuple[str, ...]:
+        """The keys of the loaded adapters."""
+        return () if self._adapters is None else self._adapters.keys
+
+    def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:
+        """Return the counters of the adapters."""
+        if self._adapters is None:
+            return LoraMetricsSnapshot()
+        slots = self._adapters
+        return LoraMetricsSnapshot(loaded=slots.keys, active=slots.active(self.pages.ids()), nbytes=slots.nbytes)
+
+    def set_lora_adapter(self, cache_id: str, name: str) -> None:
+        uses = (AdapterUse(name),)
+        if (error := self.adapters.refuse(uses)) is not None:
+            raise error
+        self._chosen[cache_id] = uses
+
+    def adapters_of(self, cache_id: str) -> tuple[AdapterUse, ...]:
+        return self._chosen.get(cache_id, ())
+
+    def fork(self, source: str, target: str) -> None:
+        super().fork(source, target)
+        if source in self._chosen:
+            self._chosen[target] = self._chosen[source]
+
+    def release(self, cache_id: str) -> None:
+        super().release(cache_id)
+        self._chosen.pop(cache_id, None)
 
     def use_ranks(self, ranks: ShardedReplay) -> None:
         """Run steps on these ranks from now on, of which the first has this model's kernels. Call before any step."""
@@ -268,7 +300,7 @@ class DecoderLM(StepwiseLLM):
     def _refuse_adapters(self, span: Span) -> FerrumError | None:
         """Return why a span cannot use its adapters, or None."""
         try:
-            return self.adapters.refuse(span.adapters)
+            return self.adapters.use(span.cache_id, span.adapters)
         except FerrumError as error:
             return error
 

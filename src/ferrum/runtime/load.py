@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 
 from ferrum.core.config import MAX_PAGE_SIZE, MAX_RUN_AHEAD, PAGE_SIZE, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
@@ -16,9 +17,11 @@ from ferrum.core.values import shown
 from ferrum.runtime.assembly import MAX_ROWS, Bounds, assemble
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.model_report import ModelPlan as ModelPlan
+from ferrum.sources.adapters.adapter_file import AdapterFile
 from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.open_model import open_model
 from ferrum.sources.parameters import Progress
+from ferrum.sources.read_model import read_spec
 
 
 def load_executor(
@@ -120,9 +123,22 @@ def build_executor(
     bounds = Bounds(memory_pool_size, page_size, max_rows, run_ahead)
     lm, plan = assemble(config, bounds, checkpoint, progress)
     log_tokens = config.switches.log_tokens
-    executor = LocalExecutor(lm, info=plan.info, traits=plan.traits, log_tokens=log_tokens, cache_prefix=cache_prefix)
+    executor = LocalExecutor(
+        lm,
+        info=plan.info,
+        traits=plan.traits,
+        log_tokens=log_tokens,
+        cache_prefix=cache_prefix,
+        open_adapter=partial(_open_adapter, config, checkpoint),
+    )
     executor.warmup()
     return executor
+
+
+def _open_adapter(config: ModelConfig, checkpoint: TensorStore | None, path: str) -> AdapterFile:
+    from ferrum.sources.adapters.open_adapter import open_adapter  # plain serving reads no adapters
+
+    return open_adapter(path, read_spec(config, checkpoint))
 
 
 def plan_model(config: ModelConfig) -> ModelPlan:

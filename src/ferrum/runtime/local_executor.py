@@ -14,12 +14,17 @@ from ferrum.contract.executor import ModelExecutor
 from ferrum.contract.executor_state import ExecutorState
 from ferrum.contract.io_types import ModelInfo
 from ferrum.contract.verbs import CountLikely
+from ferrum.core.adapter_facts import AdapterFacts
 from ferrum.core.config import MAX_RUN_AHEAD
-from ferrum.core.errors import ConfigError, InvalidTransition
+from ferrum.core.errors import ConfigError, InvalidTransition, RequestError, Unsupported
 from ferrum.core.memory_plan import size
 from ferrum.core.option_fields import check_flag, check_number
+from ferrum.core.snapshots import LoraMetricsSnapshot
 from ferrum.core.step import PendingStep, Span, StepBatch, StepOutput
+from ferrum.core.values import shown
 from ferrum.kernels.operations import F32
+from ferrum.runtime.adapter_copies import in_memory
+from ferrum.runtime.adapter_slots import PreparedAdapter
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.kv_tiers.page_files import PageFiles
 from ferrum.runtime.kv_tiers.page_tier import DiskTier
@@ -28,6 +33,7 @@ from ferrum.runtime.memory import free_memory, memory_for, return_free_memory
 from ferrum.runtime.step_queue import StepInFlight, StepQueue
 from ferrum.sampling.sampler import count_likely
 from ferrum.sampling.top_k import top
+from ferrum.sources.adapters.adapter_file import AdapterFile
 
 logger: Final = logging.getLogger("ferrum.tokens")
 
@@ -40,6 +46,7 @@ class LocalExecutor(ModelExecutor):
         info, traits: see `ModelExecutor`.
         log_tokens: see the property.
         cache_prefix: see `ModelExecutor`.
+        open_adapter: reads the files of an adapter for this model; None: `read_adapter` is refused.
     """
 
     pages: PageTable
@@ -52,11 +59,13 @@ class LocalExecutor(ModelExecutor):
         traits: ExecutorTraits,
         log_tokens: bool = False,
         cache_prefix: str = "llm-cache",
+        open_adapter: Callable[[str], AdapterFile] | None = None,
     ) -> None:
         super().__init__(info, traits, lm.pages, cache_prefix=cache_prefix)
         self._lm: DecoderLM | None = lm
         self._steps: StepQueue | None = None
         self._disk: DiskTier | None = None
+        self._open_adapter = open_adapter
         self.log_tokens = log_tokens
 
     @property
@@ -104,6 +113,68 @@ class LocalExecutor(ModelExecutor):
                 if swap_bytes > free_memory() - self.memory_plan.kv_pool:  # none of whose pages has been committed yet
                     raise MemoryError
             SwapTier(self.pages, self.lm.pool, swap_bytes, recompute, self._disk)
+
+    # Adapters
+
+    def read_adapter(self, path: str) -> tuple[AdapterFacts, PreparedAdapter]:
+        """Read an adapter's files for `load_adapter`, in any thread and while steps run.
+
+        Args:
+            path: of a PEFT directory or a GGUF file, or a hub id.
+
+        Raises:
+            Unsupported: the model or a tensor of the files cannot be served.
+            CheckpointError, ModelNotFound: the files are damaged or missing.
+        """
+        if self._open_adapter is None:
+            raise Unsupported("adapters", "this executor was not loaded from files: use prepare_adapter")
+        return self.prepare_adapter(self._open_adapter(path))
+
+    def prepare_adapter(self, file: AdapterFile) -> tuple[AdapterFacts, PreparedAdapter]:
+        """Convert what the files of an adapter hold to the backend's form. Raises Unsupported."""
+        with self._locked():  # the first adapter allocates the buffers of steps with adapters
+            self._finish_steps()
+            slots = self.lm.adapters
+        prepared = slots.prepare(in_memory(file.changes))
+        facts = AdapterFacts(
+            path=file.path,
+            digest=file.digest,
+            nbytes=prepared.nbytes,
+            rank=file.rank,
+            scales=prepared.scales,
+            invocation=file.invocation,
+            about=dict(file.about),
+        )
+        return facts, prepared
+
+    def load_adapter(self, key: str, adapter: AdapterFile | PreparedAdapter) -> None:
+        """Hold an adapter, which spans name by the key. Steps in flight end before.
+
+        Raises:
+            RequestError: another adapter has this key.
+            Unsupported: the model cannot be changed as the adapter says.
+        """
+        if key in self.adapter_keys:
+            raise RequestError(f"{shown(key)} is loaded already: unload it first", param="adapter")
+        prepared = self.prepare_adapter(adapter)[1] if isinstance(adapter, AdapterFile) else adapter
+        with self._locked():
+            self._finish_steps()
+            self.lm.adapters.add(key, prepared)
+
+    def unload_adapter(self, key: str) -> None:
+        """Free an adapter. Steps in flight end before; an unknown key is no error."""
+        with self._locked():
+            self._finish_steps()
+            if key in self.adapter_keys:
+                self.lm.adapters.remove(key)
+
+    @property
+    def adapter_keys(self) -> tuple[str, ...]:
+        """The keys of the loaded adapters."""
+        return () if self._lm is None else self._lm.adapter_keys
+
+    def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:
+        return LoraMetricsSnapshot() if self._lm is None else self._lm.lora_metrics_snapshot()
 
     def shutdown(self) -> None:
         if self._disk is not None and not self.in_use:

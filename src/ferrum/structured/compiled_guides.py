@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from ferrum.core.errors import FerrumError, RequestError
 from ferrum.core.guidance import Guidance
+from ferrum.core.threads import yield_to_steps
 from ferrum.scheduler.guides import Guides, StartGuide
 from ferrum.structured.grammar_tokens import GrammarTokens
 from ferrum.structured.guide_program import GuideProgram, program_of
@@ -24,9 +22,6 @@ _Value = TypeVar("_Value")
 
 CACHED_GRAMMARS: Final = 64
 """Compiled grammars that are kept for later requests."""
-
-_NICENESS: Final = 10
-"""Of the thread that compiles: steps go first on a busy machine."""
 
 
 class CompiledGuides(Guides):
@@ -40,7 +35,7 @@ class CompiledGuides(Guides):
     """
 
     def __init__(self, tokenizer: Callable[[], Tokenizer | None], vocab_size: int) -> None:
-        self._compiler = ThreadPoolExecutor(1, "ferrum-grammars", _yield_to_steps)
+        self._compiler = ThreadPoolExecutor(1, "ferrum-grammars", yield_to_steps)
         self._masker = ThreadPoolExecutor(1, "ferrum-masks")
         self._load, self._vocab_size = tokenizer, vocab_size
         self._tokens: GrammarTokens | None = None
@@ -94,9 +89,3 @@ def _kept(cache: OrderedDict[_Key, _Value], key: _Key, make: Callable[[], _Value
     if len(cache) > CACHED_GRAMMARS:
         cache.popitem(last=False)
     return found
-
-
-def _yield_to_steps() -> None:
-    """Lower the priority of this thread, where the system has priorities of threads."""
-    with suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from ferrum.core.errors import EngineDead, FerrumError
 from ferrum.engine.engine import Engine
+from ferrum.engine.held_adapters import DEFAULT_ADAPTER_BYTES
 from ferrum.engine.hosts.inbox import Inbox
 from ferrum.engine.messages import Ended, EngineInfo, Message, Report, Shutdown, Wake
 from ferrum.scheduler.guides import Guides
@@ -37,6 +38,7 @@ class Built:
         guides: make the guides of requests with limits; None: such requests are refused.
         recorded: reports include the contents of every step.
         depth: maximum number of uncommitted steps when the next one is planned.
+        adapter_bytes: limit of the adapters in memory.
     """
 
     executor: EngineExecutor
@@ -45,6 +47,7 @@ class Built:
     guides: Guides | None = None
     recorded: bool = False
     depth: int = 0
+    adapter_bytes: int = DEFAULT_ADAPTER_BYTES
 
 
 Recipe: TypeAlias = Callable[[], Built]
@@ -124,6 +127,7 @@ def serve(built: Built, inbox: Inbox, deliver: Deliver) -> None:
                 guides=built.guides,
                 depth=built.depth,
                 recorded=built.recorded,
+                adapter_bytes=built.adapter_bytes,
             )
             engine.run()
         _log_totals(built.scheduler)

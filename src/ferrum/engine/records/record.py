@@ -24,7 +24,7 @@ from ferrum.core.guidance import Guidance
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.output_format import Reading
 from ferrum.core.params import SamplingParams
-from ferrum.core.types import Pooling, Request
+from ferrum.core.types import Adapter, Pooling, Request
 from ferrum.engine.records.step_shares import ComputedStep, StepShare
 
 _Kind = TypeVar("_Kind", bound=JsonRecord)
@@ -157,11 +157,14 @@ def share_line(step: ComputedStep, share: StepShare) -> dict[str, Any]:
 
 def request_dict(request: Request) -> dict[str, Any]:
     """Return a request as JSON values."""
-    assert not request.adapters and not request.inputs, "no client can give them yet, and JSON cannot hold them"
+    assert not request.inputs, "no client can give them yet, and JSON cannot hold them"
     values = {each.name: getattr(request, each.name) for each in fields(request) if each.name not in _LEFT_OUT}
     return {
         **values,
         "params": request.params.to_dict(),
+        "adapters": [
+            {"digest": each.digest.hex(), "scale": each.scale, "start": each.start} for each in request.adapters
+        ],
         "stop_token_ids": sorted(request.stop_token_ids),
         "pooling": None if request.pooling is None else str(request.pooling),
         "guidance": None if request.guidance is None else request.guidance.to_dict(),
@@ -182,10 +185,17 @@ def request_of(id: str, values: Mapping[str, Any]) -> Request:
             "bad_words": tuple(map(tuple, values["bad_words"])),
             "pooling": None if values["pooling"] is None else Pooling(values["pooling"]),
             "prediction": tuple(values["prediction"]),
+            "adapters": tuple(map(_adapter, values.get("adapters", ()))),
             "guidance": _optional(Guidance, values.get("guidance")),
             "reading": _optional(Reading, values.get("reading")),
         }
     )
+
+
+def _adapter(values: Mapping[str, Any]) -> Adapter:
+    """Return an adapter of the request; a record has no name for it, since names may change."""
+    digest = bytes.fromhex(values["digest"])
+    return Adapter("", digest, float(values["scale"]), int(values["start"]))
 
 
 def _optional(kind: type[_Kind], values: Mapping[str, Any] | None) -> _Kind | None:

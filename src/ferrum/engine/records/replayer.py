@@ -23,7 +23,7 @@ INTERRUPTED: Final = frozenset({FinishReason.ABORT, FinishReason.DEADLINE, Finis
 
 _ELSEWHERE: Final = frozenset(
     {"model", "switches", "host", "record_dir", "record_gib", "prefix_cache_dir", "prefix_cache_gib", "swap_gib"}
-    | {"kernels", "isa", "threads"}
+    | {"kernels", "isa", "threads", "lora_gib"}
 )
 """Options about places, hosts and processors, on which no bit depends."""
 
@@ -90,6 +90,18 @@ def check_room(record: Record, context: int) -> None:
     length = len(record.request.prompt) + max(compared, default=0)
     if compared and length > context:
         raise RecordMismatch(f"the record has {length} tokens, more than the context of {context} tokens")
+
+
+def check_adapters(record: Record, loaded: Sequence[bytes]) -> None:
+    """Refuse a record whose adapters are not loaded. Raises RecordMismatch.
+
+    Args:
+        loaded: digests of the loaded adapters.
+    """
+    for each in record.request.adapters:
+        if each.digest not in loaded:
+            reason = f"the record has an adapter of digest {each.digest.hex()}, which is not loaded: give it by --lora"
+            raise RecordMismatch(reason)
 
 
 class Replay:

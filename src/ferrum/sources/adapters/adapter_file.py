@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ferrum.core.adapter_facts import start_of
 from ferrum.kernels.adapters import Change
 
 
@@ -33,8 +34,4 @@ class AdapterFile:
 
         An aLoRA begins at the last occurrence of its invocation tokens in the prompt.
         """
-        if not self.invocation:
-            return 0
-        size = len(self.invocation)
-        starts = range(len(prompt) - size, -1, -1)
-        return next((at for at in starts if prompt[at : at + size] == self.invocation), None)
+        return start_of(self.invocation, prompt)
