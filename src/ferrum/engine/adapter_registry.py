@@ -6,17 +6,21 @@ The engine knows adapters by their digests. Two names of one digest are one adap
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from ferrum.core.adapter_facts import AdapterFacts, start_of
 from ferrum.core.errors import ConfigError, RequestError
+from ferrum.core.memory_plan import size
 from ferrum.core.types import Adapter
 from ferrum.core.values import shown
 from ferrum.engine.router import Router
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,7 @@ class AdapterRegistry:
                 id = max((each.id for each in self._named.values()), default=0) + 1 if before is None else before.id
             named = self._named[name] = NamedAdapter(id, name, facts).scaled(scale)
             self._free(before)
+        _LOG.info("adapter %s is loaded: rank %d, %s, %s", name, facts.rank, size(facts.nbytes), facts.path)
         return named
 
     def remove(self, name: str) -> NamedAdapter:
@@ -155,17 +160,13 @@ class AdapterRegistry:
                 raise self._unknown(name)
             before = self._named.pop(name)
             self._free(before)
+        _LOG.info("adapter %s is unloaded", name)
         return before
 
     def _free(self, before: NamedAdapter | None) -> None:
         """Unload an adapter that has no name any more. The lock is held."""
         if before is not None and all(each.facts.digest != before.facts.digest for each in self._named.values()):
             self._router.unload_adapter(before.facts.key)
-
-    def rescale(self, name: str, scale: float) -> None:
-        """Change the factor of requests that begin later and give none. Raises RequestError."""
-        with self._lock:
-            self._named[name] = self.find(name).scaled(scale)
 
     def find(self, name: str) -> NamedAdapter:
         """Return the adapter of a name. Raises RequestError."""

@@ -30,6 +30,7 @@ from ferrum.server.common.openapi import document
 from ferrum.server.common.service import Service
 from ferrum.server.common.traces import otlp_provider
 from ferrum.server.common.web_ui import add_web_ui
+from ferrum.server.extensions.lora_routes import add_lora_routes
 from ferrum.server.extensions.plan_route import add_plan_route
 from ferrum.server.extensions.probes import add_probes
 from ferrum.server.extensions.record_routes import add_record_routes
@@ -119,7 +120,8 @@ def create_app(
     )
     app.state.service = service
     router = APIRouter(route_class=JsonRoute)
-    for add in (*(add for _, add in dialects), add_probes, add_record_routes, add_plan_route):
+    extensions = add_probes, add_record_routes, add_plan_route, add_lora_routes
+    for add in (*(add for _, add in dialects), *extensions):
         add(router, service)
     add_web_ui(router, keys=keys is not None)
     add_heads(router)

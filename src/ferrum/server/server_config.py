@@ -75,7 +75,10 @@ class ServerConfig(JsonRecord):
     allow_origin: str | None = option(
         None, "Origin whose pages may use the server (CORS), or * for all (default: same origin only)."
     )
-
+    allow_runtime_lora: bool = option(
+        False, "Let clients load and unload adapters below --lora-root (/v1/load_lora_adapter)."
+    )
+    lora_root: str | None = option(None, "Directory of the adapters that clients may load (default: none).")
     log_format: str = option("auto", "Format of log lines; auto takes text on a terminal, else json.", LOG_FORMATS)
 
     @property
@@ -86,6 +89,8 @@ class ServerConfig(JsonRecord):
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.allow_runtime_lora and self.lora_root is None:
+            raise ConfigError("is required by --allow-runtime-lora", param="lora_root")
         given: Any = self.served_model_name
         names = tuple(given) if isinstance(given, list | tuple) else (given,)
         if not all(isinstance(each, str) and each for each in names):

@@ -166,7 +166,7 @@ def check_message(model: ServedModel, body: MessagesRequest, caller: Caller, nam
         reading=checked.prompt.reading,
         names=_NAMES,
     )
-    request = model.client.input_processor.process(checked.prompt.text, params, options)
+    request = model.process(checked.prompt.text, params, options)
     wanted = None if body.diagnostics is None else body.diagnostics.previous_message_id
     report = PrefixReport(request, checked.prompt, name, checked.paths, wanted)
     return CheckedRequest(request, checked.replaced, report)

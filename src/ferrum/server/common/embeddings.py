@@ -63,7 +63,7 @@ def embedding_requests(
     """
     client = model.client
     return [
-        client.input_processor.process(
+        model.process(
             text if keep is None else truncated(client.tokenizer, text, keep, start=start),
             _SCORE_ONLY,
             RequestOptions(

@@ -6,9 +6,14 @@ What all models of a server share (keys, limits, pools, requests in progress) is
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
 
-from ferrum.core.types import Pooling
+from ferrum.core.params import SamplingParams
+from ferrum.core.types import Pooling, Request
+from ferrum.engine.adapter_registry import NamedAdapter
 from ferrum.engine.async_engine import AsyncEngine
+from ferrum.engine.input_processor import Prompt, RequestOptions
 from ferrum.server.common.prompt_history import PromptHistory
 from ferrum.server.common.public_names import public_name
 from ferrum.server.server_config import ServerConfig
@@ -32,7 +37,11 @@ class ServedModel:
         reranker: how the model scores documents; None if it is no reranker.
         context: limit of prompt and output tokens together. The last token of a sequence is never stored.
         prompts: the last prompts of chats, to compare new ones with. For the event loop.
+        parent: name of the base model, if this is an adapter of it.
+        applied: scales of adapters, by name, for requests to the base model.
     """
+
+    parent: str | None = None
 
     def __init__(self, engine: AsyncEngine, config: ServerConfig, template: str | None) -> None:
         self.engine = engine
@@ -50,3 +59,36 @@ class ServedModel:
         self.name = self.names[0]
         self.accepted = (*self.names, *(() if config.served_model_name else (info.model,)))
         self.context = min(info.max_sequence_length, info.kv_capacity + 1)
+        self.applied: dict[str, float] = {}
+        self._adapter: NamedAdapter | None = None
+
+    def adapted(self, adapter: NamedAdapter) -> ServedModel:
+        """Return the model with an adapter, which is a model of the adapter's name."""
+        made = copy(self)
+        made.parent, made._adapter = self.name, adapter
+        made.root, made.name, made.names = adapter.facts.path, adapter.name, (adapter.name,)
+        return made
+
+    def process(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        options: RequestOptions,
+        adapters: tuple[NamedAdapter, ...] | None = None,
+    ) -> Request:
+        """Return the engine's request. Raises as `InputProcessor.process`.
+
+        Args:
+            adapters: that the client has chosen; None: those of the model.
+        """
+        chosen = self._adapters() if adapters is None else adapters
+        return self.client.input_processor.process(
+            prompt, params, replace(options, adapters=chosen) if chosen else options
+        )
+
+    def _adapters(self) -> tuple[NamedAdapter, ...]:
+        if self._adapter is not None:
+            return (self._adapter,)
+        if not self.applied:
+            return ()
+        return tuple(each.scaled(self.applied[each.name]) for each in self.client.adapters if each.name in self.applied)

@@ -153,9 +153,24 @@ class Service:
             raise self._unavailable()
         if name is None:
             return next(iter(self.models.values()))
-        if name not in self.models:
+        if name in self.models:
+            return self.models[name]
+        base = self.model()
+        if name not in base.client.adapters:
             raise ApiError(404, f"the model {name!r} is not served here", code="model_not_found", param="model")
-        return self.models[name]
+        return base.adapted(base.client.adapters.find(name))
+
+    def serves(self, name: str) -> bool:
+        """Return whether requests may use a name now."""
+        return name in self.models or any(name in each.client.adapters for each in self.models.values())
+
+    def listed(self) -> list[tuple[str, ServedModel]]:
+        """Return the served models with each of their names, adapters after their base. Raises ApiError, 503."""
+        self.model()
+        found = [(name, each) for each in dict.fromkeys(self.models.values()) for name in each.names]
+        for base in dict.fromkeys(self.models.values()):
+            found += [(each.name, base.adapted(each)) for each in base.client.adapters]
+        return found
 
     def check_ready(self) -> None:
         """Refuse requests that cannot be served now. A full queue is not checked. Raises ApiError, 503."""

@@ -64,7 +64,7 @@ def infill_builder(model: ServedModel, body: InfillRequest, caller: Caller, head
         params = over_recommended({"max_tokens": None, **model.client.recommended}, given)
     except RequestError as error:
         raise error.about(_NAMES.get(error.param or "", error.param or "")) from None
-    request = model.client.input_processor.process(
+    request = model.process(
         _prompt(model, body),
         params,
         RequestOptions(

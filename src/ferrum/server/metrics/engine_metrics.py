@@ -26,6 +26,7 @@ from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.messages import EngineInfo, EngineStats
 from ferrum.engine.request_output import Delta
+from ferrum.server.metrics.lora_metrics import AdapterUseMetric
 from ferrum.server.metrics.metric_tables import (
     COUNTERS,
     ENDS,
@@ -161,6 +162,7 @@ class Metrics:
         self._names = (model, ENGINE)
         self._clock = clock
         self._stats = EngineStats()
+        self._reported = 0.0
         self._seen: dict[str, _Seen] = {}
         self._add_gauges(info, num_live)
         counters = COUNTERS | {name: help for name, (help, _) in TOTALS.items()}
@@ -195,6 +197,7 @@ class Metrics:
     def _add_gauges(self, info: EngineInfo, num_live: Callable[[], int]) -> None:
         for name, (help, path) in GAUGES.items():
             self._new(Gauge, name, help).set_function(partial(self._read, attrgetter(path)))
+        AdapterUseMetric(lambda: (self._stats.adapters, self._reported), self._registry)
         self._new(Gauge, "ferrum:live_requests", "HTTP requests in progress.").set_function(num_live)
         name, reasons = "vllm:num_requests_waiting_by_reason", ("capacity", "deferred")
         waiting = self._each(Gauge, name, "Waiting sequences by reason.", "reason", reasons)
@@ -214,7 +217,7 @@ class Metrics:
 
     def step(self, stats: EngineStats) -> None:
         """Take over the engine's state; see `Observer`."""
-        before, self._stats = self._stats, stats
+        before, self._stats, self._reported = self._stats, stats, time.time()
         for name, (_, path) in TOTALS.items():
             total = attrgetter(path)
             self._counts[name].inc(total(stats) - total(before))

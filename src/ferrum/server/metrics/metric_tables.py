@@ -38,6 +38,8 @@ GAUGES: Final[dict[str, tuple[str, str]]] = {
     "vllm:num_requests_waiting": ("Sequences that wait for pages.", "waiting"),
     "vllm:kv_cache_usage_perc": ("Part of the KV pages in use, 0 to 1.", "kv_usage"),
     "ferrum:prefix_cache_pages": ("Pages in the prefix cache.", "prefixes.cached_pages"),
+    "ferrum:lora_adapters": ("Adapters in memory.", "adapters.loaded"),
+    "ferrum:lora_bytes": ("Bytes of the adapters in memory.", "adapters.nbytes"),
     "ferrum:shared_pages": ("Pages held by several sequences.", "prefixes.shared_pages"),
 }
 """Help and attribute of `EngineStats`."""
@@ -54,6 +56,8 @@ TOTALS: Final[dict[str, tuple[str, str]]] = {
     "vllm:spec_decode_num_drafts": ("Verified drafts.", "speculation.drafts"),
     "vllm:spec_decode_num_draft_tokens": ("Tokens of these drafts.", "speculation.draft_tokens"),
     "vllm:spec_decode_num_accepted_tokens": ("Accepted draft tokens.", "speculation.accepted_tokens"),
+    "ferrum:lora_loads": ("Adapters that were read into memory.", "adapters.loads"),
+    "ferrum:lora_evictions": ("Adapters that made room for others.", "adapters.evictions"),
     "ferrum:prefix_cache_evicted_pages": ("Evicted pages.", "prefixes.evicted_pages"),
     "ferrum:prefix_cache_restored_pages": ("Pages restored from host memory or disk.", "prefixes.restored_pages"),
 }

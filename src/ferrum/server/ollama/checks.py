@@ -133,7 +133,7 @@ def _request(
     chat: ChatPrompt | None,
 ) -> Request:
     """Return the request; `about` is that of `_about`."""
-    return model.client.input_processor.process(
+    return model.process(
         prompt,
         params,
         replace(

@@ -24,10 +24,10 @@ ARCHITECTURE: Final = "ferrum"
 
 def known_name(service: Service, name: str | None) -> str | None:
     """Return the served name that a client means: with or without the tag `latest`; None is the first model."""
-    if name is None or name in service.models:
+    if name is None or service.serves(name):
         return name
     other = name.removesuffix(LATEST) if name.endswith(LATEST) else name + LATEST
-    return other if other in service.models else name
+    return other if service.serves(other) else name
 
 
 def tagged(name: str) -> str:
@@ -37,9 +37,7 @@ def tagged(name: str) -> str:
 
 def listed(service: Service, *, running: bool) -> ModelList:
     """Return the served models by their names; with `running` as loaded ones. Raises ApiError while loading."""
-    service.model()
-    models = dict.fromkeys(service.models.values())
-    return ModelList(models=[_entry(service, each, name, running) for each in models for name in each.names])
+    return ModelList(models=[_entry(service, each, name, running) for name, each in service.listed()])
 
 
 def _entry(service: Service, model: ServedModel, name: str, running: bool) -> ModelEntry:
@@ -57,7 +55,7 @@ def _entry(service: Service, model: ServedModel, name: str, running: bool) -> Mo
 
 def _details(model: ServedModel) -> Details:
     return Details(
-        parent_model="",
+        parent_model=model.parent or "",
         format="",
         family="",
         families=[],

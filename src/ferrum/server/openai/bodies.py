@@ -29,6 +29,7 @@ from ferrum.server.common.field_rules import (
     rule,
 )
 from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional
+from ferrum.server.common.lora_scales import LoraScale
 from ferrum.server.openai.constraints import ALIASES, CONSTRAINTS, RESPONSE_FORMAT, STRUCTURED_OUTPUTS
 from ferrum.server.openai.conversation import NO_DOCUMENTS, ContentPart, TemplateBody
 from ferrum.server.openai.tool_fields import FUNCTION_CALL, FUNCTIONS, TOOL_CHOICE, TOOLS
@@ -144,6 +145,7 @@ class GenerationBody(GeneratingBody):
     echo: bool | None = optional("Begin the reply with the prompt (chat: the message continued).")
     priority: JsonInteger | None = optional("Smaller runs first; needs --policy priority.")
     cache_salt: NonEmpty | None = optional("Requests share cached prefixes only under the same salt; not empty.")
+    lora: Items[LoraScale] | None = optional("Adapters by their ids in /lora-adapters; those not named have scale 0.")
     truncate_prompt_tokens: Kept | None = _KEPT
     add_special_tokens: bool | None = optional("Add special tokens around a text.")
     return_token_ids: bool | None = optional("Send the token ids of prompt and choices.")

@@ -17,6 +17,7 @@ from ferrum.engine.input_processor import FieldNames, RequestOptions
 from ferrum.engine.model_client import ModelClient
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.key_limits import Caller
+from ferrum.server.common.lora_scales import of_scales
 from ferrum.server.common.prefix_report import PrefixReport
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.truncation import truncated
@@ -156,7 +157,8 @@ class Prompts:
         chat: ChatPrompt | None = None,
     ) -> Request:
         """Return the request for one prompt. Raises as `InputProcessor.process`."""
-        return self.model.client.input_processor.process(
+        adapters = self.model.client.adapters
+        return self.model.process(
             prompt if self.body.truncate_prompt_tokens is None else self._truncated(prompt),
             self.params,
             RequestOptions(
@@ -174,6 +176,7 @@ class Prompts:
                 reading=None if chat is None else chat.reading,
                 names=names,
             ),
+            None if self.body.lora is None else of_scales(adapters, self.body.lora),
         )
 
     def _truncated(self, prompt: str | list[int]) -> str | list[int]:

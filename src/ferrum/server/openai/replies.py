@@ -129,14 +129,14 @@ class EmbeddingReply(Reply):
 
 
 class Model(Reply):
-    """The served model."""
+    """A served model; `parent` is the base model of an adapter, whose `root` is its path."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     root: str
-    parent: None
+    parent: str | None
     max_model_len: int
 
 

@@ -54,7 +54,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
             created=service.started,
             owned_by="ferrum",
             root=model.root,
-            parent=None,
+            parent=model.parent,
             max_model_len=model.context,
         )
 
@@ -68,8 +68,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
     @router.get("/v1/models", responses={200: page, **{each: errors[each] for each in errors if each != 404}})
     async def models(request: Request) -> Response:
         """List the names of the models that are served, in the shape of the API whose headers the client sends."""
-        service.model()
-        every = [(each, name) for each in dict.fromkeys(service.models.values()) for name in each.names]
+        every = [(each, name) for name, each in service.listed()]
         if wants_anthropic(request):
             return reply(model_page(model_info(service, each, name) for each, name in every))
         data = [described(each, name) for each, name in every]

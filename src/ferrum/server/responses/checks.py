@@ -61,7 +61,7 @@ def responses_builder(
         reading=prompt.reading,
         names=_NAMES,
     )
-    request = client.input_processor.process(prompt.text, params, about)
+    request = model.process(prompt.text, params, about)
     known = {each["id"] for each in earlier}
     turn = Turn(before, to_json(stored_items(body.items, header.id, known)))
     stored = StoredResponse(caller.tenant, header.id, turn, background=bool(body.background))
