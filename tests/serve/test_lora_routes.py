@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from ferrum import AsyncEngine
 from ferrum.core.errors import ConfigError
+from ferrum.engine.messages import AdapterCounts
+from ferrum.server.metrics.lora_metrics import AdapterUseMetric
 from ferrum.server.server_config import ServerConfig
 from lora_files import write_lora
 from serve_kit import Served, serving, wait_for
@@ -177,11 +180,13 @@ def test_metrics_name_the_adapters_in_use(server: Served, root: Path) -> None:
     text(server, "a0")
     wait_for(lambda: lines().get(idle) == 0.0)
     assert lines()[f"ferrum:lora_adapters{labels}"] == 1 == lines()[f"ferrum:lora_loads_total{labels}"]
-    with server.http.stream(
-        "POST", "/v1/completions", json={"model": "a0", "prompt": "a", "max_tokens": 1500, "stream": True}
-    ) as reply:
-        next(reply.iter_lines())
-        wait_for(lambda: any('running_lora_adapters="a0"' in name and value for name, value in lines().items()))
+
+
+def test_the_metric_of_vllm_names_adapters_in_use() -> None:
+    counts, registry = AdapterCounts(2, 80, 3, 1, running=("a", "b"), waiting=("c",)), CollectorRegistry()
+    AdapterUseMetric(lambda: (counts, 5.0), registry)
+    busy = 'vllm:lora_requests_info{max_lora="2",running_lora_adapters="a,b",waiting_lora_adapters="c"} 5.0'
+    assert busy in generate_latest(registry).decode().splitlines()
 
 
 def test_a_stream_keeps_its_adapter_while_it_is_replaced(server: Served, root: Path) -> None:

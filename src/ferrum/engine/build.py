@@ -88,8 +88,9 @@ def with_scheduler(
     shares = config.prefix_cache and _shares_prefixes(executor, config)
     prefixes, files = _prefixes(executor.traits, page_size, config, source) if shares else (None, None)
     if files is not None or config.swap_gib:
-        swap_bytes = config.swap_gib << 30
-        executor.keep_pages(files=files, swap_bytes=swap_bytes, recompute=lambda: costs.predict(page_size, 0))
+        executor.keep_pages(
+            files=files, swap_bytes=config.swap_gib << 30, recompute=lambda: costs.predict(page_size, 0)
+        )
     scheduler = Scheduler(
         executor.pages,
         policy=POLICIES[config.policy],
@@ -102,22 +103,7 @@ def with_scheduler(
         prefixes=prefixes,
     )
     executor.run_ahead(config.run_ahead)
-    info = EngineInfo(
-        model=name,
-        vocab_size=executor.info.vocab_size,
-        max_sequence_length=context,
-        kv_capacity=executor.kv_capacity(),
-        numerics_id=executor.traits.numerics_id,
-        kernels=executor.traits.kernels,
-        page_size=page_size,
-        prefix_cache=shares,
-        speculative=config.speculative,
-        num_speculative_tokens=config.num_speculative_tokens,
-        weights=executor.traits.weights,
-        kv_format=str(executor.traits.kv_dtype),
-        memory=executor.traits.memory,
-        draft_memory=0 if draft_model is None else draft_model.memory_plan.own,
-    )
+    info = _info(executor, config, name, 0 if draft_model is None else draft_model.memory_plan.own, shares=shares)
     guides = CompiledGuides(partial(_tokenizer_of, config, source), executor.info.vocab_size)
     return Built(
         executor,
@@ -127,6 +113,26 @@ def with_scheduler(
         recorded=config.record_dir is not None,
         depth=config.run_ahead,
         adapter_bytes=int(config.lora_gib * (1 << 30)),
+    )
+
+
+def _info(executor: EngineExecutor, config: EngineConfig, name: str, draft_memory: int, *, shares: bool) -> EngineInfo:
+    """Return what clients need to know; `shares`: sequences share prefixes."""
+    return EngineInfo(
+        model=name,
+        vocab_size=executor.info.vocab_size,
+        max_sequence_length=executor.traits.max_sequence_length,
+        kv_capacity=executor.kv_capacity(),
+        numerics_id=executor.traits.numerics_id,
+        kernels=executor.traits.kernels,
+        page_size=executor.pages.page_size,
+        prefix_cache=shares,
+        speculative=config.speculative,
+        num_speculative_tokens=config.num_speculative_tokens,
+        weights=executor.traits.weights,
+        kv_format=str(executor.traits.kv_dtype),
+        memory=executor.traits.memory,
+        draft_memory=draft_memory,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 
@@ -16,18 +16,18 @@ from ferrum.cache.page_table import PageCopy, PageTable
 from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.core.config import MAX_DRAFT
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, StepError, Unsupported, as_step_error
-from ferrum.core.snapshots import LoraMetricsSnapshot
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import CARRY, AdapterUse, Hidden, Outcome, Span, SpanResult, StepBatch, StepOutput, is_plain
-from ferrum.kernels.interface import Kernels, Network, NetworkOutput, RawPages, Replay, StepTables, StepTokens
+from ferrum.kernels.interface import Kernels, Network, NetworkOutput, RawPages, StepTables, StepTokens
 from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.op_spec import Extent
 from ferrum.kernels.operations import F32, Array
 from ferrum.kernels.program_recorder import record
-from ferrum.runtime.adapted_network import AdaptedNetwork
+from ferrum.runtime.adapted_steps import AdaptedSteps
 from ferrum.runtime.adapter_slots import AdapterSlots
 from ferrum.runtime.fault_isolation import run_isolated, split_refused
 from ferrum.runtime.flights import Flights, carries
+from ferrum.runtime.prepared_step import PreparedStep
 from ferrum.runtime.sharded_replay import ShardedReplay
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_passes import cut_into_passes, distribute
@@ -35,35 +35,6 @@ from ferrum.runtime.step_states import StepStates
 from ferrum.runtime.step_tables import DecodeTables, KeptRows, Piece, refuse_inputs, stage
 from ferrum.sampling.backend_sampler import sampler_of
 from ferrum.sampling.sampler import Verification, accept
-
-
-@dataclass(slots=True)
-class PreparedStep:
-    """A step whose spans are checked and have pages.
-
-    Attributes:
-        batch: the step.
-        spans: those of its spans that can run.
-        outcomes: of the others; of all spans once the step is computed.
-        rows: collectors of the spans.
-        passes: forward passes, each with its tables.
-        decodes: tables of the only pass, if every span decodes as in the step before.
-        drawn: the spans of such a step that do not simply take the most likely token, by index.
-        states: what it does to the states of its sequences; None if no layer has one.
-        sampled: its tokens, for the steps after it; None if nothing is prepared before it is settled.
-        output: of the step, if it was submitted before the step before it was collected.
-    """
-
-    batch: StepBatch
-    spans: Sequence[Span]
-    outcomes: dict[str, Outcome]
-    rows: dict[str, SpanRows]
-    passes: list[tuple[list[Piece], StepTables]]
-    states: StepStates | None
-    decodes: StepTables | None = None
-    drawn: Sequence[int] = ()
-    sampled: StepTokens | None = None
-    output: NetworkOutput | None = None
 
 
 class DecoderLM(StepwiseLLM):
@@ -109,13 +80,9 @@ class DecoderLM(StepwiseLLM):
             Extent.HIDDEN: max_rows,
             Extent.SPANS: max_rows,
         }
-        self._limits = limits
         self.watch: Callable[[Span, F32], None] | None = None
         self.replay = kernels.prepare(record(network), limits) if replay else None
-        self._adapted: AdaptedNetwork | None = None
-        self._adapted_replay: Replay | None = None
-        self._adapters: AdapterSlots | None = None
-        self._chosen: dict[str, tuple[AdapterUse, ...]] = {}
+        self.adapted = AdaptedSteps(network, kernels, limits if replay else None)
         self._copies: list[PageCopy] = []
         self._flights = Flights(pages)
         self._decodes: DecodeTables | None = None
@@ -128,49 +95,28 @@ class DecoderLM(StepwiseLLM):
 
     @property
     def adapters(self) -> AdapterSlots:
-        """The adapters. The first use records the program of steps with adapters, and allocates its buffers.
-
-        Raises:
-            Unsupported: the model runs on several ranks.
-        """
-        if self._adapters is None:
-            if self.pool is not self.kernels:
-                raise Unsupported("adapters", "several ranks compute this model: load it on one")
-            self._adapted = AdaptedNetwork(self.network)
-            program = record(self._adapted)
-            self._adapted_replay = None if self.replay is None else self.kernels.prepare(program, self._limits)
-            self._adapters = AdapterSlots(self.kernels, self._adapted.sites.found.values())
-        return self._adapters
-
-    @property
-    def adapter_keys(self) -> tuple[str, ...]:
-        """The keys of the loaded adapters."""
-        return () if self._adapters is None else self._adapters.keys
-
-    def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:
-        """Return the counters of the adapters."""
-        if self._adapters is None:
-            return LoraMetricsSnapshot()
-        slots = self._adapters
-        return LoraMetricsSnapshot(loaded=slots.keys, active=slots.active(self.pages.ids()), nbytes=slots.nbytes)
+        """The adapters. Raises Unsupported if the model runs on several ranks."""
+        if self.pool is not self.kernels:
+            raise Unsupported("adapters", "several ranks compute this model: load it on one")
+        return self.adapted.load()
 
     def set_lora_adapter(self, cache_id: str, name: str) -> None:
         uses = (AdapterUse(name),)
         if (error := self.adapters.refuse(uses)) is not None:
             raise error
-        self._chosen[cache_id] = uses
+        self.adapted.chosen[cache_id] = uses
 
     def adapters_of(self, cache_id: str) -> tuple[AdapterUse, ...]:
-        return self._chosen.get(cache_id, ())
+        return self.adapted.chosen.get(cache_id, ())
 
     def fork(self, source: str, target: str) -> None:
         super().fork(source, target)
-        if source in self._chosen:
-            self._chosen[target] = self._chosen[source]
+        if source in self.adapted.chosen:
+            self.adapted.chosen[target] = self.adapted.chosen[source]
 
     def release(self, cache_id: str) -> None:
         super().release(cache_id)
-        self._chosen.pop(cache_id, None)
+        self.adapted.chosen.pop(cache_id, None)
 
     def use_ranks(self, ranks: ShardedReplay) -> None:
         """Run steps on these ranks from now on, of which the first has this model's kernels. Call before any step."""
@@ -214,7 +160,7 @@ class DecoderLM(StepwiseLLM):
         sources = {span.cache_id: self._flights.source(span) for span in spans if span.tokens[0] == CARRY}
         try:
             cut = self._passes(step.rows) if spans else ()
-            step.passes += [(each, stage(each, self.pages, states, sources, self._adapters)) for each in cut]
+            step.passes += [(each, stage(each, self.pages, states, sources, self.adapted.slots)) for each in cut]
         except Exception as error:  # noqa: BLE001 - no memory for the tables: others go on
             step.spans = ()
             outcomes.update((span.cache_id, as_step_error(error)) for span in spans)
@@ -293,16 +239,11 @@ class DecoderLM(StepwiseLLM):
             return Unsupported("states of layers", "several ranks compute them: load the model on one")
         if span.drafts > MAX_DRAFT and self.pages.states is not None:
             return Unsupported("drafts", f"{span.drafts} in one span: recurrent layers keep the rows of {MAX_DRAFT}")
-        if span.adapters and (error := self._refuse_adapters(span)) is not None:
+        if span.adapters and self.pool is not self.kernels:
+            return Unsupported("adapters", "several ranks compute this model: load it on one")
+        if span.adapters and (error := self.adapted.refuse(span)) is not None:
             return error
         return refuse_inputs(span, self._config.hidden_size) if span.inputs else None
-
-    def _refuse_adapters(self, span: Span) -> FerrumError | None:
-        """Return why a span cannot use its adapters, or None."""
-        try:
-            return self.adapters.use(span.cache_id, span.adapters)
-        except FerrumError as error:
-            return error
 
     def _passes(self, rows: Mapping[str, SpanRows]) -> Iterator[list[Piece]]:
         return cut_into_passes(list(rows.values()), self.max_rows, self.max_logit_rows)
@@ -389,7 +330,7 @@ class DecoderLM(StepwiseLLM):
             kept = KeptRows(self.pages.groups, step.passes or decodes)
             tokens = {span.cache_id: self._flights.token(span) for span in spans}
             cut = self._passes(rows)
-            passes = [(each, stage(each, kept, step.states, tokens, self._adapters)) for each in cut]
+            passes = [(each, stage(each, kept, step.states, tokens, self.adapted.slots)) for each in cut]
         for span in spans:
             if span.tokens[0] == CARRY:
                 rows[span.cache_id].carried = (self._flights.token(span),)
@@ -433,8 +374,8 @@ class DecoderLM(StepwiseLLM):
         if self._copies:
             self._copy_pages()
         network, replay = self.network, self.replay
-        if tables.adapters and self._adapted is not None:
-            network, replay = self._adapted, self._adapted_replay
+        if tables.adapters:
+            network, replay = self.adapted.network, self.adapted.replay
         if replay is not None and states is None:
             return replay.submit(self.kernels, tables)
         return run_eager(network, self.kernels, tables, states)

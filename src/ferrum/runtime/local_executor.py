@@ -171,10 +171,10 @@ class LocalExecutor(ModelExecutor):
     @property
     def adapter_keys(self) -> tuple[str, ...]:
         """The keys of the loaded adapters."""
-        return () if self._lm is None else self._lm.adapter_keys
+        return () if self._lm is None or self._lm.adapted.slots is None else self._lm.adapted.slots.keys
 
     def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:
-        return LoraMetricsSnapshot() if self._lm is None else self._lm.lora_metrics_snapshot()
+        return LoraMetricsSnapshot() if self._lm is None else self._lm.adapted.snapshot(self.pages.ids())
 
     def shutdown(self) -> None:
         if self._disk is not None and not self.in_use:

@@ -58,6 +58,9 @@ DIALECTS: Final[Sequence[tuple[Dialect, AddRoutes]]] = (
 )
 """The dialects that are served, with their routes."""
 
+EXTENSIONS: Final = (add_probes, add_record_routes, add_session_routes, add_plan_route, add_lora_routes)
+"""The routes of no dialect."""
+
 EXPOSED_HEADERS: Final = (
     "request-id",
     "retry-after",
@@ -120,8 +123,7 @@ def create_app(
     )
     app.state.service = service
     router = APIRouter(route_class=JsonRoute)
-    extensions = add_probes, add_record_routes, add_plan_route, add_lora_routes
-    for add in (*(add for _, add in dialects), *extensions):
+    for add in (*(add for _, add in dialects), *EXTENSIONS):
         add(router, service)
     add_web_ui(router, keys=keys is not None)
     add_heads(router)

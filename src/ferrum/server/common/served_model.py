@@ -5,7 +5,7 @@ What all models of a server share (keys, limits, pools, requests in progress) is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 
@@ -92,3 +92,18 @@ class ServedModel:
         if not self.applied:
             return ()
         return tuple(each.scaled(self.applied[each.name]) for each in self.client.adapters if each.name in self.applied)
+
+
+def find_model(models: Mapping[str, ServedModel], name: str) -> ServedModel | None:
+    """Return a served model or one of its adapters by name, or None."""
+    found = models.get(name)
+    bases = (each for each in models.values() if found is None and name in each.client.adapters)
+    base = next(bases, None)
+    return found if base is None else base.adapted(base.client.adapters.find(name))
+
+
+def listed_models(models: Mapping[str, ServedModel]) -> list[tuple[str, ServedModel]]:
+    """Return the served models with each of their names, adapters after their base."""
+    bases = dict.fromkeys(models.values())
+    found = [(name, each) for each in bases for name in each.names]
+    return found + [(each.name, base.adapted(each)) for base in bases for each in base.client.adapters]

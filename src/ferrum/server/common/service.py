@@ -28,7 +28,7 @@ from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.key_limits import Caller, DrainRate, KeyLimits, Limits
 from ferrum.server.common.lasting_tasks import LastingTasks
-from ferrum.server.common.served_model import ServedModel
+from ferrum.server.common.served_model import ServedModel, find_model
 from ferrum.server.common.traces import Traces
 from ferrum.server.common.worker_pools import WorkerPools
 from ferrum.server.metrics.engine_metrics import Metrics
@@ -153,23 +153,9 @@ class Service:
             raise self._unavailable()
         if name is None:
             return next(iter(self.models.values()))
-        if name in self.models:
-            return self.models[name]
-        base = self.model()
-        if name not in base.client.adapters:
+        found = find_model(self.models, name)
+        if found is None:
             raise ApiError(404, f"the model {name!r} is not served here", code="model_not_found", param="model")
-        return base.adapted(base.client.adapters.find(name))
-
-    def serves(self, name: str) -> bool:
-        """Return whether requests may use a name now."""
-        return name in self.models or any(name in each.client.adapters for each in self.models.values())
-
-    def listed(self) -> list[tuple[str, ServedModel]]:
-        """Return the served models with each of their names, adapters after their base. Raises ApiError, 503."""
-        self.model()
-        found = [(name, each) for each in dict.fromkeys(self.models.values()) for name in each.names]
-        for base in dict.fromkeys(self.models.values()):
-            found += [(each.name, base.adapted(each)) for each in base.client.adapters]
         return found
 
     def check_ready(self) -> None:

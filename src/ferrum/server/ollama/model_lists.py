@@ -7,7 +7,7 @@ import json
 from typing import Any, Final
 
 from ferrum.server.common.error_replies import ApiError
-from ferrum.server.common.served_model import ServedModel
+from ferrum.server.common.served_model import ServedModel, find_model, listed_models
 from ferrum.server.common.service import Service
 from ferrum.server.ollama.replies import Details, ModelEntry, ModelList, Shown, written_time
 from ferrum.text.infill import infill_prompt
@@ -24,10 +24,10 @@ ARCHITECTURE: Final = "ferrum"
 
 def known_name(service: Service, name: str | None) -> str | None:
     """Return the served name that a client means: with or without the tag `latest`; None is the first model."""
-    if name is None or service.serves(name):
+    if name is None or find_model(service.models, name) is not None:
         return name
     other = name.removesuffix(LATEST) if name.endswith(LATEST) else name + LATEST
-    return other if service.serves(other) else name
+    return name if find_model(service.models, other) is None else other
 
 
 def tagged(name: str) -> str:
@@ -37,7 +37,8 @@ def tagged(name: str) -> str:
 
 def listed(service: Service, *, running: bool) -> ModelList:
     """Return the served models by their names; with `running` as loaded ones. Raises ApiError while loading."""
-    return ModelList(models=[_entry(service, each, name, running) for name, each in service.listed()])
+    service.model()
+    return ModelList(models=[_entry(service, each, name, running) for name, each in listed_models(service.models)])
 
 
 def _entry(service: Service, model: ServedModel, name: str, running: bool) -> ModelEntry:

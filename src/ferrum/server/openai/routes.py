@@ -17,7 +17,7 @@ from ferrum.server.common.embeddings import Embeddings
 from ferrum.server.common.error_replies import STATUSES
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.json_routes import generate, has_template, ignored, reply
-from ferrum.server.common.served_model import ServedModel
+from ferrum.server.common.served_model import ServedModel, listed_models
 from ferrum.server.common.service import Service
 from ferrum.server.openai import replies
 from ferrum.server.openai.bodies import CompletionRequest, DetokenizeRequest, EmbeddingRequest
@@ -68,7 +68,8 @@ def _add_models(router: APIRouter, service: Service) -> None:
     @router.get("/v1/models", responses={200: page, **{each: errors[each] for each in errors if each != 404}})
     async def models(request: Request) -> Response:
         """List the names of the models that are served, in the shape of the API whose headers the client sends."""
-        every = [(each, name) for name, each in service.listed()]
+        service.model()
+        every = [(each, name) for name, each in listed_models(service.models)]
         if wants_anthropic(request):
             return reply(model_page(model_info(service, each, name) for each, name in every))
         data = [described(each, name) for each, name in every]
