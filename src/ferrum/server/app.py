@@ -58,7 +58,7 @@ DIALECTS: Final[Sequence[tuple[Dialect, AddRoutes]]] = (
 )
 """The dialects that are served, with their routes."""
 
-EXTENSIONS: Final = (add_probes, add_record_routes, add_session_routes, add_plan_route, add_lora_routes)
+EXTENSIONS: Final = (add_probes, add_record_routes, add_plan_route, add_lora_routes)
 """The routes of no dialect."""
 
 EXPOSED_HEADERS: Final = (
