@@ -120,9 +120,7 @@ class Engine:
         while len(self._submitted) > (0 if plan is None else self._depth):
             events += self._commit(*self._submitted.popleft())
         now = self._clock()
-        for outside in (self._adapters.waiting, self._compiling):
-            events += outside.expire(now) if self._open else outside.abort_all()
-        events += self._scheduler.expire(now) if self._open else self._scheduler.drain(FinishReason.ABORT)
+        events += self._expire(now)
         ended = _drop_frames(events)
         if ended and self._adapters.in_use:
             self._adapters.release()
@@ -134,6 +132,14 @@ class Engine:
             self._post(Events(tuple(events), stats, tuple(self._computed_steps)))
             self._computed_steps.clear()
         return before > 0
+
+    def _expire(self, now: float) -> list[TokenEvent]:
+        """End requests whose deadline has passed; all of them once the engine is shut down."""
+        outside = (self._adapters.waiting, self._compiling)
+        if not self._open:
+            events = [event for each in outside for event in each.abort_all()]
+            return events + self._scheduler.drain(FinishReason.ABORT)
+        return [event for each in (*outside, self._scheduler) for event in each.expire(now)]
 
     def _stats(self, now: float) -> EngineStats:
         """Return statistics with the steps since the last ones."""

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from ferrum.cache.page_table import PageTable
@@ -36,6 +37,9 @@ from ferrum.sampling.top_k import top
 from ferrum.sources.adapters.adapter_file import AdapterFile
 
 logger: Final = logging.getLogger("ferrum.tokens")
+
+PAUSE_SECONDS: Final = 0.001
+"""Pause after each piece of work on an adapter, so that steps are not held up."""
 
 
 class LocalExecutor(ModelExecutor):
@@ -135,7 +139,7 @@ class LocalExecutor(ModelExecutor):
         with self._locked():  # the first adapter allocates the buffers of steps with adapters
             self._finish_steps()
             slots = self.lm.adapters
-        prepared = slots.prepare(in_memory(file.changes))
+        prepared = slots.prepare(in_memory(file.changes), partial(time.sleep, PAUSE_SECONDS))
         facts = AdapterFacts(
             path=file.path,
             digest=file.digest,
