@@ -40,6 +40,23 @@ void dot_pieces(const Runtime& runtime, const DotArgs& args, int64_t rows, int64
     }
 }
 
+const std::byte* a_of(const AdapterChange& c, int64_t group) {
+    return c.a.rows == c.rank ? c.a.data : row_of(c.a, group * c.rank);
+}
+
+// Panels of a group with these outputs, from an output on.
+const std::byte* b_of(const AdapterChange& c, int64_t group, int64_t outputs, int64_t first) {
+    const int64_t rows = ceil_divide(outputs, kPanel) * c.rank;
+    return row_of(c.b, (c.b.rows == rows ? 0 : group * rows) + first / kPanel * c.rank);
+}
+
+// Return whether a change from `begin` on has the matrix A of change i.
+bool shared_before(const AdapterEntry& entry, size_t begin, size_t i) {
+    for (size_t j = begin; j < i; ++j)
+        if (const auto& c = entry.changes[j]; c && c->b.data != nullptr && c->first == entry.changes[i]->first) return true;
+    return false;
+}
+
 int64_t pieces_of(int64_t rows, int64_t outputs) { return ceil_divide(rows, kRows) * ceil_divide(outputs, kOutputs); }
 
 }  // namespace
@@ -53,45 +70,21 @@ const AdapterEntry* AdapterSite::entry(int64_t slot) const {
     return static_cast<size_t>(slot) < entries_.size() ? entries_[static_cast<size_t>(slot)].get() : nullptr;
 }
 
-// Reserve memory for the products by A of all rows.
-void Adapt::prepare() {
-    int64_t numbers = 0;
-    for (const StepAdapter& each : runtime_.step.adapters)
-        if (const AdapterEntry* entry = site_->entry(each.slot)) numbers += static_cast<int64_t>(rows_of(each).size()) * entry->rank;
-    if (numbers > 0) runtime_.reserve(numbers * static_cast<int64_t>(sizeof(float)), 0);
-}
-
-void Adapt::run(Runtime& runtime, int thread) {
-    const auto& all = runtime.step.adapters;
-    const bool used = std::any_of(all.begin(), all.end(), [&](const StepAdapter& each) {
-        return site_->entry(each.slot) != nullptr && !rows_of(each).empty();
-    });
-    if (!used) return;
-    shrink(runtime, thread);
-    runtime.team.barrier();
-    expand(runtime, thread);
-}
-
-// Products by A, and outputs of replaced rows.
-void Adapt::shrink(Runtime& runtime, int thread) const {
+void shrink(const Runtime& runtime, int thread, const std::vector<AdapterJob>& jobs, const AdaptedProducts& of) {
     const auto visit = [&](auto work) {
-        auto* t = reinterpret_cast<float*>(runtime.shared());
-        for (const StepAdapter& each : runtime.step.adapters) {
-            const AdapterEntry* entry = site_->entry(each.slot);
-            if (entry == nullptr) continue;
-            const auto& rows = rows_of(each);
-            const auto count = static_cast<int64_t>(rows.size());
-            for (const AdapterChange* c : entry->inner)
-                work(DotArgs{c->a.format, c->a.data, inputs_, x_.data, rows.data(), t + c->first, entry->rank, false, nullptr},
-                     count, c->a.rows);
-            for (size_t i = 0; i < entry->changes.size(); ++i) {
-                const auto& c = entry->changes[i];
+        for (const AdapterJob& job : jobs) {
+            float* t = of.t + job.first;
+            for (size_t i = of.begin; i < of.end; ++i) {
+                const auto& c = job.entry->changes[i];
+                if (c && c->b.data != nullptr && !shared_before(*job.entry, of.begin, i))
+                    work(DotArgs{c->a.format, a_of(*c, job.group), of.inputs, of.x, job.inputs, t + c->first, job.entry->rank, false,
+                                 nullptr},
+                         job.count, c->rank);
                 if (c && c->replaced.data != nullptr)
-                    work(DotArgs{c->replaced.format, c->replaced.data, inputs_, x_.data, rows.data(), ys_[i], outputs_[i], true,
+                    work(DotArgs{c->replaced.format, c->replaced.data, of.inputs, of.x, job.inputs, of.ys[i], of.outputs[i], true,
                                  c->replaced_rows},
-                         count, c->replaced.rows);
+                         job.count, c->replaced.rows);
             }
-            t += count * entry->rank;
         }
     };
     int64_t all = 0;
@@ -103,29 +96,53 @@ void Adapt::shrink(Runtime& runtime, int thread) const {
 }
 
 // A thread changes some outputs of all rows, so that the adapters of a row are added in order.
-void Adapt::expand(Runtime& runtime, int thread) const {
+void expand(const Runtime& runtime, int thread, const std::vector<AdapterJob>& jobs, const AdaptedProducts& of) {
     int64_t all = 0;
-    for (const int64_t outputs : outputs_) all += ceil_divide(outputs, kPanel);
+    for (size_t i = of.begin; i < of.end; ++i) all += ceil_divide(of.outputs[i], kPanel);
     Pieces pieces(share(runtime, all, thread));
-    for (size_t i = 0; i < outputs_.size(); ++i) {
-        const Share part = pieces.next(ceil_divide(outputs_[i], kPanel));
+    for (size_t i = of.begin; i < of.end; ++i) {
+        const Share part = pieces.next(ceil_divide(of.outputs[i], kPanel));
         if (part.begin >= part.end) continue;
-        const auto* t = reinterpret_cast<const float*>(runtime.shared());
-        for (const StepAdapter& each : runtime.step.adapters) {
-            const AdapterEntry* entry = site_->entry(each.slot);
-            if (entry == nullptr) continue;
-            const auto& rows = rows_of(each);
-            const auto count = static_cast<int64_t>(rows.size());
-            if (const auto& c = entry->changes[i]; c) {
-                const float* from = c->b.data != nullptr ? t + c->first : nullptr;
-                const auto scale = static_cast<float>(c->scale * each.scale);
-                runtime.kernels.expand({c->b.format, c->b.data, c->rank, outputs_[i], from, entry->rank, rows.data(), count,
-                                        scale, c->bias, c->factor, c->offset, ys_[i]},
-                                       part.begin, part.end);
-            }
-            t += count * entry->rank;
+        for (const AdapterJob& job : jobs) {
+            const auto& c = job.entry->changes[i];
+            if (!c) continue;
+            const bool adds = c->b.data != nullptr;
+            const std::byte* b = adds ? b_of(*c, job.group, of.whole > 0 ? of.whole : of.outputs[i], of.first) : nullptr;
+            runtime.kernels.expand({c->b.format, b, c->rank, of.outputs[i], adds ? of.t + job.first + c->first : nullptr, job.entry->rank,
+                                    job.outputs, job.count, static_cast<float>(c->scale * job.scale), c->bias, c->factor, c->offset,
+                                    of.ys[i]},
+                                   part.begin, part.end);
         }
     }
+}
+
+// List the rows of each adapter, of heads those of each head, and reserve memory for their products by A.
+void Adapt::prepare() {
+    jobs_.clear();
+    ids_.clear();
+    int64_t numbers = 0, rows = 0;
+    for (const StepAdapter& each : runtime_.step.adapters) rows += static_cast<int64_t>(rows_of(each).size());
+    if (heads_ > 1) ids_.reserve(static_cast<size_t>(rows * heads_));  // pointers stay valid
+    for (const StepAdapter& each : runtime_.step.adapters) {
+        const AdapterEntry* entry = site_->entry(each.slot);
+        const auto count = static_cast<int64_t>(rows_of(each).size());
+        if (entry == nullptr || count == 0) continue;
+        for (int64_t head = 0; head < heads_; ++head, numbers += count * entry->rank) {
+            const int32_t* ids = heads_ > 1 ? ids_.data() + ids_.size() : rows_of(each).data();
+            if (heads_ > 1)
+                for (const int32_t row : rows_of(each)) ids_.push_back(static_cast<int32_t>(row * heads_ + head));
+            jobs_.push_back({entry, each.scale, head, ids, ids, count, numbers});
+        }
+    }
+    if (numbers > 0) runtime_.reserve(numbers * static_cast<int64_t>(sizeof(float)), 0);
+}
+
+void Adapt::run(Runtime& runtime, int thread) {
+    if (jobs_.empty()) return;
+    const AdaptedProducts of{0, ys_.size(), x_, inputs_, ys_.data(), outputs_.data(), reinterpret_cast<float*>(runtime.shared())};
+    shrink(runtime, thread, jobs_, of);
+    runtime.team.barrier();
+    expand(runtime, thread, jobs_, of);
 }
 
 void AdaptEmbedding::prepare() {

@@ -21,6 +21,7 @@ struct AdapterChange {
     Floats a;  // [rank, inputs]; of an embedding [tokens, rank]. Changes that share it have the same one.
     int64_t first = 0;  // of its outputs, among those of all different matrices A
     Floats b;  // panels [panel][rank][kPanel]
+    // Of groups (heads, experts) A and B are those of all groups, one after another, or one that is that of each group.
     double scale = 1;
     const float* bias = nullptr;
     const float* factor = nullptr;
@@ -34,8 +35,7 @@ struct AdapterChange {
 // An adapter at a site. A matrix that it leaves as it is has no change.
 struct AdapterEntry {
     std::vector<std::optional<AdapterChange>> changes;
-    std::vector<const AdapterChange*> inner;  // one for each different matrix A
-    int64_t rank = 0;                         // outputs of all of these
+    int64_t rank = 0;  // outputs of all different matrices A
 };
 
 // The entries of a place of the network by slot. They change between steps only.
@@ -48,26 +48,56 @@ private:
     std::vector<std::shared_ptr<const AdapterEntry>> entries_;
 };
 
-// Products of x that adapters change in place.
+// Rows that an adapter changes by the matrices of a group.
+struct AdapterJob {
+    const AdapterEntry* entry;
+    double scale;
+    int64_t group;
+    const int32_t* inputs;   // the number of each row among the inputs,
+    const int32_t* outputs;  // and among the outputs
+    int64_t count;
+    int64_t first;  // of its products by A [count, rank], among those of all jobs
+};
+
+// The matrices of a site whose products are changed: y = [.., outputs] of each.
+struct AdaptedProducts {
+    size_t begin, end;  // matrices of the site
+    const float* x;
+    int64_t inputs;
+    float* const* ys;
+    const int64_t* outputs;
+    float* t;  // products by A of all jobs
+    int64_t first = 0, whole = 0;  // with a whole, the outputs are those from `first` on of as many
+};
+
+// Compute the thread's share of products by A, and of outputs of replaced rows.
+void shrink(const Runtime& runtime, int thread, const std::vector<AdapterJob>& jobs, const AdaptedProducts& of);
+// Change the thread's share of outputs, a barrier later.
+void expand(const Runtime& runtime, int thread, const std::vector<AdapterJob>& jobs, const AdaptedProducts& of);
+
+// Products of x that adapters change in place: of rows, or of each head of rows.
 class Adapt final : public Operation {
 public:
-    Adapt(Runtime& runtime, std::shared_ptr<AdapterSite> site, Rows x, int64_t inputs, std::vector<float*> ys,
-          std::vector<int64_t> outputs)
-        : runtime_(runtime), site_(std::move(site)), x_(x), inputs_(inputs), ys_(std::move(ys)), outputs_(std::move(outputs)) {}
+    Adapt(Runtime& runtime, std::shared_ptr<AdapterSite> site, const float* x, int64_t inputs, std::vector<float*> ys,
+          std::vector<int64_t> outputs, int64_t heads, bool logits)
+        : runtime_(runtime), site_(std::move(site)), x_(x), inputs_(inputs), ys_(std::move(ys)), outputs_(std::move(outputs)),
+          heads_(heads), logits_(logits) {}
     void prepare() override;
     void run(Runtime& runtime, int thread) override;
 
 private:
-    const std::vector<int32_t>& rows_of(const StepAdapter& each) const { return x_.extent == kLogits ? each.logit_rows : each.rows; }
-    void shrink(Runtime& runtime, int thread) const;
-    void expand(Runtime& runtime, int thread) const;
-
+    const std::vector<int32_t>& rows_of(const StepAdapter& each) const { return logits_ ? each.logit_rows : each.rows; }
     Runtime& runtime_;
     std::shared_ptr<AdapterSite> site_;
-    Rows x_;
+    const float* x_;
     int64_t inputs_;
     std::vector<float*> ys_;
     std::vector<int64_t> outputs_;
+    int64_t heads_;
+    bool logits_;  // x has the rows of logits
+    // Of a step:
+    std::vector<AdapterJob> jobs_;
+    std::vector<int32_t> ids_;  // of heads of rows
 };
 
 // Embeddings that adapters change in place; given rows stay as they are.

@@ -53,15 +53,14 @@ void set_entry(AdapterSite& site, int64_t slot, const std::optional<std::vector<
     if (!changes) return site.set(slot, nullptr);
     auto entry = std::make_shared<AdapterEntry>();
     for (const auto& given : *changes) entry->changes.push_back(given ? std::optional(change_of(*given)) : std::nullopt);
-    for (auto& change : entry->changes) {
+    for (size_t i = 0; i < entry->changes.size(); ++i) {
+        auto& change = entry->changes[i];
         if (!change || change->b.data == nullptr) continue;
-        const auto same = std::find_if(entry->inner.begin(), entry->inner.end(),
-                                       [&](const AdapterChange* each) { return each->a.data == change->a.data; });
-        change->first = same != entry->inner.end() ? (*same)->first : entry->rank;
-        if (same == entry->inner.end()) {
-            entry->inner.push_back(&*change);
-            entry->rank += change->a.rows;
-        }
+        const auto same = std::find_if(entry->changes.begin(), entry->changes.begin() + static_cast<int64_t>(i),
+                                       [&](const auto& each) { return each && each->a.data == change->a.data; });
+        const bool found = same != entry->changes.begin() + static_cast<int64_t>(i);
+        change->first = found ? (*same)->first : entry->rank;
+        if (!found) entry->rank += change->rank;
     }
     site.set(slot, std::move(entry));
 }
@@ -79,11 +78,13 @@ void take_adapters(Step& step, const std::vector<StepAdapterTuple>& adapters) {
 }
 
 std::shared_ptr<Operation> adapt(Runtime& runtime, std::shared_ptr<AdapterSite> site, const Out<float>& x, int64_t inputs,
-                                 const std::vector<Out<float>>& ys, const std::vector<int64_t>& outputs, int64_t extent) {
+                                 const std::vector<Out<float>>& ys, const std::vector<int64_t>& outputs, int64_t heads,
+                                 bool logits) {
+    require(heads > 0 && (heads == 1 || ys.size() == 1), "heads have one matrix");
     require(ys.size() == outputs.size(), "expected one result per matrix");
     std::vector<float*> data;
     for (const auto& y : ys) data.push_back(y.data());
-    return std::make_shared<Adapt>(runtime, std::move(site), Rows{x.data(), extent}, inputs, std::move(data), outputs);
+    return std::make_shared<Adapt>(runtime, std::move(site), x.data(), inputs, std::move(data), outputs, heads, logits);
 }
 
 std::shared_ptr<Operation> adapt_embedding(Runtime& runtime, std::shared_ptr<AdapterSite> site, const Out<float>& y,

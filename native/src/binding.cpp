@@ -317,11 +317,12 @@ NB_MODULE(_native, module) {
     module.def("multiply", &multiply, as_is, as_is, nb::arg(), as_is, nb::arg());
     module.def("norm", &norm, as_is, as_is_or_none, as_is, as_is_or_none, nb::arg(), nb::arg(), nb::arg(), as_is_or_none, as_is, nb::arg());
     module.def("add", &add, as_is, as_is, as_is_or_none, nb::arg(), nb::arg(), nb::arg(), as_is, nb::arg());
-    module.def("adapt", &adapt, nb::arg(), nb::arg(), as_is, nb::arg(), as_is, nb::arg(), nb::arg());
+    module.def("adapt", &adapt, nb::arg(), nb::arg(), as_is, nb::arg(), as_is, nb::arg(), nb::arg(), nb::arg());
     module.def("adapt_embedding", &adapt_embedding, nb::arg(), nb::arg(), as_is, nb::arg(), nb::arg());
     module.def("activate", &activate, as_is, as_is_or_none, nb::arg().none(), nb::arg(), as_is, nb::arg());
     module.def("linear", &linear, nb::arg(), as_is, as_is, nb::arg().none(), nb::arg(), nb::arg());
-    module.def("experts", &experts, nb::arg(), as_is, as_is, as_is, nb::arg(), nb::arg(), as_is, nb::arg(), nb::arg(), nb::arg());
+    module.def("experts", &experts, nb::arg(), as_is, as_is, as_is, nb::arg(), nb::arg(), as_is, nb::arg(), nb::arg(), nb::arg(),
+               nb::arg().none());
     module.def("head_linear", &head_linear, nb::arg(), as_is, as_is, nb::arg(), nb::arg(), nb::arg(), nb::arg());
     module.def("rope_store", &rope_store, nb::arg(), as_is, as_is_or_none, as_is_or_none, as_is, nb::arg(), as_is_or_none,
                as_is_or_none, as_is, nb::arg(), nb::arg(), as_is_or_none, nb::arg());

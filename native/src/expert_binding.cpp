@@ -36,7 +36,8 @@ void check_matrices(const Weight& weight, int64_t count) {
 
 std::shared_ptr<Operation> experts(Runtime& runtime, const Out<float>& x, const In<float>& scores, const Out<float>& out,
                                    const RoutingTuple& routing, const WeightTriple& weights, const ExpertVectors& vectors,
-                                   const ActivationTuple& activation, int64_t extent, int64_t max_rows) {
+                                   const ActivationTuple& activation, int64_t extent, int64_t max_rows,
+                                   std::shared_ptr<AdapterSite> site) {
     const Routing made = routing_of(routing, vectors);
     const auto& [gate, up, down] = weights;
     for (const auto& weight : {gate, up, down}) check_matrices(*weight, made.experts);
@@ -48,7 +49,7 @@ std::shared_ptr<Operation> experts(Runtime& runtime, const Out<float>& x, const 
     check_vector(down_bias, down->outputs());
     const ExpertWeights all{gate, up, down, data_or_null(gate_bias), data_or_null(up_bias), data_or_null(down_bias)};
     return std::make_shared<Experts>(runtime, Rows{x.data(), extent}, scores.data(), out.data(), made, all,
-                                     activation_of(activation), max_rows);
+                                     activation_of(activation), max_rows, std::move(site));
 }
 
 std::shared_ptr<Operation> head_linear(Runtime& runtime, const Out<float>& x, const Out<float>& out,

@@ -19,6 +19,7 @@ struct Experts::Shared {
     int32_t* experts;
     float* weights;
     std::byte* packed_hidden;
+    float *up, *t, *weighted;  // in a step with adapters: products of up, those by matrices A, and inputs with weights
     // Until the products of gate and up are done:
     std::byte *alone, *tiles;
     float* hidden;
@@ -32,6 +33,9 @@ struct Experts::Shared {
         experts = parts.take<int32_t>(pairs);
         weights = parts.take<float>(pairs);
         packed_hidden = parts.take<std::byte>(e.hidden_bytes_ * pairs);
+        up = parts.take<float>(e.adapted_pairs_ * e.hidden_);
+        t = parts.take<float>(e.numbers_);
+        weighted = parts.take<float>(e.routing_.on_input ? e.adapted_pairs_ * e.columns_ : 0);
         Parts late = parts;
         alone = parts.take<std::byte>(e.inner_bytes_ * (e.routing_.on_input ? pairs : e.max_rows_));
         tiles = parts.take<std::byte>(e.inner_bytes_ * pairs);
@@ -65,9 +69,10 @@ struct Experts::Own {
 };
 
 Experts::Experts(Runtime& runtime, Rows x, const float* scores, float* out, const Routing& routing, const ExpertWeights& weights,
-                 const Activation& activation, int64_t max_rows)
+                 const Activation& activation, int64_t max_rows, std::shared_ptr<AdapterSite> site)
     : x_(x), scores_(scores), out_(out), routing_(routing), weights_(weights), max_rows_(max_rows),
-      columns_(weights.gate->inputs()), hidden_(weights.down->inputs()) {
+      columns_(weights.gate->inputs()), hidden_(weights.down->inputs()), runtime_(runtime), site_(std::move(site)),
+      activation_(activation) {
     const ExpertWeights& w = weights_;
     if (w.gate->format() == w.up->format()) {
         inner_.push_back({w.gate.get(), w.up.get(), hidden_, w.gate_bias, w.up_bias, activation, false});
@@ -75,6 +80,9 @@ Experts::Experts(Runtime& runtime, Rows x, const float* scores, float* out, cons
         inner_.push_back({w.up.get(), nullptr, hidden_, w.up_bias, nullptr, {}, false});
         inner_.push_back({w.gate.get(), nullptr, hidden_, w.gate_bias, nullptr, activation, true});
     }
+    plain_.push_back({w.up.get(), nullptr, hidden_, w.up_bias, nullptr, {}, false});  // rows are packed for up first
+    plain_.push_back({w.gate.get(), nullptr, hidden_, w.gate_bias, nullptr, {}, false});
+    for (GroupedProduct& product : plain_) product.stride = product.row_step = hidden_;
     outer_ = {w.down.get(), nullptr, columns_, w.down_bias, nullptr, {}, false};
     for (GroupedProduct& product : inner_) {
         product.stride = product.row_step = hidden_;
@@ -82,6 +90,26 @@ Experts::Experts(Runtime& runtime, Rows x, const float* scores, float* out, cons
     }
     hidden_bytes_ = runtime.kernels.packed_bytes(w.down->format(), 1, hidden_);
     runtime.reserve(Shared(*this, nullptr).bytes, Own(*this, runtime.team.max_threads(), nullptr).bytes);
+}
+
+// Reserve memory for a step with adapters.
+void Experts::prepare() {
+    adapted_pairs_ = numbers_ = 0;
+    if (site_ == nullptr) return;
+    int64_t adapters = 0, pairs = 0;
+    for (const StepAdapter& each : runtime_.step.adapters)
+        if (const AdapterEntry* entry = site_->entry(each.slot)) {
+            const int64_t own = static_cast<int64_t>(each.rows.size()) * routing_.top_k;
+            ++adapters;
+            pairs += own;
+            numbers_ += own * entry->rank;
+        }
+    if (pairs == 0) return;
+    adapted_pairs_ = runtime_.step.count(x_.extent) * routing_.top_k;
+    inner_jobs_.reserve(static_cast<size_t>(adapters * routing_.experts));
+    outer_jobs_.reserve(static_cast<size_t>(adapters * routing_.experts));
+    ids_.reserve(static_cast<size_t>(2 * pairs));  // pointers stay valid
+    runtime_.reserve(Shared(*this, nullptr).bytes, 0);
 }
 
 void Experts::run(Runtime& runtime, int thread) {
@@ -93,17 +121,21 @@ void Experts::run(Runtime& runtime, int thread) {
     runtime.team.barrier();
     const RowGroups groups = group(s, o, rows);
     if (thread == 0) experts_read_ += groups.count;
-    for (const GroupedProduct& product : inner_) {
-        const bool first = &product == &inner_.front();
+    const bool adapted = adapted_pairs_ > 0;
+    if (adapted && thread == 0) list_jobs(runtime, o, groups);
+    const std::vector<GroupedProduct>& inner = adapted ? plain_ : inner_;
+    for (const GroupedProduct& product : inner) {
+        const bool first = &product == &inner.front();
         if (!first) runtime.team.barrier();  // wait until the packed rows of the other format are free
         if (!first || routing_.on_input) {
             const Share own = share(runtime, routing_.on_input ? rows * routing_.top_k : rows, thread);
             pack_alone(runtime, s, o, product.weight->format(), own.begin, own.end);
             runtime.team.barrier();
         }
-        multiply_inner(runtime, s, o, groups, product, thread);
+        multiply_inner(runtime, s, o, groups, product, adapted && first ? s.up : s.hidden, thread);
     }
     runtime.team.barrier();
+    if (adapted) adapt_inner(runtime, s, rows, thread);
     const int64_t width = strip(rows * routing_.top_k);
     for (int64_t begin = 0; begin < columns_; begin += width) {
         GroupedProduct product = outer_;
@@ -112,6 +144,12 @@ void Experts::run(Runtime& runtime, int thread) {
         if (begin > 0) runtime.team.barrier();  // wait until the results of the last strip are free
         multiply_outer(runtime, s, o, groups, product, thread);
         runtime.team.barrier();
+        if (adapted) {
+            float* const ys[] = {nullptr, nullptr, s.results};
+            const int64_t outputs[] = {0, 0, product.columns};
+            expand(runtime, thread, outer_jobs_, adapted_outer(s, product, ys, outputs));
+            runtime.team.barrier();
+        }
         add_results(runtime, s, o, rows, product, thread);
     }
 }
@@ -163,7 +201,7 @@ RowGroups Experts::group(const Shared& s, const Own& o, int64_t rows) const {
 }
 
 void Experts::multiply_inner(Runtime& runtime, const Shared& s, const Own& o, const RowGroups& groups, GroupedProduct product,
-                             int thread) const {
+                             float* y, int thread) const {
     const Format format = product.weight->format();
     const int64_t bytes = runtime.kernels.packed_bytes(format, 1, columns_);
     GroupPieces pieces(groups, o.pieces);
@@ -178,8 +216,69 @@ void Experts::multiply_inner(Runtime& runtime, const Shared& s, const Own& o, co
     product.x = s.tiles;
     product.alone = s.alone;
     product.ids = o.ids;
-    product.y = s.hidden;
+    product.y = y;
     pieces.multiply(runtime, product, thread);
+}
+
+// List the rows of each adapter by expert: their numbers among the inputs, and among the pairs by expert.
+void Experts::list_jobs(const Runtime& runtime, const Own& o, const RowGroups& groups) {
+    inner_jobs_.clear();
+    outer_jobs_.clear();
+    ids_.clear();
+    int64_t first = 0;
+    for (const StepAdapter& each : runtime.step.adapters) {
+        const AdapterEntry* entry = site_->entry(each.slot);
+        if (entry == nullptr) continue;
+        for (int64_t i = 0; i < groups.count; ++i) {
+            const RowGroup& g = groups.all[i];
+            const auto uses = [&](int64_t at) {
+                const auto row = static_cast<int32_t>(routing_.on_input ? o.ids[at] / routing_.top_k : o.ids[at]);
+                return std::binary_search(each.rows.begin(), each.rows.end(), row);
+            };
+            const size_t inputs = ids_.size();
+            for (int64_t at = g.first; at < g.first + g.count; ++at)
+                if (uses(at)) ids_.push_back(o.ids[at]);
+            const size_t places = ids_.size();
+            for (int64_t at = g.first; at < g.first + g.count; ++at)
+                if (uses(at)) ids_.push_back(static_cast<int32_t>(at));
+            const auto count = static_cast<int64_t>(places - inputs);
+            if (count == 0) continue;
+            const int32_t *from = ids_.data() + inputs, *to = ids_.data() + places;
+            inner_jobs_.push_back({entry, each.scale, g.matrix, from, to, count, first});
+            outer_jobs_.push_back({entry, each.scale, g.matrix, to, to, count, first});
+            first += count * entry->rank;
+        }
+    }
+}
+
+// Change the products of gate and up, activate them, and multiply them by the matrices A of down: results take their place.
+void Experts::adapt_inner(Runtime& runtime, const Shared& s, int64_t rows, int thread) const {
+    const int64_t pairs = rows * routing_.top_k;
+    if (routing_.on_input) {
+        const auto [begin, end] = share(runtime, pairs, thread);
+        for (int64_t pair = begin; pair < end; ++pair)
+            for (int64_t column = 0; column < columns_; ++column)
+                s.weighted[pair * columns_ + column] = x_.data[pair / routing_.top_k * columns_ + column] * s.weights[pair];
+        runtime.team.barrier();
+    }
+    float* const ys[] = {s.hidden, s.up, nullptr};
+    const int64_t outputs[] = {hidden_, hidden_, 0};
+    const AdaptedProducts of{0, 2, routing_.on_input ? s.weighted : x_.data, columns_, ys, outputs, s.t};
+    shrink(runtime, thread, inner_jobs_, of);
+    runtime.team.barrier();
+    expand(runtime, thread, inner_jobs_, of);
+    runtime.team.barrier();
+    const auto [begin, end] = share(runtime, pairs, thread);
+    if (begin < end)
+        runtime.kernels.activate_all(activation_, s.hidden + begin * hidden_, s.up + begin * hidden_, (end - begin) * hidden_,
+                                     s.hidden + begin * hidden_);
+    runtime.team.barrier();
+    shrink(runtime, thread, outer_jobs_, adapted_outer(s, outer_, ys, outputs));
+}
+
+// The products of down that are computed at a time.
+AdaptedProducts Experts::adapted_outer(const Shared& s, const GroupedProduct& product, float* const* ys, const int64_t* outputs) const {
+    return {2, 3, s.hidden, hidden_, ys, outputs, s.t, product.begin, columns_};
 }
 
 void Experts::multiply_outer(Runtime& runtime, const Shared& s, const Own& o, const RowGroups& groups, GroupedProduct product,

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "adapters.hpp"
 #include "operations.hpp"
 #include "routing.hpp"
 #include "row_groups.hpp"
@@ -18,10 +19,12 @@ struct ExpertWeights {
 };
 
 // Each row through its experts. The rows are packed once, alone; tiles of the rows of an expert are gathered from them.
+// In a step with adapters of its site, gate and up are two products, which adapters change before the activation.
 class Experts final : public Operation {
 public:
     Experts(Runtime& runtime, Rows x, const float* scores, float* out, const Routing& routing, const ExpertWeights& weights,
-            const Activation& activation, int64_t max_rows);
+            const Activation& activation, int64_t max_rows, std::shared_ptr<AdapterSite> site = nullptr);
+    void prepare() override;
     void run(Runtime& runtime, int thread) override;
     int64_t experts_read() const override { return experts_read_; }
 
@@ -34,7 +37,10 @@ private:
     void pack_alone(const Runtime& runtime, const Shared& s, const Own& o, Format format, int64_t begin, int64_t end) const;
     RowGroups group(const Shared& s, const Own& o, int64_t rows) const;
     void multiply_inner(Runtime& runtime, const Shared& s, const Own& o, const RowGroups& groups, GroupedProduct product,
-                        int thread) const;
+                        float* y, int thread) const;
+    void list_jobs(const Runtime& runtime, const Own& o, const RowGroups& groups);
+    void adapt_inner(Runtime& runtime, const Shared& s, int64_t rows, int thread) const;
+    AdaptedProducts adapted_outer(const Shared& s, const GroupedProduct& product, float* const* ys, const int64_t* outputs) const;
     int64_t strip(int64_t pairs) const;
     void multiply_outer(Runtime& runtime, const Shared& s, const Own& o, const RowGroups& groups, GroupedProduct product,
                         int thread) const;
@@ -51,6 +57,17 @@ private:
     int64_t max_rows_, columns_, hidden_;  // columns of x, and of an expert
     int64_t inner_bytes_ = 0, hidden_bytes_ = 0;  // of a packed row
     int64_t experts_read_ = 0;
+
+    // Of adapters:
+    Runtime& runtime_;
+    std::shared_ptr<AdapterSite> site_;
+    Activation activation_;
+    std::vector<GroupedProduct> plain_;  // up, gate
+    // Of a step:
+    int64_t adapted_pairs_ = 0;  // all pairs if a row has an adapter, else 0
+    int64_t numbers_ = 0;        // products by matrices A
+    std::vector<AdapterJob> inner_jobs_, outer_jobs_;
+    std::vector<int32_t> ids_;
 };
 
 }  // namespace ferrum

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from random_changes import embedding, low_rank, site_of, uses
 from bench_kit import costs_of
 from ferrum.bench.limits import attention_shapes, matrices
 from ferrum.bench.shapes import SHAPES
 from ferrum.core.errors import Unsupported
+from ferrum.kernels.adapters import Change, SiteKind
 from ferrum.kernels.cpu.lowering import Lowering, Native, Operand
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.cpu.weights import NativeWeight
@@ -60,6 +62,14 @@ class Case:
     def rope(self) -> Any:
         return self.kernels.rope_table(tuple(10.0 ** -np.arange(DIM // 2)), 1.0, 64)
 
+    def site(self, kind: SiteKind, *shapes: tuple[int, int], groups: int = 1) -> Any:
+        """Return a site where slot 0 has a low-rank change of each matrix."""
+        if kind is SiteKind.EMBEDDING:
+            changes = tuple(Change(embedding(self.rng, shape, 3)) for shape in shapes)
+        else:
+            changes = tuple(Change(low_rank(self.rng, shape, 3)) for shape in shapes)
+        return site_of(self.kernels, kind, shapes, [changes], groups)
+
 
 CASES: dict[str, Callable[[Case], tuple[Any, ...]]] = {
     "embed": lambda case: (case.weight(VOCABULARY),),
@@ -73,7 +83,16 @@ CASES: dict[str, Callable[[Case], tuple[Any, ...]]] = {
     "experts": lambda case: (
         *(case.value(), case.value(3), Routing(3, 2), *(case.weight(3 * HIDDEN) for _ in range(3))),
         *(SILU, None, case.vector(3), None, None, case.vector(3 * HIDDEN)),
+        case.site(SiteKind.EXPERTS, *[(HIDDEN, HIDDEN)] * 3, groups=3),
     ),
+    "activate": lambda case: (case.value(), SILU),
+    "gate": lambda case: (case.value(), case.value(), SILU),
+    "scale_logits": lambda case: (case.value(VOCABULARY, Extent.LOGITS), 0.5, 30.0),
+    "adapt": lambda case: (
+        *(case.value(), (case.value(24), case.value(33))),
+        case.site(SiteKind.LINEAR, (24, HIDDEN), (33, HIDDEN)),
+    ),
+    "adapt_embedding": lambda case: (case.value(), case.site(SiteKind.EMBEDDING, (VOCABULARY, HIDDEN)), 6.1),
     "rope_store": lambda case: (
         *(case.value(), case.value(HIDDEN // 2), case.value(HIDDEN // 2)),
         *(SHAPE, case.rope(), case.vector(DIM), None, 1e-6),
@@ -95,6 +114,7 @@ def outcome(kernels: Any, name: str) -> tuple[np.ndarray, ...]:
     """Return the results of an operation on these kernels, after checking them against the declaration."""
     rng = np.random.default_rng(4)
     tables = tables_of(rng, [(0, 5), (3, 1), (0, 19)], (GROUP, LATENT), (4, 5, 6, 24), (0, 24), VOCABULARY)
+    tables = tables._replace(adapters=uses((0, 0.7, [1, 3, 8, 24]), logit_rows=((2, 3),)))
     kernels.allocate((GROUP, LATENT))
     case, spec = Case(kernels, rng, tables), OPERATIONS[name]
     if spec.pool is Pool.READ:  # what it reads

@@ -13,7 +13,7 @@ def refuse_change(site: AdapterSite, index: int, change: Change) -> None:
         Unsupported: names the matrix, and what of the change is wrong.
     """
     name, (outputs, inputs) = site.names[index], site.shapes[index]
-    outputs //= site.groups
+    outputs, grouped = outputs // site.groups, site.kind in (SiteKind.HEADS, SiteKind.EXPERTS)
 
     def check(what: str, found: tuple[int, ...], *wanted: tuple[int, ...]) -> None:
         if found not in wanted:
@@ -22,13 +22,13 @@ def refuse_change(site: AdapterSite, index: int, change: Change) -> None:
     low_rank, embeds = change.low_rank, site.kind is SiteKind.EMBEDDING
     if low_rank is not None:
         _check_rank(name, low_rank)
-        rank, groups = low_rank.b.shape[-1], (site.groups,) if site.groups > 1 else ()
+        rank, groups = low_rank.b.shape[-1], (site.groups,) if grouped else ()
         shapes = (outputs, rank, inputs, rank) if embeds else (rank, inputs, outputs, rank)
         check("A", low_rank.a.shape, (*groups, *shapes[:2]), shapes[:2])
         check("B", low_rank.b.shape, (*groups, *shapes[2:]), shapes[2:])
     if embeds:
         _check_embedding(name, change)
-    if site.groups > 1 and not (change.scales and (low_rank is None or low_rank.bias is None)):
+    if grouped and not (change.scales and (low_rank is None or low_rank.bias is None)):
         raise Unsupported(f"the adapter's change of {name}", "of heads and experts only low-rank products are changed")
     if change.replaced is not None:
         _check_rows(name, change.replaced, *site.shapes[index])

@@ -61,10 +61,13 @@ class AdapterSlots:
     Args:
         kernels: of the model.
         sites: of its adapted network.
+
+    Attributes:
+        sites: where adapters can change the model.
     """
 
     def __init__(self, kernels: Kernels, sites: Iterable[AdapterSite]) -> None:
-        self._kernels, self._sites = kernels, tuple(sites)
+        self._kernels, self.sites = kernels, tuple(sites)
         self._held: dict[str, tuple[int, PreparedAdapter]] = {}
         self._users: dict[str, tuple[AdapterUse, ...]] = {}
 
@@ -89,7 +92,7 @@ class AdapterSlots:
             Unsupported: an adapter cannot change a matrix of that name in that way, as the error says.
         """
         entries, known = list[tuple[AdapterSite, Any]](), set[str]()
-        for site in self._sites:
+        for site in self.sites:
             known.update(site.names)
             at_site = tuple(
                 self._change(site, index, changes.get(name), pause) for index, name in enumerate(site.names)
@@ -145,7 +148,7 @@ class AdapterSlots:
         used = {use.key for uses in self._users.values() for use in uses}
         return tuple(key for key in self._held if key in used)
 
-    def refuse(self, uses: Iterable[AdapterUse]) -> RequestError | None:
+    def refuse(self, uses: Collection[AdapterUse]) -> RequestError | None:
         """Return why a sequence cannot use these adapters, or None."""
         for use in uses:
             held = self._held.get(use.key)
@@ -154,6 +157,9 @@ class AdapterSlots:
             if use.scale != 1 and not held[1].scales:
                 reason = f"must be 1, not {use.scale:g}: this adapter replaces weights or scales outputs (DoRA)"
                 return RequestError(reason, param="scale")
+            if len(uses) > 1 and not held[1].scales:
+                reason = f"{shown(use.key)} replaces weights or scales outputs (DoRA), so it must be the only one"
+                return RequestError(reason, param="adapters")
             if use.start and held[1].absorbed:
                 reason = f"must be 0, not {use.start}: this adapter changes kv_b_proj, so it must begin with the prompt"
                 return RequestError(reason, param="start")

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling
-from ferrum.kernels.interface import Kernels, PoolGroup, StepTables
+from ferrum.kernels.adapters import AdapterSite, Change, LowRank, Replacement, SiteKind
+from ferrum.kernels.interface import AdapterRows, Kernels, PoolGroup, StepTables
 from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, Routing
 from ferrum.kernels.operations import F32, Weight
 from ferrum.models.config_reader import FamilyConfig
@@ -116,6 +117,8 @@ def answers(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Sequence[Answe
     for index, routing in enumerate(_ROUTINGS):
         yield f"experts by {routing.score} ({index})", partial(_experts, kernels, inputs, routing)
     yield "activations", partial(_activations, kernels, inputs)
+    yield "adapters", partial(_adapters, kernels, inputs)
+    yield "adapters of heads and experts", partial(_grouped_adapters, kernels, inputs)
     yield "norms", partial(_norms, kernels, inputs)
     yield "sums and centred norms", partial(_centred_norms, kernels, inputs)
     yield "rotation", partial(_rotation, kernels, inputs)
@@ -241,6 +244,57 @@ def _activations(kernels: Kernels, inputs: Inputs) -> list[Answer]:
         found += kernels.linear(x, (weight,), (bias,), activation)
         found.append(kernels.gated_linear(x, weight, weight, activation, bias, bias))
     return found
+
+
+def _adapters(kernels: Kernels, inputs: Inputs) -> list[Answer]:
+    """Change products and embeddings by adapters with every part, then activate, gate and cap products."""
+    x, y, z = (inputs.rows(columns) for columns in (_INPUTS, _OUTPUTS, _OUTPUTS))
+    site = AdapterSite(SiteKind.LINEAR, ("one", "two"), ((_OUTPUTS, _INPUTS),) * 2)
+    table = AdapterSite(SiteKind.EMBEDDING, ("table",), ((_OUTPUTS, _INPUTS),))
+    rows, half = np.arange(0, _OUTPUTS, 2, dtype=np.int32), _OUTPUTS // 2
+    for slot, dtype in enumerate(FORMATS.values()):
+        a, b, new = (
+            inputs.numbers(*shape, at=slot).astype(dtype) for shape in ((5, _INPUTS), (_OUTPUTS, 5), (half, _INPUTS))
+        )
+        product, vector = LowRank(a, b, 0.3, inputs.numbers(_OUTPUTS, at=9)), inputs.numbers(_OUTPUTS, at=slot)
+        alone = Change(product, Replacement(new, rows), vector, vector[::-1].copy())  # the only one of its rows
+        kernels.install(site, slot, kernels.adapted((Change(product), alone if slot == 2 else Change(product))))
+        embedded = Change(LowRank(b, a.T.copy(), 0.7), Replacement(new, rows))
+        kernels.install(table, slot, kernels.adapted((embedded,)))
+    kernels.begin(_adapted_tables(len(x)))
+    found = [*kernels.adapt(x, (y, y), site), kernels.adapt_embedding(x, table, 2.5)]
+    for activation in _ACTIVATIONS:
+        found += [kernels.activate(y, activation), kernels.gate(y, z[::-1].copy(), activation)]
+    return [*found, kernels.scale_logits(y, 0.5), kernels.scale_logits(y, 2.0, 3.0)]
+
+
+def _grouped_adapters(kernels: Kernels, inputs: Inputs) -> list[Answer]:
+    """Change products of heads, and of the experts of rows."""
+    x, y, scores = (inputs.numbers(13, columns, at=columns) for columns in (96, 192, 4))
+    heads = AdapterSite(SiteKind.HEADS, ("heads",), ((192, 32),), 3)
+    experts = AdapterSite(SiteKind.EXPERTS, ("gate", "up", "down"), ((128, 96), (128, 96), (384, 32)), 4)
+    sizes = ((3, 2, 32), (3, 64, 2)), ((4, 3, 96), (4, 32, 3)), ((4, 3, 32), (4, 96, 3))
+    for slot, dtype in enumerate(FORMATS.values()):
+        by_head, inner, outer = (
+            LowRank(inputs.numbers(*a, at=slot).astype(dtype), inputs.numbers(*b, at=3).astype(dtype), 0.4)
+            for a, b in sizes
+        )
+        kernels.install(heads, slot, kernels.adapted((Change(by_head),)))
+        kernels.install(experts, slot, kernels.adapted((Change(inner), None, Change(outer))))
+    kernels.begin(_adapted_tables(len(x)))
+    gate, up, down = (
+        kernels.weight(DenseWeight(inputs.numbers(*size, at=at))) for at, size in enumerate(experts.shapes)
+    )
+    changed = kernels.experts(x, scores, Routing(4, 2), gate, up, down, _ACTIVATIONS[0], site=experts)
+    return [*kernels.adapt(x, (y,), heads), changed]
+
+
+def _adapted_tables(count: int) -> StepTables:
+    """Return tables of a step in which the first two adapters share a row, and the last row has none."""
+    parts = (0, 1.0, range(5)), (1, 0.6, range(4, 9)), (2, -1.0, range(9, count - 1))
+    none = np.array([], np.int32)
+    adapters = tuple(AdapterRows(slot, scale, np.array(rows, np.int32), none) for slot, scale, rows in parts)
+    return _tables([(0, count)], np.arange(count, dtype=np.int32) * 5 % _OUTPUTS)._replace(adapters=adapters)
 
 
 def _norms(kernels: Kernels, inputs: Inputs) -> list[Answer]:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.core.errors import Unsupported
 from ferrum.kernels.adapters import AdapterSite, Change, LowRank, Replacement
 from ferrum.kernels.cpu.weights import native_floats
 from ferrum.kernels.group_weights import PANEL
@@ -34,16 +33,14 @@ NativeEntry: TypeAlias = list[NativeChange | None]
 class NativeSites:
     """The library's sites by the network's, whose entries hold the arrays."""
 
-    found: dict[int, Any] = field(default_factory=dict)
+    found: dict[AdapterSite, Any] = field(default_factory=dict)
 
     def native(self, site: AdapterSite, library: Any) -> Any:
         """Return the library's site."""
-        return self.found.setdefault(id(site), library.AdapterSite())
+        return self.found.setdefault(site, library.AdapterSite())
 
     def set(self, site: AdapterSite, slot: int, entry: NativeEntry | None, library: Any) -> None:
         """Set the entry of a slot, or remove it."""
-        if site.groups > 1:
-            raise Unsupported("adapters of heads and experts", "the native kernels do not have them yet")
         self.native(site, library).set(slot, entry)
         if entry is None:
             site.entries.pop(slot, None)
@@ -69,11 +66,11 @@ def _change(change: Change, shared: dict[int, Floats]) -> NativeChange:
 
 
 def _low_rank(given: LowRank, shared: dict[int, Floats]) -> tuple[Floats, Floats, int, float]:
-    a = shared.setdefault(id(given.a), native_floats(given.a))
-    outputs, rank = given.b.shape
-    padded = np.zeros((-(-outputs // PANEL) * PANEL, rank), given.b.dtype)
-    padded[:outputs] = given.b
-    panels = padded.reshape(-1, PANEL, rank).transpose(0, 2, 1).reshape(-1, PANEL)  # [panels x rank, PANEL]
+    a = shared.setdefault(id(given.a), native_floats(given.a.reshape(-1, given.a.shape[-1])))
+    *groups, outputs, rank = given.b.shape
+    padded = np.zeros((*groups, -(-outputs // PANEL) * PANEL, rank), given.b.dtype)
+    padded[..., :outputs, :] = given.b
+    panels = padded.reshape(-1, PANEL, rank).transpose(0, 2, 1).reshape(-1, PANEL)  # [groups x panels x rank, PANEL]
     return a, native_floats(panels), rank, given.scale
 
 

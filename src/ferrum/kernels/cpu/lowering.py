@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.adapters import AdapterSite
+from ferrum.kernels.adapters import AdapterSite, SiteKind
 from ferrum.kernels.cpu.adapter_sites import NativeSites
 from ferrum.kernels.cpu.weights import NativeWeight
 from ferrum.kernels.group_weights import rows_of_group
@@ -151,13 +151,27 @@ class Lowering:
     def scale_logits(self, x: Operand, scale: float, softcap: float | None, out: Operand) -> Native:
         return self.library.activate(x.array, None, _scaling(scale, softcap), x.columns, out.array, x.extent)
 
-    def adapt(self, x: Operand, _: tuple[Operand, ...], site: AdapterSite, *outs: Operand) -> Native:
-        arrays, columns = [out.array for out in outs], [out.columns for out in outs]
+    def adapt(
+        self,
+        x: Operand,
+        ys: tuple[Operand, ...],  # noqa: ARG002 - the results have their memory
+        site: AdapterSite,
+        *outs: Operand,
+    ) -> Native:
+        heads = site.groups
+        arrays, columns = [out.array for out in outs], [out.columns // heads for out in outs]
+        native = self.sites.native(site, self.library)
         return self.library.adapt(
-            self.runtime, self.sites.native(site, self.library), x.array, x.columns, arrays, columns, x.extent
+            self.runtime, native, x.array, x.columns // heads, arrays, columns, heads, site.kind is SiteKind.HEAD
         )
 
-    def adapt_embedding(self, _: Operand, site: AdapterSite, scale: float, out: Operand) -> Native:
+    def adapt_embedding(
+        self,
+        y: Operand,  # noqa: ARG002 - the result has its memory
+        site: AdapterSite,
+        scale: float,
+        out: Operand,
+    ) -> Native:
         native = self.sites.native(site, self.library)
         return self.library.adapt_embedding(self.runtime, native, out.array, out.columns, scale)
 
@@ -179,7 +193,7 @@ class Lowering:
         gate_bias: F32 | None,
         up_bias: F32 | None,
         down_bias: F32 | None,
-        site: AdapterSite | None,  # noqa: ARG002 - `NativeSites` refuses it
+        site: AdapterSite | None,
         out: Operand,
     ) -> Native:
         for weight in (gate, up, down):
@@ -187,7 +201,10 @@ class Lowering:
         weights = gate.native, up.native, down.native
         vectors = selection_bias, expert_scale, gate_bias, up_bias, down_bias
         given = astuple(routing), weights, vectors, _curve(activation)
-        return self.library.experts(self.runtime, x.array, scores.array, out.array, *given, x.extent, x.max_rows)
+        native = None if site is None else self.sites.native(site, self.library)
+        return self.library.experts(
+            self.runtime, x.array, scores.array, out.array, *given, x.extent, x.max_rows, native
+        )
 
     def rope_store(
         self,

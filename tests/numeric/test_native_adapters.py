@@ -1,0 +1,278 @@
+"""Native operations of adapters against the reference, and bits of a row in any batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from random_changes import FLOATS, Changes, embedding, low_rank, replacement, site_of, uses
+from ferrum.kernels.adapters import Change, LowRank, SiteKind
+from ferrum.kernels.interface import AdapterRows, GivenRows
+from ferrum.kernels.op_attributes import SILU, Activation, Routing
+from native_twin import TEAMS, TIERS, Twin, normal, same_bits, tables_of
+from native_weights import BLOCKS, extreme, weight_of, wild
+
+ROWS = 23
+SHAPES = ((1, 1), (33, 17), (64, 128), (100, 63), (31, 1000))
+RANKS = (1, 2, 3, 7, 16, 31, 33, 70)
+
+
+def begin(twin: Twin, adapters: tuple[AdapterRows, ...], rows: int = ROWS, **tables: Any) -> None:
+    rng = np.random.default_rng(0)
+    step = tables_of(rng, [(0, rows)], (), vocabulary=41, logit_rows=(0, 4, 9, 22) if rows == ROWS else ())
+    twin.begin(step._replace(adapters=adapters, **tables))
+
+
+def both(
+    twin: Twin, x: np.ndarray, ys: tuple[np.ndarray, ...], kind: SiteKind, entries: list[Changes], heads: int = 1
+) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """Return the (native, reference) results of `adapt`."""
+    shapes = [(y.shape[1] // heads, x.shape[1] // heads) for y in ys]
+    sites = (site_of(kernels, kind, shapes, entries, heads) for kernels in (twin.native, twin.reference))
+    ours, theirs = (
+        kernels.adapt(x, ys, site) for kernels, site in zip((twin.native, twin.reference), sites, strict=True)
+    )
+    return ours, theirs
+
+
+SOME = uses((0, 1.0, range(9)), (2, 0.3, range(4, 20)), (1, -1.5, [0, 7, 22]), (5, 1.0, [3]))
+"""Rows with one adapter, two and three, and rows without; slot 5 is empty."""
+
+APART = uses((0, 1.0, range(9)), (2, 1.0, range(9, 20)), (1, 1.0, [22]))
+"""Rows with one adapter at most, as those that replace weights need it."""
+
+
+def change(rng: np.random.Generator, shape: tuple[int, int], rank: int, dtype: Any, kind: int) -> Change:
+    """Return a change with more parts for higher kinds; those from 2 on are the only ones of a row."""
+    outputs = shape[0]
+    factors = {} if kind < 2 else {"factor": normal(rng, outputs), "offset": normal(rng, outputs)}
+    rows = None if kind < 4 else sorted(rng.choice(outputs, (outputs + 1) // 2, replace=False).tolist())
+    new = None if kind < 3 else replacement(rng, shape, rows, dtype)
+    low = None if kind == 5 else low_rank(rng, shape, rank, dtype, bias=kind > 0)
+    return Change(low, new, **factors)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("team", TEAMS)
+def test_changed_products_equal_the_reference(team, dtype):
+    """Matrices of one site have ranks and parts of their own; one of them has no change."""
+    rng, twin = np.random.default_rng(1), Twin(*team)
+    for index, (outputs, inputs) in enumerate((*SHAPES, *SHAPES)):
+        alone = index < len(SHAPES)
+        begin(twin, APART if alone else SOME)
+        shapes = (outputs, inputs), (45, inputs), (7, inputs)
+        entries: list[Changes] = []
+        for slot in range(3):
+            rank, other = (RANKS[(3 * index + slot + i) % len(RANKS)] for i in range(2))
+            made = (
+                change(rng, shape, r, dtype, (index + slot) % (6 if alone else 2))
+                for shape, r in zip(shapes, (rank, other), strict=False)
+            )
+            entries.append((*made, None) if slot else (None, *made))
+        entries[0] = None, *(change(rng, shape, 5, dtype, 1) for shape in shapes[1:])
+        x = (normal if index % 2 else wild)(rng, ROWS, inputs)
+        ys = tuple(normal(rng, ROWS, shape[0]) for shape in shapes)
+        for ours, theirs, y in zip(*both(twin, x, ys, SiteKind.LINEAR, entries), ys, strict=True):
+            same_bits(ours, theirs)
+            same_bits(ours[[20, 21]], y[[20, 21]])  # rows without an adapter
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_every_rank_equals_the_reference(tier):
+    rng, twin = np.random.default_rng(2), Twin(tier, 2)
+    begin(twin, SOME)
+    x, ys = normal(rng, ROWS, 65), (normal(rng, ROWS, 40),)
+    for rank in range(1, 71):
+        dtype = FLOATS[rank % 3]
+        entries: list[Changes] = [(Change(low_rank(rng, (40, 65), rank, dtype, bias=rank % 2 == 0)),)] * 3
+        same_bits(*(found[0] for found in both(twin, x, ys, SiteKind.LINEAR, entries)))
+
+
+@pytest.mark.parametrize("team", TEAMS)
+def test_matrices_that_share_a_have_the_bits_of_copies(team):
+    rng, twin = np.random.default_rng(3), Twin(*team)
+    begin(twin, SOME)
+    x, ys = normal(rng, ROWS, 96), tuple(normal(rng, ROWS, 33) for _ in range(3))
+    first, second = (low_rank(rng, (33, 96), 9) for _ in range(2))
+    third = LowRank(first.a, normal(rng, 33, 9), 0.7)
+    shared: list[Changes] = [(Change(first), Change(second), Change(third))] * 3
+    copied: list[Changes] = [(Change(first), Change(second), Change(replace(third, a=first.a.copy())))] * 3
+    ours, theirs = both(twin, x, ys, SiteKind.LINEAR, shared)
+    for found, expected, apart in zip(ours, theirs, both(twin, x, ys, SiteKind.LINEAR, copied)[0], strict=True):
+        same_bits(found, expected)
+        same_bits(found, apart)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("size", ["normal", "large", "small"])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_changes_of_extreme_numbers_equal_the_reference(tier, dtype, size, rows):
+    """Products overflow, cancel or are subnormal, in both matrices."""
+    rng, twin = np.random.default_rng(4), Twin(tier, 2)
+    x, a = extreme(rng, rows, 80, 12, dtype, size)
+    y, b = extreme(rng, rows, 12, 45, dtype, size)
+    y = np.resize(y, (rows, 45))
+    begin(twin, uses((0, 1.0, range(rows))), rows)
+    with np.errstate(all="ignore"):
+        entries: list[Changes] = [(Change(LowRank(a.values, b.values, 1.0)),)]
+        same_bits(*(found[0] for found in both(twin, x, (y,), SiteKind.LINEAR, entries)))
+
+
+@pytest.mark.parametrize("team", TEAMS)
+def test_a_row_alone_has_the_bits_of_its_row_in_company(team):
+    rng, twin = np.random.default_rng(5), Twin(*team)
+    shape = 70, 130
+    entries: list[Changes] = [(change(rng, shape, 6 + slot, np.float32, slot % 2),) for slot in range(3)]
+    x, y = normal(rng, ROWS, 130), normal(rng, ROWS, 70)
+    begin(twin, SOME)
+    ((whole,), _) = both(twin, x, (y,), SiteKind.LINEAR, entries)
+    for row in range(ROWS):
+        own = [(each.slot, each.scale, [0]) for each in SOME if row in each.rows]
+        begin(twin, uses(*own), 1)
+        ((alone,), _) = both(twin, x[row : row + 1], (y[row : row + 1],), SiteKind.LINEAR, entries)
+        same_bits(alone[0], whole[row])
+
+
+@pytest.mark.parametrize("team", TEAMS)
+def test_logits_are_changed_by_their_rows(team):
+    rng, twin = np.random.default_rng(6), Twin(*team)
+    begin(twin, uses((0, 1.0, range(9)), (1, 2.0, range(9, 23)), logit_rows=((0, 1), (2, 3))))
+    x, y = normal(rng, 4, 50), normal(rng, 4, 41)
+    entries: list[Changes] = [(change(rng, (41, 50), 8, np.float16, kind),) for kind in (0, 4)]
+    ((ours,), (theirs,)) = both(twin, x, (y,), SiteKind.HEAD, entries)
+    same_bits(ours, theirs)
+    assert (ours != y).any(axis=1).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("team", TEAMS)
+def test_changed_embeddings_equal_the_reference(team, dtype):
+    """Some rows are given in place of embeddings, and stay as they are."""
+    rng, twin = np.random.default_rng(7), Twin(*team)
+    for columns in (1, 33, 96):
+        shape, some = (41, columns), [0, 3, 17, 40, *range(20, 30)]
+        entries: list[Changes] = [
+            (Change(embedding(rng, shape, 5, dtype), replacement(rng, shape, sorted(some), dtype)),),
+            (Change(embedding(rng, shape, 34, dtype)),),
+            (Change(replaced=replacement(rng, shape, None, dtype)),),
+        ]
+        y = normal(rng, ROWS, columns)
+        sites = [site_of(kernels, SiteKind.EMBEDDING, [shape], entries) for kernels in (twin.native, twin.reference)]
+        given = np.array([1, 8, 21], np.int32)
+        for rows in (None, GivenRows(given, normal(rng, 3, columns))):
+            begin(twin, SOME, given=rows)
+            for scale in (1.0, 6.1):
+                ours = twin.native.adapt_embedding(y, sites[0], scale)
+                same_bits(ours, twin.reference.adapt_embedding(y, sites[1], scale))
+                if rows is not None:
+                    same_bits(ours[given], y[given])
+
+
+ACTIVATIONS = (SILU, Activation("gelu"), Activation("gelu_tanh"), Activation("relu2"), replace(SILU, limit=0.75))
+
+
+@pytest.mark.parametrize("format", [np.float32, FLOATS[-1], BLOCKS[0]])
+@pytest.mark.parametrize("team", TEAMS)
+def test_separate_activations_have_the_bits_of_fused_ones(team, format):
+    """What follows a product in one operation follows it as another one in the program with adapters."""
+    rng, twin = np.random.default_rng(8), Twin(*team)
+    begin(twin, ())
+    gate, up = weight_of(rng, 75, 64, format), weight_of(rng, 75, 64, format)
+    x, biases = wild(rng, ROWS, 64), (normal(rng, 75), normal(rng, 75))
+    packed = twin.native.weight(gate), twin.native.weight(up)
+    one, other = twin.native.linear(x, packed, biases)
+    for activation in ACTIVATIONS:
+        gated = twin.native.gate(one, other, activation)
+        same_bits(gated, twin.native.gated_linear(x, *packed, activation, *biases))
+        same_bits(gated, twin.reference.gate(one, other, activation))
+        activated = twin.native.activate(one, activation)
+        same_bits(activated, twin.native.linear(x, packed[:1], biases[:1], activation)[0])
+        same_bits(activated, twin.reference.activate(one, activation))
+    (logits,) = twin.native.linear(x, packed[:1], (None,))
+    for scaling in ((0.3,), (1.0, 5.0), (0.5, 30.0)):
+        scaled = twin.native.scale_logits(logits, *scaling)
+        same_bits(scaled, twin.native.head(x, packed[0], *scaling))
+        same_bits(scaled, twin.reference.scale_logits(logits, *scaling))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("team", TEAMS)
+def test_changed_heads_equal_the_reference(team, dtype):
+    """One of the matrices A and B may be that of all heads."""
+    rng, twin, heads = np.random.default_rng(9), Twin(*team), 3
+    begin(twin, SOME)
+    x, y = normal(rng, ROWS, heads * 40), normal(rng, ROWS, heads * 64)
+    each = low_rank(rng, (64, 40), 6, dtype, heads)
+    entries: list[Changes] = [
+        (Change(each),), (Change(replace(each, a=each.a[0])),), (Change(replace(each, b=each.b[1], scale=2.0)),)
+    ]  # fmt: skip
+    ((ours,), (theirs,)) = both(twin, x, (y,), SiteKind.HEADS, entries, heads)
+    same_bits(ours, theirs)
+    same_bits(ours[20:22], y[20:22])
+    begin(twin, uses((0, 1.0, range(ROWS))))
+    plain: list[Changes] = [(Change(LowRank(each.a[1], each.b[1], each.scale)),)]
+    ((part,), _) = both(twin, x[:, 40:80].copy(), (y[:, 64:128].copy(),), SiteKind.LINEAR, plain)
+    ((whole,), _) = both(twin, x, (y,), SiteKind.HEADS, entries, heads)
+    same_bits(whole[:, 64:128], part)
+
+
+EXPERTS, HIDDEN, INNER = 6, 96, 64
+ROUTINGS = {
+    "softmax": Routing(EXPERTS, 2, renormalise=True),
+    "weights on inputs": Routing(EXPERTS, 3, "sigmoid", late=True, on_input=True),
+    "all experts": Routing(EXPERTS, EXPERTS, "sigmoid"),
+}
+
+
+def expert_changes(rng: np.random.Generator, rank: int, dtype: Any) -> list[Changes]:
+    """Return adapters of gate, up and down: of all three, with one A of gate and up, and of down alone."""
+    inner, outer = (INNER, HIDDEN), (HIDDEN, INNER)
+    every = tuple(Change(low_rank(rng, shape, rank, dtype, EXPERTS)) for shape in (inner, inner, outer))
+    first, second = (low_rank(rng, inner, rank + 1, dtype, EXPERTS) for _ in range(2))
+    shared = Change(first), Change(LowRank(first.a, second.b, 0.4)), None
+    return [every, shared, (None, None, Change(low_rank(rng, outer, 3, dtype, EXPERTS)))]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*zip(ROUTINGS, FLOATS, strict=True)])
+@pytest.mark.parametrize("team", TEAMS)
+def test_changed_experts_equal_the_reference_and_other_rows_keep_their_bits(team, name, dtype):
+    rng, twin, routing = np.random.default_rng(10), Twin(*team), ROUTINGS[name]
+    formats = {"softmax": (BLOCKS[0],) * 3, "all experts": ("q8_0", np.float32, FLOATS[-1])}.get(name, (dtype,) * 3)
+    sizes = (EXPERTS * INNER, HIDDEN), (EXPERTS * INNER, HIDDEN), (EXPERTS * HIDDEN, INNER)
+    weights = tuple(weight_of(rng, *size, format) for size, format in zip(sizes, formats, strict=True))
+    x, scores = normal(rng, ROWS, HIDDEN), np.round(4 * normal(rng, ROWS, EXPERTS)) / np.float32(2)
+    biases = [normal(rng, size[0]) for size in sizes]
+    given = routing, *weights, replace(SILU, limit=0.75), None, None, *biases
+    packed = twin._packed(given)
+    entries = expert_changes(rng, 5, dtype)
+    sites = [site_of(kernels, SiteKind.EXPERTS, sizes, entries, EXPERTS) for kernels in (twin.native, twin.reference)]
+    begin(twin, SOME)
+    ours = twin.native.experts(x, scores, *packed, sites[0])
+    same_bits(ours, twin.reference.experts(x, scores, *given, sites[1]))
+    same_bits(ours[20:22], twin.native.experts(x, scores, *packed)[20:22])
+    for row in (0, 7, 22):
+        begin(twin, uses(*((each.slot, each.scale, [0]) for each in SOME if row in each.rows)), 1)
+        same_bits(twin.native.experts(x[row : row + 1], scores[row : row + 1], *packed, sites[0])[0], ours[row])
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_changed_experts_of_many_rows_are_added_in_strips(tier):
+    """Results of 260 rows with 4 experts of 2080 columns are more than a strip."""
+    rng, twin = np.random.default_rng(11), Twin(tier, 2)
+    sizes = (4 * 32, 2080), (4 * 32, 2080), (4 * 2080, 32)
+    weights = [twin.native.weight(weight_of(rng, *size, "q8_0")) for size in sizes]
+    x, scores = normal(rng, 260, 2080), normal(rng, 260, 4)
+    inner, outer = (32, 2080), (2080, 32)
+    changes = tuple(Change(low_rank(rng, shape, 4, groups=4)) for shape in (inner, inner, outer))
+    site = site_of(twin.native, SiteKind.EXPERTS, sizes, [changes], 4)
+    rest = Routing(4, 4), *weights, SILU, None, None, None, None, None, site
+    begin(twin, uses((0, 1.0, range(200))), 260)
+    whole = twin.native.experts(x, scores, *rest)
+    for at in (slice(0, 40), slice(180, 220)):
+        rows = [row - at.start for row in range(at.start, at.stop) if row < 200]
+        begin(twin, uses((0, 1.0, rows)), 40)
+        same_bits(twin.native.experts(x[at], scores[at], *rest), whole[at])
