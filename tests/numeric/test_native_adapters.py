@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from random_changes import FLOATS, Changes, embedding, low_rank, replacement, site_of, uses
+from changed_sites import FLOATS, Changes, embedding, low_rank, replacement, site_of, uses
 from ferrum.kernels.adapters import Change, LowRank, SiteKind
 from ferrum.kernels.interface import AdapterRows, GivenRows
 from ferrum.kernels.op_attributes import SILU, Activation, Routing

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from random_changes import embedding, low_rank, site_of, uses
 from bench_kit import costs_of
+from changed_sites import embedding, low_rank, site_of, uses
 from ferrum.bench.limits import attention_shapes, matrices
 from ferrum.bench.shapes import SHAPES
 from ferrum.core.errors import Unsupported
