@@ -92,7 +92,8 @@ class PrefixReport:
         self.found = False
         self.num_tokens = len(request.prompt)
         self.cached: int | None = None
-        self._key = (request.tenant, request.salt)
+        adapters = ",".join(f"{each.digest.hex()} {each.scale}" for each in request.adapters)
+        self._key = (request.tenant, request.salt, adapters)
         self._reads_cache = request.params.prompt_logprobs is None
         self._page: int | None = None  # tokens of a page of the cache; None: the request does not use it
         source = prompt.source

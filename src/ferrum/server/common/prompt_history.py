@@ -20,8 +20,8 @@ MAX_PER_KEY: Final = 64
 TOKEN_BYTES: Final = 4
 _OVERHEAD: Final = 1024
 
-Key: TypeAlias = tuple[str, str]
-"""A tenant and a cache salt: prompts of different ones share no prefix."""
+Key: TypeAlias = tuple[str, str, str]
+"""A tenant, a cache salt, and adapters: prompts of different ones share no prefix."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,12 +94,11 @@ def _reranked(
     name: str,
     instruction: str | None,
 ) -> Scoring:
-    client = model.client
     tokens = (reranker.true_token, reranker.false_token)
     params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0, logprob_token_ids=tokens, ignore_eos=True)
     requests = [
-        client.input_processor.process(
-            reranker.prompt(client.chat_template, query.text, document.text, instruction),
+        model.process(
+            reranker.prompt(model.client.chat_template, query.text, document.text, instruction),
             params,
             RequestOptions(
                 request_id=part_id(name, place),
