@@ -1,121 +1,80 @@
-"""Adapters written by PEFT for tiny models, and the logits of both sides."""
+"""Random changes of adapters, sites of kernels for them, and adapters of tiny models."""
 
 from __future__ import annotations
 
-import copy
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-import peft
-import torch
-from transformers import PreTrainedModel
 
-from ferrum.core.config import ModelConfig
-from ferrum.core.step import AdapterUse, Rows, Span, SpanExtras, StepBatch, Want
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.local_executor import LocalExecutor
-from ferrum.sources.adapters.adapter_file import AdapterFile
-from ferrum.sources.adapters.open_adapter import open_adapter
-from ferrum.sources.read_model import read_spec
-from tiny import Case, directory_of, model_of, tokens_of
+from ferrum.kernels.adapters import AdapterSite, Change, LowRank, Replacement, SiteKind
+from ferrum.kernels.interface import AdapterRows
+from ferrum.runtime.decoder_lm import DecoderLM
+from native_twin import normal
 
-LENGTH = 19
-"""Tokens of the compared sequence."""
+Changes = tuple[Change | None, ...]
+
+FLOATS = (np.float32, np.float16, ml_dtypes.bfloat16)
 
 
-@dataclass(frozen=True)
-class AdapterCase:
-    """An adapter that PEFT writes for a tiny model.
-
-    Attributes:
-        model: the base.
-        config: fields of `LoraConfig`.
-    """
-
-    name: str
-    model: Case
-    config: Mapping[str, Any] = field(hash=False)
-
-
-@cache
-def adapted_twin(case: AdapterCase) -> PreTrainedModel:
-    """Return PEFT's model with random numbers in the adapter."""
-    model = copy.deepcopy(model_of(case.model)).float()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        twin = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **case.config)).eval()
-    generator = torch.Generator().manual_seed(len(case.name))
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return twin
+def low_rank(
+    rng: np.random.Generator,
+    shape: tuple[int, int],
+    rank: int,
+    dtype: Any = np.float32,
+    groups: int | None = None,
+    bias: bool = False,
+) -> LowRank:
+    """Return a product for a matrix [N, K], or for one of each group, whose results are about as large as x."""
+    (outputs, inputs), axes = shape, () if groups is None else (groups,)
+    a = (normal(rng, *axes, rank, inputs) / np.sqrt(inputs)).astype(dtype)
+    b = (normal(rng, *axes, outputs, rank) / np.sqrt(rank)).astype(dtype)
+    return LowRank(a, b, float(rng.choice([0.25, 1, 1.7])), normal(rng, outputs) if bias else None)
 
 
-def twin_logits(twin: PreTrainedModel, tokens: list[int]) -> np.ndarray:
-    """Return PEFT's f32 [len(tokens), V]."""
-    with torch.no_grad():
-        return twin(input_ids=torch.tensor([tokens])).logits[0].float().numpy()
+def embedding(rng: np.random.Generator, shape: tuple[int, int], rank: int, dtype: Any = np.float32) -> LowRank:
+    """Return a product for an embedding [V, H]."""
+    a, b = (normal(rng, size, rank) / np.sqrt(rank) for size in shape)
+    return LowRank(a.astype(dtype), b.astype(dtype), 0.5)
 
 
-def save(twin: PreTrainedModel, directory: Path) -> Path:
-    """Save an adapter as PEFT does."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        twin.save_pretrained(directory)
-    return directory
+def replacement(
+    rng: np.random.Generator, shape: tuple[int, int], rows: Sequence[int] | None, dtype: Any = np.float32
+) -> Replacement:
+    """Return new rows of a matrix [N, K]."""
+    count = shape[0] if rows is None else len(rows)
+    values = (normal(rng, count, shape[1]) / np.sqrt(shape[1])).astype(dtype)
+    return Replacement(values, None if rows is None else np.array(rows, np.int32))
 
 
-@cache
-def executor_of(model: Path, kernels: str = "reference") -> LocalExecutor:
-    """Return an executor of a model in float32, which lives as long as the tests."""
-    return load_executor(model, kernels=kernels, dtype="float32", kv_dtype="float32", kv_capacity=1024)
+def site_of(
+    kernels: Any, kind: SiteKind, shapes: Sequence[tuple[int, int]], entries: Sequence[Changes], groups: int = 1
+) -> AdapterSite:
+    """Return a site of matrices with these shapes, where kernels hold the entries, slot by slot."""
+    site = AdapterSite(kind, tuple(f"matrix {index}" for index in range(len(shapes))), tuple(shapes), groups)
+    for slot, changes in enumerate(entries):
+        kernels.install(site, slot, kernels.adapted(changes))
+    return site
 
 
-def opened(path: Path, model: Path) -> AdapterFile:
-    """Read an adapter for a model."""
-    return open_adapter(str(path), read_spec(ModelConfig(model=str(model))))
+def uses(*rows: tuple[int, float, Sequence[int]], logit_rows: Sequence[Sequence[int]] = ()) -> tuple[AdapterRows, ...]:
+    """Return adapters of a step: for each the slot, the scale and its rows."""
+    logits = logit_rows or ((),) * len(rows)
+    return tuple(
+        AdapterRows(slot, scale, np.array(some, np.int32), np.array(wanted, np.int32))
+        for (slot, scale, some), wanted in zip(rows, logits, strict=True)
+    )
 
 
-@contextmanager
-def loaded(executor: LocalExecutor, adapter: AdapterFile) -> Iterator[Callable[[list[int]], np.ndarray]]:
-    """Load an adapter; yields a function from tokens to logits [len(tokens), V]."""
-    adapters = executor.lm.adapters
-    adapters.add("it", adapters.prepare(adapter.changes))
-
-    def logits(tokens: list[int]) -> np.ndarray:
-        start = adapter.start(tuple(tokens))
-        uses = () if start is None else (AdapterUse("it", start=start),)
-        extras = SpanExtras(adapters=uses).or_none()
-        span = Span("it", 0, tuple(tokens), Want.LOGITS, Rows.ALL, extras=extras)
-        (result,) = executor.submit(StepBatch((span,))).result().results
-        executor.release_cache("it")
-        return result.logits
-
-    try:
-        yield logits
-    finally:
-        adapters.remove("it")
-
-
-def adapted_logits(path: Path, case: AdapterCase, tokens: list[int], kernels: str = "reference") -> np.ndarray:
-    """Return ferrum's logits of a model with the adapter in a directory or file."""
-    model = directory_of(case.model)
-    with loaded(executor_of(model, kernels), opened(path, model)) as logits:
-        return logits(tokens)
-
-
-def text_of(case: AdapterCase) -> list[int]:
-    """Return the tokens that a case compares."""
-    return tokens_of(case.model, LENGTH)
-
-
-def error_of(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Return the largest difference, as a share of the largest logit."""
-    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+def random_adapter(model: DecoderLM, seed: int, rank: int, dtype: Any = np.float32) -> dict[str, Change]:
+    """Return an adapter that changes every matrix of a model that an adapter can change."""
+    rng, found = np.random.default_rng(seed), dict[str, Change]()
+    for site in model.adapters.sites:
+        for name, (outputs, inputs) in zip(site.names, site.shapes, strict=True):
+            if site.kind is SiteKind.EMBEDDING:
+                found[name] = Change(embedding(rng, (outputs, inputs), rank, dtype))
+                continue
+            groups = site.groups if site.kind in (SiteKind.HEADS, SiteKind.EXPERTS) else None
+            found[name] = Change(low_rank(rng, (outputs // site.groups, inputs), rank, dtype, groups))
+    return found
