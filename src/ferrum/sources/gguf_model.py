@@ -130,11 +130,21 @@ class GgufTensors(TensorStore):
         shard, own = self._places[name]
         tensor, blocks = shard.tensors[own], shard.blocks(own)
         if self._architecture.permuted and is_permuted(name):
-            heads = self.config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             count = math.prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
-            order = np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
+            order = unpermuted(name, count, self.config)
             blocks = blocks[order] if len(tensor.shape) > 1 else blocks[:, order]
         return tensor, blocks
+
+
+def unpermuted(name: str, count: int, config: Mapping[str, Any]) -> NDArray[np.int64]:
+    """Return which rows of a permuted tensor of q or k are those of the Hugging Face layout, in its order.
+
+    Args:
+        name, count: the tensor's name in that layout, and its rows.
+        config: of the model.
+    """
+    heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+    return np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
 
 
 def _is_repeated(name: str, names: Collection[str]) -> bool:

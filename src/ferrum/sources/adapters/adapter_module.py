@@ -46,6 +46,8 @@ PARTNERS: Final = {
 }
 """Parts that need another one."""
 
+MAX_RANK: Final = 512
+
 PAIR: Final = (Part.A, Part.B)
 
 
@@ -132,7 +134,7 @@ class AdapterModule:
         if base is not None and differs(targets.model.store, self._tensor(targets), base.expect(*shape)):
             raise base.wrong("differs from the base model's: the adapter was made for another model")
         whole = Change(
-            low_rank=self._low_rank(outputs, inputs),
+            low_rank=self._low_rank(outputs, inputs, targets.of(self.name)[0]),
             replaced=self._replacement(outputs, inputs),
             magnitude=self._vector(Part.MAGNITUDE, outputs),
             bias=self._bias(targets, outputs),
@@ -153,7 +155,7 @@ class AdapterModule:
             if part not in PAIR and (target.groups > 1 or target.expert is not None):
                 raise tensor.refused(f"of {target.name} only low-rank products can be changed")
 
-    def _low_rank(self, outputs: int, inputs: int) -> LowRank | None:
+    def _low_rank(self, outputs: int, inputs: int, target: Target) -> LowRank | None:
         embeds = Part.EMBEDDING_A in self.parts
         first = self.parts.get(Part.EMBEDDING_A if embeds else Part.A)
         if first is None:
@@ -168,11 +170,21 @@ class AdapterModule:
         if embeds:
             a, b = first.expect(rank, outputs), second.expect(inputs, rank)
             return LowRank(np.ascontiguousarray(a.T), b, self.scale)
+        if target.is_stack:
+            groups = target.groups
+            shared = len(first.values) == 1
+            a, b = first.expect(1 if shared else groups, rank, inputs), second.expect(groups, outputs // groups, rank)
+            return LowRank(a[0] if shared else a, b, self.scale)
         a, b = first.expect(rank, inputs), second.expect(outputs, rank)
         return LowRank(a, b, self.scale, self._vector(Part.B_BIAS, outputs))
 
     def _rank(self, a: AdapterTensor) -> int:
-        return self.rank or (a.values.shape[0] if a.values.ndim else 1)
+        """Return the rank: the first axis of A, after that of experts. Raises CheckpointError."""
+        shape = a.values.shape
+        rank = self.rank or (shape[-2] if len(shape) > 1 else 0)
+        if not 1 <= rank <= MAX_RANK:
+            raise a.wrong(f"a matrix of shape {list(shape)} has no rank of 1 to {MAX_RANK}")
+        return rank
 
     def _replacement(self, outputs: int, inputs: int) -> Replacement | None:
         rows, weight = self.parts.get(Part.ROWS), self.parts.get(Part.WEIGHT)

@@ -47,6 +47,11 @@ class Target:
         return self.view is not None and bool(self.view.transposed)
 
     @property
+    def is_stack(self) -> bool:
+        """Whether the module holds the rows of all groups, as the matrix does."""
+        return self.groups > 1 and self.view is None and self.expert is None
+
+    @property
     def is_selection(self) -> bool:
         """Whether it holds whole rows of the module, or those of each group transposed."""
         view = self.view

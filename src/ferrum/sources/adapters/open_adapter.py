@@ -1,12 +1,17 @@
-"""From an adapter's name to its `AdapterFile`: a PEFT directory, a GGUF file, or a repository of the hub."""
+"""From an adapter's name to its `AdapterFile`: a PEFT directory, a GGUF file, or either in a repository of the hub."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ferrum.core.errors import ModelNotFound
+from ferrum.core.errors import HubUnreachable, ModelNotFound
 from ferrum.sources.adapters.adapter_file import AdapterFile
-from ferrum.sources.adapters.peft_adapter import read_peft
+from ferrum.sources.adapters.gguf_adapter import read_gguf_adapter
+from ferrum.sources.adapters.peft_adapter import TENSORS, read_peft
+from ferrum.sources.adapters.peft_config import CONFIG
+from ferrum.sources.hub_cache import snapshot_of
+from ferrum.sources.hub_errors import hub_errors
+from ferrum.sources.hub_gguf import HubName, fetch, hub_name
 from ferrum.sources.read_model import ReadModel
 
 
@@ -14,15 +19,45 @@ def open_adapter(name: str, model: ReadModel) -> AdapterFile:
     """Return an adapter for a model. It may run while steps are computed; large arrays stay in mapped files.
 
     Args:
-        name: a PEFT directory.
+        name: a PEFT directory, a GGUF file, or on the hub ORG/REPO or ORG/REPO/FILE.gguf, with @REVISION at the end.
         model: as its files describe it (`read_spec`).
 
     Raises:
-        ModelNotFound: there is no such adapter.
-        CheckpointError: a file is damaged, or does not fit the model; the error names the tensor.
+        ModelNotFound: there is no such adapter; its subclasses as of `resolve_model`.
+        CheckpointError: a file is damaged, or does not fit the model; the error names the tensor or the field.
         Unsupported: a tensor or a field of the configuration cannot be applied; the error names it.
     """
-    path = Path(name).expanduser()
-    if not path.exists():
-        raise ModelNotFound(f"there is no such file or directory: {name}", param="adapter")
-    return read_peft(path, model)
+    path = locate_adapter(name)
+    return read_peft(path, model) if path.is_dir() else read_gguf_adapter(path, model)
+
+
+def locate_adapter(name: str) -> Path:
+    """Return the directory or the file of an adapter; one of the hub is downloaded first. Errors as `open_adapter`."""
+    try:
+        path = Path(name).expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ModelNotFound(f"{name!r} cannot be looked up: {error}", param="adapter") from error
+    wanted = None if name.startswith(("/", ".", "~")) else hub_name(name)
+    if wanted is None or "/" not in wanted.repo:
+        raise ModelNotFound(f"there is no such directory or file: {name}", param="adapter")
+    try:
+        return _snapshot(wanted) if wanted.whole else fetch(wanted, offline=False)
+    except ModelNotFound as error:
+        raise error.about("adapter") from error
+
+
+def _snapshot(wanted: HubName) -> Path:
+    """Return the directory of a PEFT adapter on the hub; if the hub cannot be reached, the cached one."""
+    from huggingface_hub import snapshot_download
+
+    files = [CONFIG, TENSORS]
+    try:
+        with hub_errors(wanted.repo, wanted.revision):
+            return Path(snapshot_download(wanted.repo, revision=wanted.revision, allow_patterns=files))
+    except HubUnreachable:
+        found = snapshot_of(wanted.repo, wanted.revision)
+        if found is None or not all((found / file).is_file() for file in files):
+            raise
+        return found

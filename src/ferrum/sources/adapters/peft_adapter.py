@@ -45,9 +45,9 @@ def read_peft(directory: Path, model: ReadModel) -> AdapterFile:
     """Return the adapter in a PEFT directory. Errors as `open_adapter`."""
     config = read_peft_config(directory)
     path = directory / TENSORS
-    if not path.is_file() and (directory / PICKLE).is_file():
-        step = f"load it once with PEFT and save it again, which writes {TENSORS}"
-        raise Unsupported(f"{directory / PICKLE}", f"pickled files can run any code when opened; {step}")
+    if not path.is_file():
+        step = f"load an adapter of {PICKLE} with PEFT and save it again: pickled files can run any code when opened"
+        raise CheckpointError(f"{path}: there is no such file; {step}")
     file, targets = TensorFile(path), Targets(model)
     if not file.tensors:
         raise CheckpointError(f"{path}: has no tensors")

@@ -14,11 +14,10 @@ from typing import Any, Final
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.core.values import shown
+from ferrum.sources.adapters.adapter_module import MAX_RANK
 from ferrum.text.model_files import DirectoryFiles, read_json_object
 
 CONFIG: Final = "adapter_config.json"
-MAX_RANK: Final = 512
-
 _READ: Final = frozenset(
     (
         *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
