@@ -70,30 +70,31 @@ class PeftConfig:
 
     def rank(self, module: str) -> int:
         """Return the rank of a module's matrices. Raises CheckpointError."""
-        rank = self._of(module, "rank_pattern", "r", 8)
+        field, rank = self._of(module, "rank_pattern", "r", 8)
         if type(rank) is not int or not 1 <= rank <= MAX_RANK:
-            raise self.wrong("r", f"the rank of {module} must be an integer of 1 to {MAX_RANK}, not {shown(rank)}")
+            raise self.wrong(field, f"the rank of {module} must be an integer of 1 to {MAX_RANK}, not {shown(rank)}")
         return rank
 
     def scale(self, module: str) -> float:
         """Return the factor of a module's product: alpha / r, with rsLoRA alpha / sqrt(r). Raises CheckpointError."""
-        rank, alpha = self.rank(module), self._of(module, "alpha_pattern", "lora_alpha", 8)
+        rank = self.rank(module)
+        field, alpha = self._of(module, "alpha_pattern", "lora_alpha", 8)
         if type(alpha) not in (int, float) or not math.isfinite(alpha):
-            raise self.wrong("lora_alpha", f"the alpha of {module} must be a finite number, not {shown(alpha)}")
+            raise self.wrong(field, f"the alpha of {module} must be a finite number, not {shown(alpha)}")
         return float(alpha / (math.sqrt(rank) if self.values.get("use_rslora") else rank))
 
-    def _of(self, module: str, pattern: str, field: str, default: int) -> Any:
-        """Return a module's value: of the first pattern that matches the end of its name, or of all modules."""
+    def _of(self, module: str, pattern: str, field: str, default: int) -> tuple[str, Any]:
+        """Return field and value of a module: of the first pattern that its name matches, or of all modules."""
         patterns = self.values.get(pattern) or {}
         if not isinstance(patterns, dict):
             raise self.wrong(pattern, f"must be an object, not {shown(patterns)}")
         for key, value in patterns.items():
             try:
                 if re.match(rf"(.*\.)?({key})$", module):
-                    return value
+                    return pattern, value
             except re.error as error:
                 raise self.wrong(pattern, f"{shown(key)} is not a regular expression: {error}") from error
-        return self.values.get(field, default)
+        return field, self.values.get(field, default)
 
     def wrong(self, field: str, problem: str) -> CheckpointError:
         """Return the error of a field."""

@@ -1,0 +1,189 @@
+"""Adapters in the layouts of older versions of PEFT, and what all accepted files have in common."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+
+from adapter_cases import ALL, ATTENTION, BASES, DENSE, EMBEDDINGS, EXPERTS, SPARSE, TIED
+from adapter_kit import (
+    AdapterCase,
+    adapted_logits,
+    adapted_twin,
+    error_of,
+    executor_of,
+    loaded,
+    opened,
+    save,
+    text_of,
+    twin_logits,
+)
+from adapter_writers import CONFIG, PREFIX, Tensors, edit, expert_factors
+from ferrum.core.errors import CheckpointError
+from tiny import directory_of, model_of
+
+TOLERANCE = 1e-5
+
+SHAPES = {"square gate_up": {}, "square down": {"moe_intermediate_size": 64}, "neither": {"moe_intermediate_size": 96}}
+KINDS = (DENSE[0], *DENSE[-6:-1], EMBEDDINGS[0], EMBEDDINGS[7], *EMBEDDINGS[-6:], *SPARSE[:1])
+
+
+def logits_by_peft(case: AdapterCase, directory: Path) -> np.ndarray:
+    """Return the logits of the base with an adapter that PEFT reads from a directory."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        twin = peft.PeftModel.from_pretrained(copy.deepcopy(model_of(case.model)).float(), directory).eval()
+    return twin_logits(twin, text_of(case))
+
+
+@pytest.mark.parametrize("version", ["0.17.1", "0.18.2", None])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_experts_of_peft_0_17_and_0_18_are_transposed(shape: str, version: str | None, tmp_path) -> None:
+    base = BASES["qwen3-moe"]
+    model = type(base)(f"{base.name} {shape}", base.config, {**base.changes, **SHAPES[shape]})
+    case = AdapterCase(shape, model, EXPERTS)
+
+    def transpose(tensors: Tensors, config: dict[str, Any]) -> None:
+        config["peft_version"] = version
+        for name in [each for each in tensors if ".experts." in each and ".lora_A." in each]:
+            stem = name.removesuffix(".lora_A.weight")
+            a, b = expert_factors(tensors, stem, 8)  # [E, r, in], [E, out, r]
+            tensors[name] = b.swapaxes(1, 2).reshape(-1, b.shape[1])
+            tensors[f"{stem}.lora_B.weight"] = a.transpose(2, 1, 0).reshape(a.shape[2], -1)
+
+    edit(save(adapted_twin(case), tmp_path), transpose)
+    expected = twin_logits(adapted_twin(case), text_of(case))
+    assert error_of(adapted_logits(tmp_path, case, text_of(case)), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("model", "stem", "names"),
+    [
+        ("qwen3-moe", "mlp.experts.{}", ("gate_proj", "up_proj", "down_proj")),
+        ("mixtral", "block_sparse_moe.experts.{}", ("w1", "w3", "w2")),
+    ],
+)
+def test_adapters_of_single_experts_are_those_that_peft_fuses(model: str, stem: str, names, tmp_path) -> None:
+    case = AdapterCase("single experts", BASES[model], {**ATTENTION, "target_modules": [*names, "q_proj", "v_proj"]})
+    save(adapted_twin(AdapterCase("plain", BASES[model], ATTENTION)), tmp_path)
+    sizes = case.model.changes
+    inner, count = sizes.get("moe_intermediate_size", 96), sizes.get("num_experts", 4)
+    random = np.random.default_rng(3)
+
+    def single(tensors: Tensors, config: dict[str, Any]) -> None:
+        config["target_modules"] = case.config["target_modules"]
+        config["peft_version"] = "0.14.0"
+        for layer in range(2):
+            for expert in range(count):
+                for name in names:
+                    module = f"{PREFIX}model.layers.{layer}.{stem.format(expert)}.{name}"
+                    outputs, inputs = (64, inner) if name == names[2] else (inner, 64)
+                    tensors[f"{module}.lora_A.weight"] = random.normal(0, 0.2, (3, inputs)).astype(np.float32)
+                    tensors[f"{module}.lora_B.weight"] = random.normal(0, 0.2, (outputs, 3)).astype(np.float32)
+
+    edit(tmp_path, single)
+    ours, theirs = adapted_logits(tmp_path, case, text_of(case)), logits_by_peft(case, tmp_path)
+    assert error_of(ours, theirs) < TOLERANCE
+
+
+def test_experts_without_an_adapter_stay_as_they_are(tmp_path) -> None:
+    case = AdapterCase("few experts", BASES["qwen3-moe"], ATTENTION)
+    save(adapted_twin(case), tmp_path)
+    module = f"{PREFIX}model.layers.1.mlp.experts.5.up_proj"
+
+    def one(tensors: Tensors, _: dict[str, Any]) -> None:
+        tensors[f"{module}.lora_A.weight"] = np.ones((3, 64), np.float32)
+        tensors[f"{module}.lora_B.weight"] = np.ones((32, 3), np.float32)
+
+    found = opened(edit(tmp_path, one), directory_of(case.model))
+    product = found.changes["model.layers.1.mlp.experts.up_proj.weight"].low_rank
+    assert [bool(each.any()) for each in product.b] == [expert == 5 for expert in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "new"),
+    [
+        ("model.layers", "layers"),
+        ("model.layers", "model.language_model.layers"),
+        ("model.layers", "language_model.model.layers"),
+    ],
+)
+def test_names_of_models_without_a_head_and_inside_of_others_are_known(prefix: str, new: str, tmp_path) -> None:
+    case = AdapterCase("names", BASES["qwen3"], ALL)
+    plain = adapted_logits(save(adapted_twin(case), tmp_path), case, text_of(case))
+
+    def rename(tensors: Tensors, _: dict[str, Any]) -> None:
+        for name in list(tensors):
+            tensors[name.replace(PREFIX + prefix, PREFIX + new)] = tensors.pop(name)
+
+    edit(tmp_path, rename)
+    np.testing.assert_array_equal(adapted_logits(tmp_path, case, text_of(case)), plain)
+
+
+@pytest.mark.parametrize("case", KINDS, ids=lambda case: case.name)
+def test_each_tensor_changes_an_output_and_the_digest(case: AdapterCase, tmp_path) -> None:
+    model, rows = directory_of(case.model), case.config.get("trainable_token_indices") or []
+    tokens = [*([*rows["embed_tokens"]] if isinstance(rows, dict) else rows), *text_of(case)]
+    save(adapted_twin(case), tmp_path)
+    executor, whole = executor_of(model), opened(tmp_path, model)
+    names = list[str]()
+    edit(tmp_path, lambda tensors, _: names.extend(tensors))
+    with loaded(executor, whole) as logits:
+        expected = logits(tokens)
+    for name in [each for each in names if "layers.1." not in each]:
+        kept = list[np.ndarray]()
+
+        def zero(tensors: Tensors, _: dict[str, Any], name: str = name, kept: list[np.ndarray] = kept) -> None:
+            kept.append(tensors[name])
+            tensors[name] = np.zeros_like(tensors[name])
+
+        edit(tmp_path, zero)
+        try:
+            found = opened(tmp_path, model)
+        except CheckpointError as error:
+            assert name in str(error)
+        else:
+            assert found.digest != whole.digest
+            with loaded(executor, found) as logits:
+                assert (logits(tokens) != expected).any(), name
+        edit(tmp_path, lambda tensors, _, name=name, kept=kept: tensors.update({name: kept[0]}))
+    assert opened(tmp_path, model).digest == whole.digest
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "same"),
+    [
+        ("lora_alpha", 5, False),
+        ("use_rslora", True, False),
+        ("alpha_pattern", {"v_proj": 7}, False),
+        ("alora_invocation_tokens", [1], False),
+        ("trainable_token_indices", [3, 6], False),
+        ("alpha_pattern", {"v_proj": 4}, True),
+        ("base_model_name_or_path", "another/name", True),
+        ("lora_dropout", 0.5, True),
+        ("revision", "main", True),
+    ],
+)
+def test_digests_are_of_what_changes_the_result(field: str, value: object, same: bool, tmp_path) -> None:
+    case = AdapterCase("rows", BASES[TIED], {**ATTENTION, "trainable_token_indices": [3, 5]})
+    model = directory_of(case.model)
+    before = opened(save(adapted_twin(case), tmp_path), model).digest
+    edit(tmp_path, lambda _, config: config.update({field: value}))
+    moved = tmp_path.rename(tmp_path.with_name("elsewhere"))
+    assert (opened(moved, model).digest == before) == same
+    moved.rename(tmp_path)
+
+
+def test_fused_modules_share_one_a(tmp_path) -> None:
+    case = AdapterCase("phi3", BASES["phi3"], ALL)
+    found = opened(save(adapted_twin(case), tmp_path), directory_of(case.model)).changes
+    for names in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")):
+        first, *others = (found[f"model.layers.0.{name}.weight"].low_rank.a for name in names)
+        assert all(each is first for each in others)
+    assert (tmp_path / CONFIG).is_file()
