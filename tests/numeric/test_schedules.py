@@ -17,10 +17,10 @@ import pytest
 from ferrum.scheduler.queues import POLICIES
 from native_twin import TIERS
 from schedule_player import play
-from schedules import DRAFTERS, Schedule, schedule_of, schedule_with_states
+from schedules import DRAFTERS, Schedule, schedule_of, schedule_with_adapters, schedule_with_states
 
 KERNELS = ("native", "native", "native", "reference") if TIERS else ("reference",)
-SLICE, WITH_STATES, ALL = 60, 20, 1000
+SLICE, WITH_STATES, WITH_ADAPTERS, ALL = 60, 20, 10, 1000
 WEIGHTS = ("float32", "bfloat16", "q8_0", "q4_k_m")
 KV = ("float32", "bfloat16", "int8")
 PLACES = ("pages", "pages and buffers", "files", "files and buffers")
@@ -68,6 +68,18 @@ def test_some_schedules(first: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", range(0, WITH_STATES, 10))
 def test_some_schedules_with_states_and_faults(first: int, tmp_path: Path) -> None:
     assert played(range(first, first + 10), tmp_path, schedule_with_states)["faults"]
+
+
+@pytest.mark.parametrize("first", range(0, WITH_ADAPTERS, 10))
+def test_some_schedules_with_adapters(first: int, tmp_path: Path) -> None:
+    played(range(first, first + 10), tmp_path, schedule_with_adapters)
+
+
+@pytest.mark.soak
+def test_a_thousand_schedules_with_adapters(tmp_path: Path) -> None:
+    seen = played(range(ALL), tmp_path, schedule_with_adapters)
+    for what in ("whole", "forks of forks", "found by another engine", *(f"hits in {place}" for place in PLACES)):
+        assert seen[what] > 0, what
 
 
 @pytest.mark.soak

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ferrum.contract.executor import ModelExecutor
-from ferrum.core.step import Sampling, Score, Span, SpanExtras, SpanResult, StepBatch, TokenLogprobs, Want
+from ferrum.core.step import AdapterUse, Sampling, Score, Span, SpanExtras, SpanResult, StepBatch, TokenLogprobs, Want
 from ferrum.core.types import FinishReason, Request
 
 
@@ -26,16 +27,18 @@ def alone(executor: ModelExecutor, request: Request, choice: int, context: int) 
     history = list(prompt)
     sampling = Sampling(params, request.seed, len(prompt), history, choice, request.eos_token_ids, request.bad_words)
     score = None if params.prompt_logprobs is None else Score(prompt[1:], params.prompt_logprobs)
+    uses = [each.use for each in request.adapters]
     logprobs: list[TokenLogprobs] = []
     scores: tuple[TokenLogprobs, ...] | None = None
     finish, stop_reason = FinishReason.LENGTH, None
     stored = 0
     while stored == 0 or (len(history) < context and len(history) - len(prompt) != params.max_tokens):
         if params.max_tokens == 0:
-            span = Span("alone", 0, prompt, Want.NONE, extras=SpanExtras(score=score).or_none())
+            extras = SpanExtras(score=score, adapters=_begun(uses, len(prompt)))
+            span = Span("alone", 0, prompt, Want.NONE, extras=extras.or_none())
         else:
-            extras = SpanExtras(score=None if stored else score).or_none()
-            span = Span("alone", stored, tuple(history[stored:]), sampling=sampling, extras=extras)
+            extras = SpanExtras(score=None if stored else score, adapters=_begun(uses, len(history)))
+            span = Span("alone", stored, tuple(history[stored:]), sampling=sampling, extras=extras.or_none())
         (result,) = executor.submit(StepBatch((span,))).result().results
         assert isinstance(result, SpanResult), result
         if stored == 0 and score is not None:
@@ -49,3 +52,8 @@ def alone(executor: ModelExecutor, request: Request, choice: int, context: int) 
             break
     executor.release_cache("alone")
     return Alone(tuple(history[len(prompt) :]), tuple(logprobs), scores, finish, stop_reason)
+
+
+def _begun(uses: Iterable[AdapterUse], end: int) -> tuple[AdapterUse, ...]:
+    """Return the adapters that change tokens before `end`."""
+    return tuple(each for each in uses if each.start < end)

@@ -13,13 +13,19 @@ from random import Random
 from typing import Any, Final
 
 import recurrent_model
-from ferrum.core.types import Request
+from ferrum.core.config import ModelConfig
+from ferrum.core.types import Adapter, Request
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.queues import POLICIES
+from ferrum.sources.adapters.adapter_file import AdapterFile
+from ferrum.sources.adapters.open_adapter import open_adapter
+from ferrum.sources.read_model import read_spec
+from lora_files import write_lora
 from native_twin import TIERS
 from random_requests import VOCABULARY, recipe
 from reference_run import Alone, alone
+from shared_models import folder
 from tiny import BASE, Case, directory_of
 
 LONG: Final = {"head_dim": 16, "num_hidden_layers": 3, "max_position_embeddings": 1024}
@@ -32,6 +38,7 @@ DRAFT: Final = Case("long-draft", "Qwen3Config", LONG | {"hidden_size": BASE["hi
 
 DRAFTERS: Final = ("none", "known", "ngram", "model", "same model", "ngram and model")
 KINDS: Final = 36
+PROJECTIONS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 OUTPUT: Final = 24
 """Maximum tokens of an answer."""
 
@@ -46,6 +53,7 @@ class Arithmetic:
         weights: a format, or what they are quantised to.
         kv: the format of keys and values.
         context: most tokens of prompt and output.
+        adapters: number of loaded adapters, which most requests use.
     """
 
     model: str
@@ -54,6 +62,7 @@ class Arithmetic:
     weights: str
     kv: str
     context: int
+    adapters: int = 0
 
     def load(self, case: Case | None = None, **options: int) -> LocalExecutor:
         """Load the model, or another one, in these formats."""
@@ -70,7 +79,11 @@ class Arithmetic:
         }
         if case is None and self.model in recurrent_model.KINDS:
             return recurrent_model.load(self.model, **chosen, **options)
-        return load_executor(directory_of(case or MODELS[self.model]), **chosen, **options)
+        executor = load_executor(directory_of(case or MODELS[self.model]), **chosen, **options)
+        for number in range(0 if case is not None else self.adapters):
+            adapter = adapter_of(self.model, number)
+            executor.load_adapter(adapter.digest.hex(), adapter)
+        return executor
 
 
 @dataclass(frozen=True)
@@ -172,6 +185,34 @@ def schedule_with_states(number: int, kernels: Sequence[str]) -> Schedule:
     return replace(drawn, arithmetic=arithmetic, max_rows=rows, faults=pick.choice((0.0, 0.2)))
 
 
+@cache
+def adapter_of(model: str, number: int) -> AdapterFile:
+    """Return an adapter of such a model, with all matrices or a few."""
+    case, modules = MODELS[model], PROJECTIONS if number % 2 else PROJECTIONS[number % 3 :: 3]
+    directory = folder(f"{case.name}-adapter-{number}")
+    write_lora(directory, case, number, rank=1 + number, modules=modules)
+    return open_adapter(str(directory), read_spec(ModelConfig(model=str(directory_of(case)))))
+
+
+def schedule_with_adapters(number: int, kernels: Sequence[str]) -> Schedule:
+    """Return schedule `number` with eight adapters."""
+    drawn = schedule_of(number, kernels)
+    return replace(drawn, arithmetic=replace(drawn.arithmetic, adapters=8))
+
+
+def adapters_of(arithmetic: Arithmetic, kind: int, length: int) -> tuple[Adapter, ...]:
+    """Return the adapters of a request of one kind, some of which begin within its prompt."""
+    pick = Random(f"adapters {kind}")
+    numbers = (
+        sorted(pick.sample(range(arithmetic.adapters), pick.choice((0, 1, 1, 1, 2)))) if arithmetic.adapters else []
+    )
+    begins = pick.choice((0, 0, pick.randrange(length)))
+    return tuple(
+        Adapter(f"a{each}", adapter_of(arithmetic.model, each).digest, pick.choice((1.0, 1.0, 0.5)), begins)
+        for each in numbers
+    )
+
+
 @lru_cache(maxsize=4)
 def quiet_executor(arithmetic: Arithmetic) -> LocalExecutor:
     """Return an executor with large pages, capacity for one sequence, and one thread."""
@@ -193,7 +234,8 @@ def request_of(arithmetic: Arithmetic, kind: int) -> Request:
         length = pick.choice((1, 20, 64, 100, 150, longest))
         text = tuple(token if pick.random() < 0.97 else 1 for token in (phrase * length)[:length])
     text += tuple(pick.randrange(VOCABULARY) for _ in range(pick.choice((0, 1, 9))))
-    return replace(model, prompt=text[:longest], params=params)
+    text = text[:longest]
+    return replace(model, prompt=text, params=params, adapters=adapters_of(arithmetic, kind, len(text)))
 
 
 @cache

@@ -111,7 +111,7 @@ class Engine:
         """Run one iteration, starting with `message` if given; return whether a step was computed."""
         events = [] if message is None else self._take(message)
         events += [] if self._inbox.empty() else self._drain_inbox()
-        events += self._begin_adapted() if self._adapters.waiting else []  # others may have made room
+        events += self._begin_adapted() if self._adapters.waiting else []
         plan = self._scheduler.plan() if self._open else None
         if plan is not None:
             self._mark(plan)
@@ -121,8 +121,7 @@ class Engine:
             events += self._commit(*self._submitted.popleft())
         now = self._clock()
         events += self._expire(now)
-        ended = _drop_frames(events)
-        if ended and self._adapters.in_use:
+        if ended := _drop_frames(events):
             self._adapters.release()
         # An iteration may only release pages, and the loop may sleep after it: report their usage now.
         released = plan is None and self._scheduler.kv_usage != self._reported_usage

@@ -154,13 +154,10 @@ class HeldAdapters:
                 break
         return found
 
-    @property
-    def in_use(self) -> bool:
-        """Whether live requests have adapters."""
-        return bool(self._using)
-
     def release(self) -> None:
         """Note which requests have ended."""
+        if not self._using:
+            return
         self._using = {name: request for name, request in self._using.items() if self._live(name)}
         self._drop_unwanted()
 
