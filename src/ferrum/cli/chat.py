@@ -39,6 +39,7 @@ KEPT: Final = 0.5
 HELP: Final = '''\
 /system TEXT   set the system message; without TEXT remove it
 /reset         start over, keeping the system message
+/lora NAME     answer with an adapter of --lora; without NAME with the model alone
 /save FILE     write the conversation to FILE as JSON
 /quit          leave (also Ctrl-D); Ctrl-C stops an answer
 A line that ends in \\ continues on the next line. """ begins a message of several lines, and """ ends it.'''
@@ -101,6 +102,7 @@ class Conversation:
     params: SamplingParams
     options: ChatOptions
     messages: list[dict[str, Any]] = field(default_factory=list)
+    adapter: str | None = None
 
     def say(self, text: str) -> None:
         """Print the answer to a message. A message that fails or is stopped is not kept.
@@ -124,7 +126,7 @@ class Conversation:
     def _answer(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Print the answer to a conversation and append it; return its tool calls."""
         shown = ShownParts()
-        echo_text(self.llm.stream_chat(messages, self.params, self.options), shown)
+        echo_text(self.llm.stream_chat(messages, self.params, self.options, self.adapter), shown)
         message = shown.message
         answer: dict[str, Any] = {"role": "assistant", "content": message.content or ""}
         if message.reasoning is not None:
@@ -155,6 +157,8 @@ class Conversation:
                 self.set_system(argument)
             case "reset":
                 self.messages = [each for each in self.messages if each["role"] == "system"]
+            case "lora":
+                self.use_adapter(argument)
             case "save" if argument:
                 try:
                     Path(argument).expanduser().write_text(json.dumps(self.messages, indent=2) + "\n")
@@ -167,6 +171,16 @@ class Conversation:
                 problem = "/save requires a FILE" if name == "save" else f"unknown command /{name}"
                 typer.echo(f"({problem}; /help lists the commands)", err=True)
         return True
+
+    def use_adapter(self, name: str) -> None:
+        """Answer with a loaded adapter from now on; an empty name stands for the model alone."""
+        adapters = self.llm.client.adapters
+        if name and name not in adapters:
+            loaded = ", ".join(each.name for each in adapters) or "none; give --lora NAME=PATH"
+            typer.echo(f"(no adapter {name!r} is loaded: {loaded})", err=True)
+            return
+        self.adapter = name or None
+        typer.echo(f"(answers come from {name or 'the model alone'})", err=True)
 
     def set_system(self, text: str) -> None:
         """Replace the system message; an empty text removes it."""

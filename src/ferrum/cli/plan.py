@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ferrum.core.config import EngineConfig
     from ferrum.runtime.load import ModelPlan
 
-_HELD: Final = ("speculative", "swap_gib")
+_HELD: Final = ("speculative", "swap_gib", "lora", "lora_gib")
 """Options of an engine that take memory."""
 
 PLAN_FIELDS: Final = [*model_fields(), *(field for field in engine_fields() if field.name in _HELD)]
@@ -34,7 +34,7 @@ def plan(
     from ferrum.runtime.memory import available_memory
 
     config = engine_config(model, with_wide_steps(chosen(PLAN_FIELDS, options)))
-    made = plan_model(config.model)
+    made = plan_model(config.model, config.reserved_bytes)
     extra = _extra(config, made)
     info, memory, context = made.info, made.traits.memory, made.traits.max_sequence_length
     total, available = memory.total + sum(extra.values()), available_memory()
@@ -89,4 +89,7 @@ def _extra(config: EngineConfig, target: ModelPlan) -> dict[str, int]:
         held["draft model"] = draft.traits.memory.own
     if config.swap_gib:
         held["swapped pages"] = config.swap_gib << 30
+    if config.lora:
+        held["adapters"] = config.adapter_bytes
+        held["steps with adapters"] = target.traits.memory.activations
     return held

@@ -50,6 +50,7 @@ def run(
     """Complete a text and print it as it is generated; the speed goes to standard error.
 
     A single argument with a space is a prompt for the built-in model: ferrum run "def add(a, b):"
+    Adapters of --lora add their results.
     """
     from ferrum.engine.llm import LLM
     from ferrum.sources.hub import BUILT_IN
@@ -70,7 +71,7 @@ def run(
         raise ModelNotFound(f"{error.message}; {hint}", param="model") from None
     with llm:
         params = sampling_params({"max_tokens": DEFAULT_MAX_TOKENS, **llm.client.recommended}, options)
-        deltas = llm.stream(text, params)
+        deltas = llm.stream(text, params, lora_request=[each.name for each in llm.client.adapters])
         typer.echo(text if prompt is None else "", nl=False)
         echo_text(deltas)
 

@@ -277,7 +277,8 @@ class EngineConfig(JsonRecord):
     )
     lora_gib: float = option(
         1.0,
-        "Memory for adapters, in GiB. The least recently used ones are read again when a request needs them.",
+        "Memory for adapters, in GiB. The least recently used ones are read again when a request needs them. "
+        "With --lora, the KV pool leaves room for it.",
         least=0.0,
     )
     tokenizer: str | None = option(
@@ -307,6 +308,16 @@ class EngineConfig(JsonRecord):
                 f"{self.max_tokens_per_step} is less than max_batch_size = {self.model.max_batch_size}",
                 param="max_tokens_per_step",
             )
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Limit of the adapters in memory."""
+        return int(self.lora_gib * (1 << 30))
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory that the KV pool leaves to adapters."""
+        return self.adapter_bytes if self.lora else 0
 
     @property
     def max_sequences(self) -> int:

@@ -136,7 +136,10 @@ class AdapterRegistry:
             if [each for each, _ in named].count(name) > 1:
                 raise ConfigError(f"names {name!r} twice: each adapter needs its own name", param="lora")
         for name, path in named:
-            self.add(name, self.begin_load(path).result())
+            try:
+                self.add(name, self.begin_load(path).result())
+            except RequestError as error:
+                raise error.about("lora") from None
 
     def add(self, name: str, facts: AdapterFacts, *, id: int | None = None, scale: float = 1.0) -> NamedAdapter:
         """Give a loaded adapter a name; one that has the name already loses it.

@@ -60,7 +60,11 @@ class EngineRecipe:
         config = self.config
         with loading_bar(self.name) as progress:
             executor = build_executor(
-                config.model, run_ahead=config.run_ahead, checkpoint=self.source.checkpoint(), progress=progress
+                config.model,
+                run_ahead=config.run_ahead,
+                checkpoint=self.source.checkpoint(),
+                progress=progress,
+                reserved=config.reserved_bytes,
             )
         draft = None if self.draft is None else load_draft_model(config, executor, self.source, self.draft)
         return with_scheduler(executor, config, self.name, draft, self.source)
@@ -112,7 +116,7 @@ def with_scheduler(
         guides,
         recorded=config.record_dir is not None,
         depth=config.run_ahead,
-        adapter_bytes=int(config.lora_gib * (1 << 30)),
+        adapter_bytes=config.adapter_bytes,
     )
 
 

@@ -46,6 +46,7 @@ class Bounds:
     page_size: int = PAGE_SIZE
     max_rows: int = MAX_ROWS
     run_ahead: int = 0
+    reserved: int = 0
 
 
 def assemble(
@@ -101,7 +102,7 @@ def size_pool(
         run_ahead=bounds.run_ahead,
         kv_capacity=config.kv_capacity,
         memory_pool_size=bounds.memory_pool_size,
-        bytes_to_load=0 if config.kv_capacity else bytes_to_load(config, model.store, model.asks),
+        bytes_to_load=0 if config.kv_capacity else bytes_to_load(config, model.store, model.asks) + bounds.reserved,
         mapped=model.store.mapped,
         device_memory=kernels.device_memory(),
         planning=planning,

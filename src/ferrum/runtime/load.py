@@ -107,10 +107,12 @@ def build_executor(
     cache_prefix: str = "llm-cache",
     progress: Progress | None = None,
     checkpoint: TensorStore | None = None,
+    reserved: int = 0,
 ) -> LocalExecutor:
     """Return the executor of a configuration. Arguments and errors as `load_executor`.
 
-    With a `checkpoint`, its tensors are loaded, and the configuration's model is only a name.
+    With a `checkpoint`, its tensors are loaded, and the configuration's model is only a name. A pool without a given
+    capacity leaves `reserved` bytes.
     """
     if memory_pool_size is not None:
         check_number("memory_pool_size", memory_pool_size, 1)
@@ -120,7 +122,7 @@ def build_executor(
     check_kind(cache_prefix, str, param="cache_prefix")
     if progress is not None and not callable(progress):
         raise ConfigError(f"must take the bytes loaded and the bytes in total, not {shown(progress)}", param="progress")
-    bounds = Bounds(memory_pool_size, page_size, max_rows, run_ahead)
+    bounds = Bounds(memory_pool_size, page_size, max_rows, run_ahead, reserved)
     lm, plan = assemble(config, bounds, checkpoint, progress)
     log_tokens = config.switches.log_tokens
     executor = LocalExecutor(
@@ -141,11 +143,11 @@ def _open_adapter(config: ModelConfig, checkpoint: TensorStore | None, path: str
     return open_adapter(path, read_spec(config, checkpoint))
 
 
-def plan_model(config: ModelConfig) -> ModelPlan:
+def plan_model(config: ModelConfig, reserved: int = 0) -> ModelPlan:
     """Return the plan of `build_executor` for a configuration. Errors as there, except that nothing is too large.
 
     No tensor is read or fetched, and no memory is taken for matrices and pages. A pool without a given capacity is
     sized as if the weights were loaded, and has at least one page.
     """
     source = open_model(config.model, headers_only=True, models_dir=config.models_dir)
-    return assemble(config, Bounds(), source.checkpoint(), planning=True)[1]
+    return assemble(config, Bounds(reserved=reserved), source.checkpoint(), planning=True)[1]
