@@ -98,7 +98,7 @@ def random_adapter(lm: DecoderLM, seed: int) -> dict[str, Change]:
 @contextmanager
 def counted(lm: DecoderLM) -> Iterator[list[int]]:
     """Count the steps that run the program with adapters within the block."""
-    replay: Any = lm._adapted_replay
+    replay: Any = lm.adapted.replay
     calls, submit = [0], replay.submit
 
     def call(*arguments: Any) -> Any:
@@ -136,10 +136,12 @@ def measure(steps: int) -> dict[str, Any]:
         cell.seconds.clear()
     for cell in (one, many):
         cell.begin(executor)
-    unused = 0
-    for _ in range(0, steps, BLOCK):
-        reads.append(probe().read)
-        for cell in (*without, one, many):
+    unused, cells = 0, [*without, one, many]
+    for block in range(0, steps, BLOCK):
+        if block % (4 * BLOCK) == 0:
+            reads.append(probe().read)
+            cells.append(cells.pop(0))  # another cell follows the probe
+        for cell in cells:
             with counted(lm) as calls:
                 for _ in range(BLOCK):
                     cell.step(executor)
