@@ -26,7 +26,10 @@ from adapter_kit import (
 )
 from adapter_writers import CONFIG, PREFIX, Tensors, edit, expert_factors
 from ferrum.core.errors import CheckpointError
-from tiny import directory_of, model_of
+from ferrum.runtime.packing import pack_directory
+from ferrum.sources.model_source import DirectoryModel
+from gguf_twin import write_gguf
+from tiny import Case, directory_of, model_of
 
 TOLERANCE = 1e-5
 
@@ -187,3 +190,27 @@ def test_fused_modules_share_one_a(tmp_path) -> None:
         first, *others = (found[f"model.layers.0.{name}.weight"].low_rank.a for name in names)
         assert all(each is first for each in others)
     assert (tmp_path / CONFIG).is_file()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "q8_0", "bf16"])
+def test_copies_of_the_base_are_known_in_quantised_bases(kind: str, tmp_path) -> None:
+    wide = Case("llama-wide", "LlamaConfig", {"hidden_size": 96, "intermediate_size": 96, "num_attention_heads": 3})
+    case = AdapterCase("quantised base", wide, {**ATTENTION, "target_modules": ["embed_tokens", "q_proj", "lm_head"]})
+    directory, base = directory_of(wide), tmp_path / "base.gguf"
+    if kind == "Q8_0":
+        write_gguf(directory, base, kind)
+    elif kind == "q8_0":
+        pack_directory(DirectoryModel(directory), base, kind)
+    else:
+        copy.deepcopy(model_of(wide)).bfloat16().save_pretrained(base)
+    found = opened(save(adapted_twin(case), tmp_path / "adapter"), base)
+    with loaded(executor_of(base), found) as logits:
+        assert error_of(logits(text_of(case)), twin_logits(adapted_twin(case), text_of(case))) < 0.1
+
+    def shuffle(tensors: Tensors, _: dict[str, Any]) -> None:
+        name = f"{PREFIX}model.embed_tokens.base_layer.weight"
+        tensors[name] = tensors[name][::-1]
+
+    edit(tmp_path / "adapter", shuffle)
+    with pytest.raises(CheckpointError, match=r"embed_tokens\.base_layer\.weight"):
+        opened(tmp_path / "adapter", base)

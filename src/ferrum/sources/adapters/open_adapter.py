@@ -35,7 +35,7 @@ def locate_adapter(name: str) -> Path:
     """Return the directory or the file of an adapter; one of the hub is downloaded first. Errors as `open_adapter`."""
     try:
         path = Path(name).expanduser()
-        if path.exists():
+        if name and path.exists():
             return path
     except (OSError, RuntimeError, ValueError) as error:
         raise ModelNotFound(f"{name!r} cannot be looked up: {error}", param="adapter") from error
