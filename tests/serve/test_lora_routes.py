@@ -65,7 +65,7 @@ def text(server: Served, model: str, **body: Any) -> str:
 def test_adapters_are_models_with_a_parent(fixed: Served, root: Path) -> None:
     data = fixed.http.get("/v1/models").json()["data"]
     assert [(each["id"], each["parent"]) for each in data] == [("base", None), ("a0", "base"), ("a1", "base")]
-    assert data[1]["root"] == str(root / "a0")
+    assert data[1]["root"] == "a0", "replies show no directory of the server"
     assert fixed.http.get("/v1/models/a1").json() == data[2]
     anthropic = fixed.http.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()["data"]
     assert [each["id"] for each in anthropic] == ["base", "a0", "a1"]
@@ -134,7 +134,7 @@ def test_what_cannot_be_loaded_is_refused_and_others_go_on(server: Served, root:
     }.items():
         reply = server.post("/v1/load_lora_adapter", lora_name="x", lora_path=path)
         assert reply.status_code == status, (path, reply.text)
-        assert reply.json()["error"]["param"] == "lora_path"
+        assert reply.json()["error"]["param"] == "lora_path" and str(root) not in reply.text
     both = server.post("/v1/load_lora_adapter", lora_name="x")
     assert both.status_code == 400 and "Both 'lora_name' and 'lora_path' must be provided." in both.text
     base = server.post("/v1/load_lora_adapter", lora_name="base", lora_path="a0")
@@ -153,7 +153,7 @@ def test_runtime_loading_is_off_by_default(fixed: Served) -> None:
 def test_scales_of_llama_cpp_apply_to_later_requests_of_the_base(server: Served, root: Path) -> None:
     base, adapted = text(server, "base"), text(server, "a0")
     (entry,) = server.http.get("/lora-adapters").json()
-    assert entry == {"id": 0, "path": str(root / "a0"), "scale": 0.0, "task_name": "", "prompt_prefix": ""}
+    assert entry == {"id": 0, "path": "a0", "scale": 0.0, "task_name": "", "prompt_prefix": ""}
     assert server.http.post("/lora-adapters", json=[{"id": 0, "scale": 1.0}]).json() == {"success": True}
     assert server.http.get("/lora-adapters").json()[0]["scale"] == 1.0
     assert text(server, "base") == adapted

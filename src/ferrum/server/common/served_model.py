@@ -66,7 +66,7 @@ class ServedModel:
         """Return the model with an adapter, which is a model of the adapter's name."""
         made = copy(self)
         made.parent, made._adapter = self.name, adapter
-        made.root, made.name, made.names = adapter.facts.path, adapter.name, (adapter.name,)
+        made.root, made.name, made.names = public_name(adapter.facts.path), adapter.name, (adapter.name,)
         return made
 
     def process(

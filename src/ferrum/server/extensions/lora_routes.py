@@ -16,6 +16,7 @@ from ferrum.server.common.field_rules import Items
 from ferrum.server.common.json_bodies import Body, Reply, optional
 from ferrum.server.common.json_routes import ignored, reply
 from ferrum.server.common.lora_scales import LoraScale, of_scales
+from ferrum.server.common.public_names import public_name
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
 from ferrum.server.openai.routes import BODY_ERRORS, ERRORS
@@ -76,7 +77,7 @@ def add_lora_routes(router: APIRouter, service: Service) -> None:
         try:
             await model.engine.load_adapter(name, path)
         except FerrumError as error:
-            raise _failed(error) from None
+            raise _failed(error, str(Path(service.config.lora_root or "").expanduser().resolve())) from None
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.", headers=headers)
 
     @router.post("/v1/unload_lora_adapter", responses=_TEXT)
@@ -116,7 +117,7 @@ def _entry(adapter: NamedAdapter, scale: float) -> AdapterEntry:
         invoked = {"alora_invocation_tokens": list(facts.invocation)}
     return AdapterEntry(
         id=adapter.id - 1,
-        path=facts.path,
+        path=public_name(facts.path),
         scale=scale,
         task_name=facts.about.get("task_name", ""),
         prompt_prefix=facts.about.get("prompt_prefix", ""),
@@ -151,12 +152,13 @@ def _check_allowed(service: Service) -> None:
         raise ApiError(404, _OFF, code="not_served")
 
 
-def _failed(error: FerrumError) -> Exception:
-    """Return what a client reads about an adapter that cannot be loaded."""
+def _failed(error: FerrumError, root: str) -> Exception:
+    """Return what a client reads about an adapter that cannot be loaded, without the directory `root`."""
+    text = str(error).replace(f"{root}/", "")
     if isinstance(error, ModelNotFound):
-        return ApiError(404, str(error), code="model_not_found", param="lora_path")
+        return ApiError(404, text, code="model_not_found", param="lora_path")
     if isinstance(error, RequestError | CheckpointError | Unsupported | CapacityError):
-        return _wrong(str(error), "lora_path")
+        return _wrong(text, "lora_path")
     return error
 
 

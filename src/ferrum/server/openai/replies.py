@@ -129,7 +129,7 @@ class EmbeddingReply(Reply):
 
 
 class Model(Reply):
-    """A served model; `parent` is the base model of an adapter, whose `root` is its path."""
+    """A served model; `parent` is the base model of an adapter, whose `root` is the last part of its path."""
 
     id: str
     object: Literal["model"]
