@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import FrozenInstanceError, fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,3 +135,16 @@ def test_an_engine_config_needs_a_model_config(model):
     with pytest.raises(ConfigError) as caught:
         EngineConfig(model=model)
     assert caught.value.param == "model"
+
+
+def test_adapters_are_named_paths() -> None:
+    def lora(*given: Any) -> tuple[str, ...]:
+        return EngineConfig(model=ModelConfig(model="m"), lora=given).lora
+
+    assert lora("a=/x=1", '{"name": "b", "path": "y", "base_model_name": "m"}') == ("a=/x=1", "b=y")
+    for wrong in ("a", "=x", "a=", "{", '{"name": "a"}', '{"name": "a", "path": "x", "rank": 1}', 3):
+        with pytest.raises(ConfigError) as caught:
+            lora(wrong)
+        assert caught.value.param == "lora"
+    with pytest.raises(ConfigError, match="'a' twice"):
+        lora("a=x", "a=y")

@@ -67,6 +67,8 @@ def test_adapters_are_models_with_a_parent(fixed: Served, root: Path) -> None:
     assert [(each["id"], each["parent"]) for each in data] == [("base", None), ("a0", "base"), ("a1", "base")]
     assert data[1]["root"] == "a0", "replies show no directory of the server"
     assert fixed.http.get("/v1/models/a1").json() == data[2]
+    config = fixed.http.get("/v1/config")
+    assert "a0=a0" in config.text and str(root) not in config.text
     anthropic = fixed.http.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()["data"]
     assert [each["id"] for each in anthropic] == ["base", "a0", "a1"]
     assert [each["name"] for each in fixed.http.get("/api/tags").json()["models"]] == [

@@ -5,7 +5,6 @@ The engine knows adapters by their digests. Two names of one digest are one adap
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -14,7 +13,7 @@ from threading import Lock
 from typing import Final, TypeAlias
 
 from ferrum.core.adapter_facts import AdapterFacts, start_of
-from ferrum.core.errors import ConfigError, RequestError
+from ferrum.core.errors import RequestError
 from ferrum.core.memory_plan import size
 from ferrum.core.types import Adapter
 from ferrum.core.values import shown
@@ -78,24 +77,6 @@ def adapters_in(chosen: Iterable[NamedAdapter], prompt: tuple[int, ...]) -> tupl
     return tuple(found)
 
 
-def named_path(text: str) -> tuple[str, str]:
-    """Return name and path of the option `lora`: NAME=PATH, or vLLM's JSON object. Raises ConfigError."""
-    if text.lstrip().startswith("{"):
-        try:
-            given = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"{shown(text)} is not JSON: {error}", param="lora") from None
-        unknown = sorted(set(given) - {"name", "path", "base_model_name"})
-        if unknown:
-            raise ConfigError(f"{unknown[0]!r} is no field of an adapter: give name and path", param="lora")
-        name, path = given.get("name"), given.get("path")
-    else:
-        name, _, path = text.partition("=")
-    if not (isinstance(name, str) and isinstance(path, str) and name and path):
-        raise ConfigError(f"must look like NAME=PATH, not {shown(text)}", param="lora")
-    return name, path
-
-
 def choices_of(choice: AdapterChoice | Sequence[AdapterChoice] | None) -> tuple[AdapterChoice, ...]:
     """Return what a caller has chosen as a list."""
     if choice is None:
@@ -130,12 +111,9 @@ class AdapterRegistry:
         return self._router.load_adapter(path)
 
     def load_all(self, texts: Iterable[str]) -> None:
-        """Load the adapters that the option `lora` names. Raises ConfigError, and FerrumError for bad files."""
-        named = [named_path(text) for text in texts]
-        for name, _ in named:
-            if [each for each, _ in named].count(name) > 1:
-                raise ConfigError(f"names {name!r} twice: each adapter needs its own name", param="lora")
-        for name, path in named:
+        """Load the adapters of the option `lora`, each NAME=PATH. Raises FerrumError."""
+        for text in texts:
+            name, _, path = text.partition("=")
             try:
                 self.add(name, self.begin_load(path).result())
             except RequestError as error:

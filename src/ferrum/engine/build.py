@@ -12,7 +12,6 @@ from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
 from ferrum.core.logging import info_once, warn_once
 from ferrum.core.option_fields import as_text, path_of
-from ferrum.engine.adapter_registry import named_path
 from ferrum.engine.draft_setup import build_speculator, draft_source, flat_speculative, load_draft_model
 from ferrum.engine.hosts.host import Built, Host, ThreadHost
 from ferrum.engine.messages import EngineInfo
@@ -222,8 +221,6 @@ def build(model: str, *, child: Child | None = None, source: ModelSource | None 
         from ferrum.formats.chosen import chosen_format
 
         chosen_format(config.tool_format)  # fails before the model is loaded
-    for text in config.lora:
-        named_path(text)  # fails before the model is loaded
     # The engine loads this source: another look-up at the hub could resolve to another revision.
     source = source or open_model(model, models_dir=config.model.models_dir)
     if config.tokenizer is not None:

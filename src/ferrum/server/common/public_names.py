@@ -23,9 +23,10 @@ def public_name(text: str) -> str:
 
 
 def without_directories(value: Any) -> Any:
-    """Return options with `public_name` of every text."""
+    """Return options with `public_name` of every text, also of the path in NAME=PATH."""
     if isinstance(value, str):
-        return public_name(value)
+        name, equals, path = value.partition("=")  # an adapter as NAME=PATH
+        return f"{name}={public_name(path)}" if equals else public_name(value)
     if isinstance(value, Mapping):
         return {name: without_directories(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
