@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import peft
 import pytest
+import torch
 
 from adapter_cases import ALL, ATTENTION, BASES, DENSE, EMBEDDINGS, EXPERTS, SPARSE, TIED
 from adapter_kit import (
@@ -174,13 +175,27 @@ def test_each_tensor_changes_an_output_and_the_digest(case: AdapterCase, tmp_pat
     ],
 )
 def test_digests_are_of_what_changes_the_result(field: str, value: object, same: bool, tmp_path) -> None:
-    case = AdapterCase("rows", BASES[TIED], {**ATTENTION, "trainable_token_indices": [3, 5]})
-    model = directory_of(case.model)
-    before = opened(save(adapted_twin(case), tmp_path), model).digest
-    edit(tmp_path, lambda _, config: config.update({field: value}))
-    moved = tmp_path.rename(tmp_path.with_name("elsewhere"))
-    assert (opened(moved, model).digest == before) == same
-    moved.rename(tmp_path)
+    rows = {"trainable_token_indices": [3, 5]} if field == "trainable_token_indices" else {}
+    case = AdapterCase("digest", BASES[TIED], {**ATTENTION, **rows})
+    model, first = directory_of(case.model), tmp_path / "first"
+    before = opened(save(adapted_twin(case), first), model).digest
+    edit(first, lambda _, config: config.update({field: value}))
+    assert (opened(first.rename(tmp_path / "second"), model).digest == before) == same
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_of_16_bits_are_widened_exactly(dtype: torch.dtype, tmp_path) -> None:
+    case = AdapterCase("16 bits", BASES["qwen3"], ALL)
+    twin = copy.deepcopy(adapted_twin(case)).to(dtype)
+    found = opened(save(twin, tmp_path), directory_of(case.model))
+    assert {str(each.low_rank.a.dtype) for each in found.changes.values()} == {str(dtype).removeprefix("torch.")}
+    rounded = copy.deepcopy(adapted_twin(case))
+    with torch.no_grad():
+        for name, parameter in rounded.named_parameters():
+            if ".lora_" in name:
+                parameter.copy_(parameter.to(dtype).float())
+    with loaded(executor_of(directory_of(case.model)), found) as logits:
+        assert error_of(logits(text_of(case)), twin_logits(rounded, text_of(case))) < TOLERANCE
 
 
 def test_fused_modules_share_one_a(tmp_path) -> None:

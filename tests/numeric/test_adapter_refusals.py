@@ -21,6 +21,10 @@ SAVED = AdapterCase("saved", BASES["qwen3"], {**ATTENTION, "modules_to_save": ["
 ROWS = AdapterCase("rows", BASES[TIED], {**ATTENTION, "trainable_token_indices": [3, 5]})
 SPARSE = AdapterCase("sparse", BASES["qwen3-moe"], EXPERTS)
 
+ALORA = {"alora_invocation_tokens": [1]}
+SWITCHED = AdapterCase("switched", BASES["qwen3"], {**ATTENTION, **ALORA, "modules_to_save": ["embed_tokens"]})
+SWITCHED_BIAS = AdapterCase("switched", BASES["llama-linear"], {**ATTENTION, **ALORA, "bias": "lora_only"})
+
 Q = f"{PREFIX}model.layers.0.self_attn.q_proj"
 EMBEDDING = f"{PREFIX}model.embed_tokens"
 GATE_UP = f"{PREFIX}model.layers.0.mlp.experts.base_layer.lora_A.weight"
@@ -40,7 +44,7 @@ FIELDS: dict[str, Any] = {
     "r": 0,
     "lora_alpha": "8",
     "rank_pattern": {"q_proj": 513},
-    "alpha_pattern": {"(": 1},
+    "alpha_pattern": {"(": 1, "(a+)+": 2},
     "alora_invocation_tokens": [],
 }
 
@@ -87,6 +91,8 @@ NEW = {
     "magnitude without use_dora": (PLAIN, f"{Q}.lora_magnitude_vector", np.ones(96)),
     "magnitude of an embedding": (EMBEDS, f"{EMBEDDING}.lora_magnitude_vector", np.ones(48)),
     "linear pair of an embedding": (SAVED, f"{EMBEDDING}.lora_A.weight", np.ones((3, 48))),
+    "copy of a linear base": (PLAIN, f"{Q}.base_layer.weight", np.ones((96, 48))),
+    "weight under a product": (PLAIN, f"{Q}.weight", np.ones((96, 48))),
     "bias of experts": (SPARSE, GATE_UP.replace("lora_A.weight", "lora_B.bias"), np.ones(64)),
 }
 
@@ -138,6 +144,23 @@ def test_tensors_that_cannot_be_applied_are_refused_by_name(
 ) -> None:
     edit(save(adapted_twin(case), tmp_path), lambda tensors, _: change(tensors))
     assert name in refusal(case, tmp_path)
+
+
+@pytest.mark.parametrize("pattern", ["(a*)*b", "(.*.*)+", ".*a.*b.*c.*d"])
+def test_patterns_that_take_long_are_refused(pattern: str, tmp_path) -> None:
+    edit(save(adapted_twin(PLAIN), tmp_path), lambda _, config: config.update(rank_pattern={pattern: 3}))
+    assert "rank_pattern" in refusal(PLAIN, tmp_path)
+
+
+@pytest.mark.parametrize(("case", "name"), [(SWITCHED, f"{EMBEDDING}.weight"), (SWITCHED_BIAS, f"{Q}.base_layer.bias")])
+def test_aloras_with_parts_that_are_always_on_are_refused(case: AdapterCase, name: str, tmp_path) -> None:
+    assert name in refusal(case, save(adapted_twin(case), tmp_path))
+
+
+def test_rows_without_a_tensor_are_refused(tmp_path) -> None:
+    name = f"{EMBEDDING}.token_adapter.trainable_tokens_delta"
+    edit(save(adapted_twin(ROWS), tmp_path), lambda tensors, _: tensors.pop(name))
+    assert "trainable_token_indices" in refusal(ROWS, tmp_path)
 
 
 @pytest.mark.parametrize("rows", [[3, 3], [3, -1], [3, 9999], {"lm_head": [1, 2]}, 7])

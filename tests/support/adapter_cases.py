@@ -51,6 +51,7 @@ DENSE = (
     _case("bias all, fused", "starcoder2-windows", ATTENTION),
     _case("dora", "qwen3", ALL, use_dora=True),
     _case("dora with biases", "llama-linear", ALL, use_dora=True),
+    _case("dora and replaced biases", "llama-linear", ATTENTION, use_dora=True, bias="all"),
     _case("dora and rslora", "phi3", ALL, use_dora=True, use_rslora=True),
     _case("gaussian initialisation", "qwen3", ALL, init_lora_weights="gaussian"),
     _case("alora", "llama2", ALL, alora_invocation_tokens=tokens_of(BASES["llama2"], LENGTH)[9:11]),
@@ -78,6 +79,7 @@ EMBEDDINGS = (
     _case("token rows of both", UNTIED, ATTENTION, trainable_token_indices={"embed_tokens": [7, 3], "lm_head": [9]}),
     _case("token rows of both, tied", TIED, ATTENTION, trainable_token_indices={"embed_tokens": [7], "lm_head": [9]}),
     _case("token rows and head", UNTIED, ATTENTION, target_modules=["lm_head"], trainable_token_indices=[5]),
+    _case("token rows and tied head", TIED, ATTENTION, target_modules=["lm_head"], trainable_token_indices=[5]),
 )
 
 SPARSE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ferrum.core.errors import CheckpointError
+from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.kernels.adapters import Change, LowRank
 from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.sources.adapters.adapter_module import AdapterModule
@@ -36,10 +36,12 @@ def add(changes: dict[str, Change], name: str, change: Change, where: str) -> No
 
 
 def tie_rows(changes: dict[str, Change]) -> None:
-    """Let the head follow new rows of the embedding, which it is."""
+    """Let the head follow new rows of the embedding, which it is. Raises Unsupported."""
     new = changes.get(EMBEDDING, Change()).replaced
     if new is not None and new.rows is not None:
         own = changes.get(HEAD, Change())
+        if own.magnitude is not None:
+            raise Unsupported(f"magnitudes (DoRA) of {HEAD}", f"the adapter replaces rows of {EMBEDDING}, which it is")
         changes[HEAD] = own if own.replaced is not None else replace(own, replaced=new)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.kernels.adapters import Change, LowRank, Replacement
-from ferrum.models.tensor_names import EMBEDDING
+from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.sources.adapters.adapter_targets import Target, Targets
 from ferrum.sources.adapters.base_copy import differs
 
@@ -130,9 +130,7 @@ class AdapterModule:
             raise self.first.refused("adapters of norms and other vectors are not implemented")
         self.check_partners()
         outputs, inputs = shape
-        base = self.parts.get(Part.BASE)
-        if base is not None and differs(targets.model.store, self._tensor(targets), base.expect(*shape)):
-            raise base.wrong("differs from the base model's: the adapter was made for another model")
+        self._check_base(targets, shape)
         whole = Change(
             low_rank=self._low_rank(outputs, inputs, targets.of(self.name)[0]),
             replaced=self._replacement(outputs, inputs),
@@ -144,9 +142,20 @@ class AdapterModule:
             if whole.low_rank is not None or not whole.scales:
                 yield target, cut(whole, target)
 
-    def _tensor(self, targets: Targets) -> str:
-        """Return the tensor that holds the module's matrix."""
-        return self.name if self.name in targets.model.store.tensors or not targets.tied_head else EMBEDDING
+    def _check_base(self, targets: Targets, shape: tuple[int, ...]) -> None:
+        """Refuse a copy of the base's matrix that differs from it, and new weights under a product.
+
+        Raises: as `changes`.
+        """
+        base, weight, rows = (self.parts.get(part) for part in (Part.BASE, Part.WEIGHT, Part.ROWS))
+        if base is not None and self.name not in (EMBEDDING, HEAD):
+            raise base.refused("copies of the base's weights are only read of the embedding and the head")
+        name = EMBEDDING if targets.tied_head else self.name
+        if base is not None and differs(targets.model.store, name, base.expect(*shape)):
+            raise base.wrong("differs from the base model's: the adapter was made for another model")
+        for new, others in ((weight, (Part.A, Part.MAGNITUDE, Part.ROWS)), (rows, (Part.A, Part.EMBEDDING_A))):
+            if new is not None and any(other in self.parts for other in others):
+                raise new.refused(f"the adapter changes {self.name} in another way, too")
 
     def _check_target(self, target: Target) -> None:
         if not target.is_selection:
@@ -188,8 +197,6 @@ class AdapterModule:
 
     def _replacement(self, outputs: int, inputs: int) -> Replacement | None:
         rows, weight = self.parts.get(Part.ROWS), self.parts.get(Part.WEIGHT)
-        if rows is not None and (weight is not None or Part.EMBEDDING_A in self.parts):
-            raise rows.wrong(f"the adapter changes the same rows by {self.first.where}")
         if rows is not None:
             if max(self.rows, default=0) >= outputs:
                 raise rows.wrong(f"trainable_token_indices has {max(self.rows)}; the vocabulary has {outputs} tokens")

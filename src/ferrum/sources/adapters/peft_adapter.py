@@ -53,6 +53,8 @@ def read_peft(directory: Path, model: ReadModel) -> AdapterFile:
         raise CheckpointError(f"{path}: has no tensors")
     modules = _modules(file, config, targets)
     whole = {raw: experts for raw in modules if (experts := targets.experts_of(_plain(raw))) is not None}
+    if config.invocation:
+        _check_switched(modules)
     changes = merged((each for raw, each in modules.items() if raw not in whole), targets)
     for raw, experts in whole.items():
         _add_experts(changes, config, modules[raw], experts)
@@ -79,10 +81,20 @@ def _modules(file: TensorFile, config: PeftConfig, targets: Targets) -> dict[str
         if part is Part.MAGNITUDE and not config.has_magnitudes:
             raise CheckpointError(f"{where}: use_dora is false in {config.path}")
         found.add(part, AdapterTensor(where, file.read(name)))
+    if config.rows and not any(Part.ROWS in each.parts for each in modules.values()):
+        raise CheckpointError(f"{file.path}: has no rows for trainable_token_indices of {config.path}")
     for module in modules.values():
         if config.has_magnitudes and Part.A in module.parts and Part.MAGNITUDE not in module.parts:
             raise module.parts[Part.A].wrong(f"use_dora is true in {config.path}, and its magnitude is missing")
     return modules
+
+
+def _check_switched(modules: Mapping[str, AdapterModule]) -> None:
+    """Refuse what PEFT also applies to the tokens before the invocation of an aLoRA."""
+    for module in modules.values():
+        for part, tensor in module.parts.items():
+            if part not in (Part.A, Part.B, Part.B_BIAS):
+                raise tensor.refused("alora_invocation_tokens switches low-rank products of linear layers only")
 
 
 def _split(file: TensorFile, name: str) -> tuple[str, Part]:

@@ -41,6 +41,12 @@ _CHANGES_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that change the weights of the base model. PEFT can save such adapters as plain ones."""
 
 
+_REPEATS: Final = re.compile(r"[*+{]")
+_REPEATED_GROUP: Final = re.compile(r"\)[*+{]")
+_MAX_REPEATS: Final = 3
+"""Patterns of files must not take time that grows without a limit: nothing else runs during a match."""
+
+
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
     """The checked configuration of an adapter.
@@ -89,6 +95,8 @@ class PeftConfig:
         if not isinstance(patterns, dict):
             raise self.wrong(pattern, f"must be an object, not {shown(patterns)}")
         for key, value in patterns.items():
+            if len(_REPEATS.findall(key)) > _MAX_REPEATS or _REPEATED_GROUP.search(key):
+                raise self.wrong(pattern, f"{shown(key)} has more repetitions than patterns of names need")
             try:
                 if re.match(rf"(.*\.)?({key})$", module):
                     return pattern, value
