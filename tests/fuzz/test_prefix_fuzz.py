@@ -18,7 +18,7 @@ from ferrum.cache.pool import PageHash
 
 SIZE = 4
 SCOPE = PrefixScope(model="m", weights="f32", kv_format="f32", page_size=SIZE, numerics_id="n")
-ROOT = SCOPE.root(adapter=None, tenant="", salt="")
+ROOT = SCOPE.root(tenant="", salt="")
 
 
 class Prefixes(RuleBasedStateMachine):

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from engine_fakes import CONTEXT, EOS, VOCABULARY, LetterTokenizer, greedy, input_processor
-from ferrum.core.errors import ContextOverflow, FerrumError, InvalidToken, RequestError, Unsupported
+from ferrum.core.adapter_facts import AdapterFacts
+from ferrum.core.errors import ContextOverflow, InvalidToken, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
+from ferrum.core.types import Adapter
+from ferrum.engine.adapter_registry import NamedAdapter
 from ferrum.engine.input_processor import FieldNames, RequestOptions, bad_word_tokens
 
 
@@ -201,10 +204,13 @@ def test_priority_is_refused_without_the_priority_policy() -> None:
     assert input_processor().process("a", greedy(), RequestOptions(priority=0)).priority == 0
 
 
-def test_adapters_are_unsupported() -> None:
-    with pytest.raises(Unsupported) as caught:
-        input_processor().process("a", greedy(), RequestOptions(adapter="mine"))
-    assert isinstance(caught.value, FerrumError) and caught.value.feature == "adapter"
+def test_adapters_begin_at_their_last_invocation_and_are_ordered_by_id() -> None:
+    def named(name: str, id: int, scale: float = 1.0, invocation: tuple[int, ...] = ()) -> NamedAdapter:
+        return NamedAdapter(id, name, AdapterFacts(name, name.encode(), 8, 1, invocation=invocation), scale)
+
+    adapters = (named("c", 3), named("b", 2, 0.5, (7, 8)), named("a", 9, 0.0), named("d", 1, 1.0, (8, 7)))
+    request = input_processor().process([7, 8, 9, 7, 8, 9], greedy(), RequestOptions(adapters=adapters))
+    assert request.adapters == (Adapter("b", b"b", 0.5, 3), Adapter("c", b"c", 1.0, 0)), "d is not invoked, a is off"
 
 
 def test_bad_word_tokens_with_and_without_a_leading_space() -> None:

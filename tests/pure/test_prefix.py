@@ -13,7 +13,7 @@ from ferrum.cache.page_hashes import PartialPages, PrefixScope
 from ferrum.cache.page_table import PageCopy, PageGroup, PageTable
 from ferrum.cache.pool import PageHash
 from ferrum.core.snapshots import PrefixCounts
-from ferrum.core.step import Inputs
+from ferrum.core.step import AdapterUse, Inputs
 
 SIZE = 4
 SCOPE = PrefixScope(model="m", weights="bfloat16", kv_format="bfloat16", page_size=SIZE, numerics_id="n")
@@ -21,7 +21,7 @@ SCOPE = PrefixScope(model="m", weights="bfloat16", kv_format="bfloat16", page_si
 
 def hashes_of(tokens: Sequence[int], scope: PrefixScope = SCOPE, **owner: Any) -> list[PageHash]:
     page_hashes: list[PageHash] = []
-    scope.extend(page_hashes, scope.root(**{"adapter": None, "tenant": "", "salt": "", **owner}), tokens)
+    scope.extend(page_hashes, scope.root(**{"tenant": "", "salt": "", **owner}), tokens)
     return page_hashes
 
 
@@ -44,14 +44,12 @@ def run(pages: PageTable, cache_id: str, tokens: Sequence[int], *, step: int = 1
     return found * SIZE
 
 
-def test_page_hash_depends_on_scope_adapter_tenant_and_salt() -> None:
+def test_page_hash_depends_on_scope_tenant_and_salt() -> None:
     tokens = range(SIZE)
     fields = {"model": "x", "weights": "x", "kv_format": "x", "page_size": 2, "numerics_id": "x"}
     scopes = [SCOPE, *(replace(SCOPE, **{name: value}) for name, value in fields.items())]
     owners: list[dict[str, Any]] = [
         {},
-        {"adapter": b""},
-        {"adapter": b"a"},
         {"tenant": "a"},
         {"salt": "a"},
         {"tenant": "ab", "salt": "c"},
@@ -68,7 +66,7 @@ def test_page_hash_depends_on_given_rows_and_their_places() -> None:
 
     def named(*inputs: Inputs) -> list[PageHash]:
         page_hashes: list[PageHash] = []
-        SCOPE.extend(page_hashes, SCOPE.root(adapter=None, tenant="", salt=""), [7] * 3 * SIZE, inputs)
+        SCOPE.extend(page_hashes, SCOPE.root(tenant="", salt=""), [7] * 3 * SIZE, inputs)
         return page_hashes
 
     def image(positions: Sequence[int], digest: bytes) -> Inputs:
@@ -85,6 +83,24 @@ def test_page_hash_depends_on_given_rows_and_their_places() -> None:
     assert named(image((5, 6), b"one")) == named(image((5, 6), b"one"))
 
 
+def test_page_hash_depends_on_adapters_from_the_page_on_in_which_they_begin() -> None:
+    def named(*adapters: AdapterUse) -> list[PageHash]:
+        page_hashes: list[PageHash] = []
+        SCOPE.extend(page_hashes, SCOPE.root(tenant="", salt=""), [7] * 3 * SIZE, (), adapters)
+        return page_hashes
+
+    one, other = AdapterUse("a", start=SIZE + 1), AdapterUse("b", start=SIZE + 1)
+    uses = [(), (one,), (other,), (AdapterUse("a", 0.5, SIZE + 1),), (AdapterUse("a", start=SIZE + 2),)]
+    uses += [(one, other), (other, one), (AdapterUse("a", start=SIZE),), (AdapterUse("a", start=2 * SIZE),)]
+    pages = [named(*each) for each in uses]
+    assert len({page[0] for page in pages}) == 1, "they begin in the second page"
+    assert pages[-1][1] == pages[0][1], "the last one begins in the third page"
+    assert len({page[1] for page in pages}) == len(pages) - 1
+    assert len({page[2] for page in pages}) == len(pages)
+    first = named(AdapterUse("a"))
+    assert not {*first} & {page for each in pages for page in each}
+
+
 def test_page_hash_depends_on_position_and_previous_tokens() -> None:
     twice, after = hashes_of([1, 2, 3, 4] * 2), hashes_of([9, 9, 9, 9, 1, 2, 3, 4])
     assert len({*twice, *after}) == 4
@@ -92,7 +108,7 @@ def test_page_hash_depends_on_position_and_previous_tokens() -> None:
 
 def test_only_full_pages_have_hashes_and_hashes_grow_with_the_tokens() -> None:
     tokens = list(range(3 * SIZE))
-    whole, root = hashes_of(tokens), SCOPE.root(adapter=None, tenant="", salt="")
+    whole, root = hashes_of(tokens), SCOPE.root(tenant="", salt="")
     page_hashes: list[PageHash] = []
     for length in range(len(tokens) + 1):
         SCOPE.extend(page_hashes, root, tokens[:length])

@@ -18,7 +18,7 @@ from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.contract.executor import ModelExecutor
 from ferrum.contract.io_types import DataType, ModelInfo
-from ferrum.core.errors import FerrumError, KvExhausted, StepError
+from ferrum.core.errors import FerrumError, KvExhausted, StepError, Unsupported
 from ferrum.core.memory_plan import MemoryPlan, PoolPart
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput
@@ -140,6 +140,8 @@ class FakeLM(StepwiseLLM):
         error = refuse_span(span, stored, vocab_size=VOCABULARY, max_sequence_length=longest)
         if error is not None:
             raise error
+        if span.adapters:
+            raise Unsupported("adapters", "this model has none")
 
     def _write(self, span: Span) -> None:
         for copy in self.pages.take_copies():

@@ -15,7 +15,7 @@ from ferrum.contract.io_types import DecodeInput, LogitsPolicy, UnifiedBatch, Un
 from ferrum.core.errors import ExecutorInUse, RequestError, StepError, UnknownSequence, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.policy_config import PolicyConfig
-from ferrum.core.step import CARRY, Inputs, Rows, Score, Span, SpanExtras, StepBatch, Want
+from ferrum.core.step import CARRY, AdapterUse, Inputs, Rows, Score, Span, SpanExtras, StepBatch, Want
 from span_kit import span_of
 
 
@@ -65,7 +65,7 @@ def test_invalid_items_are_refused_by_field(executor, item, param):
 
 @contract("2.unified_decode")
 def test_an_unknown_adapter_is_refused(executor):
-    with pytest.raises(Unsupported):
+    with pytest.raises((Unsupported, RequestError)):
         executor.unified_decode(UnifiedBatch((UnifiedBatchItem("fresh", [1], 0, adapter="mine"),)))
     assert executor.cache_metrics_snapshot().sequences == 0
 
@@ -118,7 +118,7 @@ def test_an_invalid_start_fails_its_own_span(executor):
         ("extras", (5, {"drafts": 1}, SpanExtras())),
         ("masks", (5, "1", (1,))),
         ("inputs", (5, "1", (1,), (Inputs((0,), [1.0], b""),))),
-        ("adapter", (5, b"1", np.array([1, 2]))),
+        ("adapters", (5, "1", (1,), (AdapterUse(5),), (AdapterUse("a", "1"),), (AdapterUse("a", start=-1),))),
         ("attention_weights", (1, None, "yes")),
         ("score", (5, (1, 2), Score(None, 1), Score("1", 1), Score((-1,), 1), Score((10**6,), 1), Score((1.5,), 1))),
     ],
