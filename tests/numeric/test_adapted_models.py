@@ -179,3 +179,43 @@ def test_keys_of_latent_attention_have_one_adapter_from_the_start() -> None:
     lm = executor_of("deepseek-v3-halves", "reference").lm
     error = lm.adapters.refuse((AdapterUse("a", start=8),))
     assert isinstance(error, RequestError) and "kv_b_proj" in str(error)
+
+
+def test_adapters_that_no_sequence_uses_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step without adapters runs the program that it runs in a model that never had one."""
+    require_native()
+    executor = executor_of("qwen3-moe", "native")
+    executor.reset()
+    steps = list[str]()
+
+    def counted(name: str, replay: Any) -> Any:
+        class Counted:
+            def submit(self, *arguments: Any) -> Any:
+                steps.append(name)
+                return replay.submit(*arguments)
+
+        return Counted()
+
+    lm = executor.lm
+    monkeypatch.setattr(lm, "replay", counted("plain", lm.replay))
+    monkeypatch.setattr(lm.adapted, "replay", counted("adapted", lm.adapted.replay))
+    for uses in ((), (A,), ()):
+        run(executor, "qwen3-moe", (0, LENGTH, uses))
+        executor.reset()
+    assert steps == ["plain", "adapted", "plain"]
+
+
+def test_removed_adapters_leave_their_slots_to_others() -> None:
+    """A slot that is used again has the bits of the new adapter, in models with experts too."""
+    require_native()
+    executor = executor_of("qwen3-moe", "native")
+    slots, expected = executor.lm.adapters, alone("qwen3-moe", "native", (B,))
+    slots.remove("a")
+    with_b = slots.prepare(random_adapter(executor.lm, 8, 8))
+    slots.add("c", with_b)
+    (found,) = run(executor, "qwen3-moe", (0, LENGTH, (AdapterUse("c", 0.6),)))
+    executor.reset()
+    same_bits(found, expected)
+    slots.remove("c")
+    assert slots.refuse((A,)) is not None and slots.refuse((B,)) is None
+    slots.add("a", slots.prepare(random_adapter(executor.lm, 3, 3)))
