@@ -93,6 +93,12 @@ SPARSE = (
     _case(
         "experts of granite", "granite-moe", EXPERTS, target_parameters=["input_linear.weight", "output_linear.weight"]
     ),
+    _case("experts of glm4", "glm4-moe", EXPERTS),
+    _case("experts of minimax", "minimax-m2", EXPERTS),
+    _case("experts of ernie", "ernie-moe", EXPERTS),
+    _case("experts of deepseek", "deepseek-v2", {**EXPERTS, "target_modules": ["o_proj"]}),
+    _case("experts of gemma4", "gemma4-experts", EXPERTS, target_parameters=["experts.gate_up_proj"]),
+    _case("gemma4 with inputs of layers", "gemma4-shared", ALL),
     _case("shared expert", "qwen2-moe", ATTENTION, target_modules=["up_proj", "down_proj"]),
     _case("router", "qwen3-moe", EXPERTS, target_parameters=["gate.weight"]),
     _case("latent attention", "deepseek-v3", ALL),

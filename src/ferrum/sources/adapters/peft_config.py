@@ -29,7 +29,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         *("task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout"),
         *("target_modules", "exclude_modules", "target_parameters", "modules_to_save", "layers_to_transform"),
         *("layers_pattern", "bias", "lora_bias", "fan_in_fan_out", "megatron_core", "qalora_group_size"),
-        *("eva_config", "runtime_config", "ensure_weight_tying"),
+        *("eva_config", "corda_config", "lora_ga_config", "loftq_config", "runtime_config", "ensure_weight_tying"),
     )
 )
 """Fields of training, and fields that repeat what tensors say: a tied head that is adapted, too, has its own.
