@@ -207,6 +207,19 @@ def test_fused_modules_share_one_a(tmp_path) -> None:
     assert (tmp_path / CONFIG).is_file()
 
 
+@pytest.mark.parametrize("model", ["qwen3", TIED])
+def test_embeddings_saved_without_training_are_the_bases(model: str, tmp_path) -> None:
+    case = AdapterCase("with embeddings", BASES[model], ATTENTION)
+    twin = adapted_twin(case)
+    twin.save_pretrained(tmp_path, save_embedding_layers=True)
+    found, name = opened(tmp_path, directory_of(case.model)), f"{PREFIX}model.embed_tokens.weight"
+    assert all(change.replaced is None for change in found.changes.values())
+    assert error_of(adapted_logits(tmp_path, case, text_of(case)), twin_logits(twin, text_of(case))) < TOLERANCE
+    edit(tmp_path, lambda tensors, _: tensors.update({name: tensors[name] * np.float32(1.1)}))
+    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight'.*differs from the base"):
+        opened(tmp_path, directory_of(case.model))
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "q8_0", "bf16"])
 def test_copies_of_the_base_are_known_in_quantised_bases(kind: str, tmp_path) -> None:
     wide = Case("llama-wide", "LlamaConfig", {"hidden_size": 96, "intermediate_size": 96, "num_attention_heads": 3})

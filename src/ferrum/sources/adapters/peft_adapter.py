@@ -10,6 +10,7 @@ from typing import Final
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.kernels.adapters import Change
+from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.sources.adapters.adapter_changes import add, largest_rank, merged, tie_rows
 from ferrum.sources.adapters.adapter_file import AdapterFile
 from ferrum.sources.adapters.adapter_module import AdapterModule, AdapterTensor, Part
@@ -76,6 +77,8 @@ def _modules(file: TensorFile, config: PeftConfig, targets: Targets) -> dict[str
         found = modules.setdefault(raw, AdapterModule(tensor or raw))
         if part in (Part.A, Part.EMBEDDING_A) and experts is None:
             found.rank, found.scale = config.rank(raw), config.scale(raw)
+        if part is Part.WEIGHT and tensor in (EMBEDDING, HEAD) and not config.saves(raw, head=tensor == HEAD):
+            part = Part.BASE  # save_embedding_layers
         if part is Part.ROWS:
             found.rows = _rows(config, raw, where)
         if part is Part.MAGNITUDE and not config.has_magnitudes:

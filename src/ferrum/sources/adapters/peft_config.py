@@ -22,14 +22,15 @@ _READ: Final = frozenset(
     (
         *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
         *("use_dora", "alora_invocation_tokens", "trainable_token_indices", "peft_version"),
+        *("modules_to_save", "ensure_weight_tying"),
     )
 )
 _WITHOUT_EFFECT: Final = frozenset(
     (
         *("task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout"),
-        *("target_modules", "exclude_modules", "target_parameters", "modules_to_save", "layers_to_transform"),
+        *("target_modules", "exclude_modules", "target_parameters", "layers_to_transform"),
         *("layers_pattern", "bias", "lora_bias", "fan_in_fan_out", "megatron_core", "qalora_group_size"),
-        *("eva_config", "corda_config", "lora_ga_config", "loftq_config", "runtime_config", "ensure_weight_tying"),
+        *("eva_config", "corda_config", "lora_ga_config", "loftq_config", "runtime_config"),
     )
 )
 """Fields of training, and fields that repeat what tensors say: a tied head that is adapted, too, has its own.
@@ -73,6 +74,18 @@ class PeftConfig:
     def has_magnitudes(self) -> bool:
         """Whether the adapter is a DoRA."""
         return bool(self.values.get("use_dora"))
+
+    def saves(self, module: str, *, head: bool) -> bool:
+        """Return whether the file's weight of a module is a trained one, not a copy of the base's.
+
+        Args:
+            module: its name.
+            head: whether it is the head, which a tied one may follow.
+        """
+        saved = self.values.get("modules_to_save")
+        names = [each for each in saved if isinstance(each, str)] if isinstance(saved, list) else []
+        follows = head and bool(self.values.get("ensure_weight_tying")) and bool(names)
+        return follows or any(module == each or module.endswith(f".{each}") for each in names)
 
     def rank(self, module: str) -> int:
         """Return the rank of a module's matrices. Raises CheckpointError."""
