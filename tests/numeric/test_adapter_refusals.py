@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,10 @@ import pytest
 from adapter_cases import ALL, ATTENTION, BASES, EXPERTS, TIED
 from adapter_kit import AdapterCase, adapted_twin, opened, save
 from adapter_writers import CONFIG, FILE, PREFIX, Tensors, edit
-from ferrum.core.errors import CheckpointError, Unsupported
+from ferrum.core.config import ModelConfig
+from ferrum.core.errors import CheckpointError, FerrumError, Unsupported
+from ferrum.sources.adapters.open_adapter import open_adapter
+from ferrum.sources.read_model import read_spec
 from tiny import directory_of
 
 PLAIN = AdapterCase("plain", BASES["qwen3"], ATTENTION)
@@ -47,6 +52,30 @@ FIELDS: dict[str, Any] = {
     "alpha_pattern": {"(": 1, "(a+)+": 2},
     "alora_invocation_tokens": [],
 }
+
+
+STRANGE = (
+    *(
+        None,
+        True,
+        0,
+        -1,
+        3,
+        10**400,
+        1e308,
+        float("nan"),
+        float("inf"),
+        "",
+        "q_proj",
+        "LORA",
+        "9" * 50,
+        [],
+        [[]],
+        [None],
+    ),
+    *([3], [-1, 10**30], ["x"], {}, {"": 3}, {"q_proj": None}, {"q_proj": [3]}, {"(": 1}, {"embed_tokens": [10**30]}),
+)
+"""Values of fields that no program writes."""
 
 
 def refusal(case: AdapterCase, path: Any) -> str:
@@ -144,6 +173,32 @@ def test_tensors_that_cannot_be_applied_are_refused_by_name(
 ) -> None:
     edit(save(adapted_twin(case), tmp_path), lambda tensors, _: change(tensors))
     assert name in refusal(case, tmp_path)
+
+
+def test_invocations_of_another_vocabulary_are_refused(tmp_path) -> None:
+    edit(save(adapted_twin(PLAIN), tmp_path), lambda _, config: config.update(alora_invocation_tokens=[131]))
+    assert "invocation token 131" in refusal(PLAIN, tmp_path)
+
+
+def test_damaged_files_raise_no_other_errors(tmp_path) -> None:
+    """Any byte may be damaged, and any field may have any JSON value."""
+    save(adapted_twin(ROWS), tmp_path)
+    model = read_spec(ModelConfig(model=str(directory_of(ROWS.model))))
+    config, tensors = (tmp_path / CONFIG).read_bytes(), (tmp_path / FILE).read_bytes()
+    header, random = 8 + int.from_bytes(tensors[:8], "little"), np.random.default_rng(1)
+    fields = json.loads(config)
+    for _ in range(300):
+        kind, damaged = random.integers(3), fields
+        if kind == 0:
+            field, value = random.choice(list(fields)), STRANGE[random.integers(len(STRANGE))]
+            damaged = {**fields, field: value}
+        (tmp_path / CONFIG).write_text(json.dumps(damaged))
+        changed = bytearray(tensors)
+        if kind == 1:
+            changed[random.integers(header)] = random.integers(256)
+        (tmp_path / FILE).write_bytes(changed[: random.integers(len(changed))] if kind == 2 else changed)
+        with suppress(FerrumError):
+            open_adapter(str(tmp_path), model)
 
 
 @pytest.mark.parametrize("pattern", ["(a*)*b", "(.*.*)+", ".*a.*b.*c.*d"])

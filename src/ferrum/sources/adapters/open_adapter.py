@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ferrum.core.errors import HubUnreachable, ModelNotFound
+from ferrum.core.errors import CheckpointError, HubUnreachable, ModelNotFound
 from ferrum.sources.adapters.adapter_file import AdapterFile
 from ferrum.sources.adapters.gguf_adapter import read_gguf_adapter
 from ferrum.sources.adapters.peft_adapter import TENSORS, read_peft
@@ -28,7 +28,11 @@ def open_adapter(name: str, model: ReadModel) -> AdapterFile:
         Unsupported: a tensor or a field of the configuration cannot be applied; the error names it.
     """
     path = locate_adapter(name)
-    return read_peft(path, model) if path.is_dir() else read_gguf_adapter(path, model)
+    found = read_peft(path, model) if path.is_dir() else read_gguf_adapter(path, model)
+    if max(found.invocation, default=0) >= model.spec.vocab_size:
+        problem = f"the invocation token {max(found.invocation)} is none of {model.spec.vocab_size} tokens"
+        raise CheckpointError(f"{path}: {problem}: was the adapter made for another model?")
+    return found
 
 
 def locate_adapter(name: str) -> Path:

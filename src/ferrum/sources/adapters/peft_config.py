@@ -38,6 +38,8 @@ _WITHOUT_EFFECT: Final = frozenset(
 Linear layers ignore fan_in_fan_out.
 """
 
+_MAX_ALPHA: Final = 1e30
+
 _CHANGES_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that change the weights of the base model. PEFT can save such adapters as plain ones."""
 
@@ -98,8 +100,10 @@ class PeftConfig:
         """Return the factor of a module's product: alpha / r, with rsLoRA alpha / sqrt(r). Raises CheckpointError."""
         rank = self.rank(module)
         field, alpha = self._of(module, "alpha_pattern", "lora_alpha", 8)
-        if type(alpha) not in (int, float) or not math.isfinite(alpha):
-            raise self.wrong(field, f"the alpha of {module} must be a finite number, not {shown(alpha)}")
+        if type(alpha) not in (int, float) or not abs(alpha) <= _MAX_ALPHA:
+            raise self.wrong(
+                field, f"the alpha of {module} must be a number of at most {_MAX_ALPHA:g}, not {shown(alpha)}"
+            )
         return float(alpha / (math.sqrt(rank) if self.values.get("use_rslora") else rank))
 
     def _of(self, module: str, pattern: str, field: str, default: int) -> tuple[str, Any]:
