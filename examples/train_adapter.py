@@ -17,7 +17,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-ITEMS = ("apples", "pencils", "blue cups", "chairs", "batteries", "red shoes", "lemons", "stamps", "towels", "green pens")
+ITEMS = ("apples", "pencils", "blue cups", "chairs", "batteries", "red shoes", "lemons", "stamps", "towels")
 NAMES = ("Ada", "Omar", "Lena", "Mr. Park", "Ines", "Tom", "Dr. Weiss", "Priya")
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 ORDERS = (
