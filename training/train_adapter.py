@@ -1,7 +1,7 @@
 """Train a LoRA adapter on a GGUF file with PEFT, on a CPU: orders in plain English become JSON.
 
     pip install peft gguf torch transformers
-    python train_adapter.py MODEL.gguf ADAPTER_DIRECTORY
+    python training/train_adapter.py MODEL.gguf ADAPTER_DIRECTORY
 
 SmolLM2-135M-Instruct takes two or three minutes on two cores.
 """
