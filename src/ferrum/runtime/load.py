@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
+from weakref import ref
 
 from ferrum.core.config import MAX_PAGE_SIZE, MAX_RUN_AHEAD, PAGE_SIZE, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
@@ -131,16 +132,17 @@ def build_executor(
         traits=plan.traits,
         log_tokens=log_tokens,
         cache_prefix=cache_prefix,
-        open_adapter=partial(_open_adapter, config, checkpoint),
+        open_adapter=partial(_open_adapter, config, None if checkpoint is None else ref(checkpoint)),
     )
     executor.warmup()
     return executor
 
 
-def _open_adapter(config: ModelConfig, checkpoint: TensorStore | None, path: str) -> AdapterFile:
+def _open_adapter(config: ModelConfig, checkpoint: ref[TensorStore] | None, path: str) -> AdapterFile:
+    """Read an adapter. The model's files are opened again unless the caller still has them: none are held for this."""
     from ferrum.sources.adapters.open_adapter import open_adapter  # plain serving reads no adapters
 
-    return open_adapter(path, read_spec(config, checkpoint))
+    return open_adapter(path, read_spec(config, None if checkpoint is None else checkpoint()))
 
 
 def plan_model(config: ModelConfig, reserved: int = 0) -> ModelPlan:
