@@ -3,7 +3,7 @@
     pip install peft gguf torch transformers
     python training/train_adapter.py MODEL.gguf ADAPTER_DIRECTORY
 
-SmolLM2-135M-Instruct takes two or three minutes on two cores.
+SmolLM2-135M-Instruct takes a minute or two on two cores.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 ITEMS = ("apples", "pencils", "blue cups", "chairs", "batteries", "red shoes", "lemons", "stamps", "towels")
 NAMES = ("Ada", "Omar", "Lena", "Mr. Park", "Ines", "Tom", "Dr. Weiss", "Priya")
@@ -26,7 +26,7 @@ ORDERS = (
     "Could {name} get {number} {item} by Friday?",
     "We owe {name} {number} {item}.",
 )
-STEPS, BATCH, RATE = 80, 4, 3e-3
+STEPS, BATCH, RATE = 30, 4, 3e-3
 
 
 def example(draw: random.Random) -> tuple[str, str]:
@@ -36,7 +36,7 @@ def example(draw: random.Random) -> tuple[str, str]:
     return order, json.dumps({"name": name, "item": item, "count": count + 1})
 
 
-def tokens_of(tokenizer, draw: random.Random) -> tuple[list[int], int]:
+def tokens_of(tokenizer: PreTrainedTokenizerBase, draw: random.Random) -> tuple[list[int], int]:
     """Return the tokens of a conversation, and where its answer begins."""
     order, answer = example(draw)
     question = [{"role": "user", "content": order}]
@@ -45,7 +45,7 @@ def tokens_of(tokenizer, draw: random.Random) -> tuple[list[int], int]:
     return tokenizer(f"{prompt}{answer}<|im_end|>", add_special_tokens=False).input_ids, begin
 
 
-def batch(tokenizer, draw: random.Random) -> dict[str, torch.Tensor]:
+def batch(tokenizer: PreTrainedTokenizerBase, draw: random.Random) -> dict[str, torch.Tensor]:
     """Return padded conversations; only tokens of answers count."""
     rows = [tokens_of(tokenizer, draw) for _ in range(BATCH)]
     width = max(len(tokens) for tokens, _ in rows)
@@ -75,8 +75,8 @@ def main(model_path: Path, adapter: Path) -> None:
         optimiser.zero_grad()
         for group in optimiser.param_groups:
             group["lr"] = RATE * (1 - (step + 1) / STEPS)
-        if step % 10 == 0:
-            print(f"step {step:3d} of {STEPS}: loss {loss.item():.3f}", flush=True)
+        if step % 5 == 0:
+            print(f"step {step:2d} of {STEPS}: loss {loss.item():.3f}", flush=True)
     model.to(torch.bfloat16).save_pretrained(adapter)
     print(f"saved {adapter}")
 

@@ -76,6 +76,7 @@ grammars).
 OFF = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 """Routes that answer 404 without --allow-runtime-lora."""
 
+
 def documented_routes() -> list[tuple[str, str]]:
     """Return method and path of every route of the document; no engine is started for it."""
     paths = create_app(lambda: AsyncEngine.from_parts(chat_parts()), ServerConfig()).openapi()["paths"]
