@@ -11,7 +11,7 @@ import pytest
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.core.types import Pooling
 from ferrum.text.model_files import DirectoryFiles
-from ferrum.text.pooling import load_pooling, pooling_file
+from ferrum.text.pooling import load_pooling, module_files
 
 FLAGS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 
@@ -44,13 +44,13 @@ def written(directory: Path, config: Any, *kinds: str) -> Path:
 )
 def test_pooling_is_read_from_the_files(tmp_path: Path, config: dict[str, Any], pooling: Pooling) -> None:
     assert load_pooling(DirectoryFiles(written(tmp_path, config))) is pooling
-    assert pooling_file(DirectoryFiles(tmp_path)) == "1_Pooling/config.json"
+    assert module_files(DirectoryFiles(tmp_path)) == ["1_Pooling/config.json"]
 
 
 def test_model_without_pooling_files_uses_the_mean(tmp_path: Path) -> None:
-    assert load_pooling(DirectoryFiles(tmp_path)) is Pooling.MEAN and pooling_file(DirectoryFiles(tmp_path)) is None
+    assert load_pooling(DirectoryFiles(tmp_path)) is Pooling.MEAN and not module_files(DirectoryFiles(tmp_path))
     (tmp_path / "modules.json").write_text(json.dumps(modules("Transformer")))
-    assert load_pooling(DirectoryFiles(tmp_path)) is Pooling.MEAN and pooling_file(DirectoryFiles(tmp_path)) is None
+    assert load_pooling(DirectoryFiles(tmp_path)) is Pooling.MEAN and not module_files(DirectoryFiles(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,6 @@ def test_missing_pooling_file_is_reported(tmp_path: Path) -> None:
 )
 def test_damaged_module_list_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / "modules.json").write_text(text)
-    for read in (load_pooling, pooling_file):
+    for read in (load_pooling, module_files):
         with pytest.raises(CheckpointError, match=r"modules\.json"):
             read(DirectoryFiles(tmp_path))
