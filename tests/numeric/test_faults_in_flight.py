@@ -152,7 +152,7 @@ class Run:
 def hashes_of(executor: LocalExecutor, request: Request, tokens: tuple[int, ...]) -> list[PageHash]:
     """Return the hashes of the full pages of a request and its tokens."""
     scope, hashes = scope_of(executor.lm.pages), list[PageHash]()
-    root = scope.root(adapter=None, tenant=request.tenant, salt=request.salt)
+    root = scope.root(tenant=request.tenant, salt=request.salt)
     scope.extend(hashes, root, (*request.prompt, *tokens))
     return hashes
 

@@ -82,7 +82,7 @@ class Player:
     def names_of(self, cache_id: str) -> list[bytes]:
         names: list[bytes] = []
         scope = scope_of(self.executor.lm.pages)
-        root = scope.root(adapter=None, tenant="", salt="")
+        root = scope.root(tenant="", salt="")
         scope.extend(names, root, tokens_of(find(self.name), LENGTH, self.seeds[cache_id]))
         return names
 

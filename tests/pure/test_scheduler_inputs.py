@@ -64,5 +64,5 @@ def test_each_chunk_has_its_own_rows() -> None:
 
 
 def test_an_adapter_that_is_loaded_again_finds_no_pages_of_the_old_one() -> None:
-    old, new = ({"adapter": Adapter("mine", digest)} for digest in (b"old", b"new"))
+    old, new = ({"adapters": (Adapter("mine", digest),)} for digest in (b"old", b"new"))
     assert cached(Bench(prefixes=True), old, new, old) == [0, 0, 16]

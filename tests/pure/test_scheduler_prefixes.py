@@ -94,7 +94,7 @@ def test_generated_tokens_are_found_by_the_next_message_of_a_conversation() -> N
     assert cached(bench, "b") == 21, "all except the answer's last token, which was never stored"
 
 
-@pytest.mark.parametrize("owner", [{"tenant": "t"}, {"salt": "s"}, {"adapter": Adapter("x", b"x")}])
+@pytest.mark.parametrize("owner", [{"tenant": "t"}, {"salt": "s"}, {"adapters": (Adapter("x", b"x"),)}])
 def test_prefixes_are_separate_by_tenant_salt_and_adapter(owner: dict[str, object]) -> None:
     bench = Bench(prefixes=True)
     bench.add("a", 20, max_tokens=1)

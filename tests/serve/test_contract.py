@@ -88,9 +88,9 @@ NEEDS_ANOTHER: Final = {
     "model", "stream_options", "top_logprobs", "echo", "continue_final_message", "add_special_tokens",
     "return_tokens_as_token_ids", "reasoning_effort", "max_completion_tokens",
     "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call",
-    "thinking_token_budget", "include_reasoning",
+    "thinking_token_budget", "include_reasoning", "lora",
 }  # fmt: skip
-"""Fields that need others, or a model with tools and reasoning; separate tests cover them."""
+"""Fields that need others, adapters, or a model with tools and reasoning; separate tests cover them."""
 
 
 def seen(server: Served, path: str, body: dict[str, Any]) -> Any:

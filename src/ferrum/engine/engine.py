@@ -11,6 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from queue import Empty
 from typing import TYPE_CHECKING, Final
 
@@ -85,7 +86,7 @@ class Engine:
         self._inbox = inbox
         self._post = post
         self._compiling = CompilingRequests(guides, inbox)
-        self._adapters = HeldAdapters(executor, inbox, adapter_bytes, self._is_live)
+        self._adapters = HeldAdapters(executor, inbox, adapter_bytes, partial(_is_live, scheduler, self._compiling))
         self._depth = depth
         self._clock = clock
         self._submitted: deque[tuple[Plan, PendingStep | FerrumError]] = deque()
@@ -121,7 +122,8 @@ class Engine:
             events += self._commit(*self._submitted.popleft())
         now = self._clock()
         events += self._expire(now)
-        if ended := _drop_frames(events):
+        ended = _drop_frames(events)
+        if ended and self._adapters.using:
             self._adapters.release()
         # An iteration may only release pages, and the loop may sleep after it: report their usage now.
         released = plan is None and self._scheduler.kv_usage != self._reported_usage
@@ -205,12 +207,12 @@ class Engine:
                 self._open = False
         return []
 
-    def _is_live(self, request_id: str) -> bool:
-        return request_id in self._scheduler.live.requests or request_id in self._compiling
-
     def _begin(self, request: Request) -> list[TokenEvent]:
         """Let a request wait for its adapters and its grammar; return its last events if it is refused."""
-        if self._is_live(request.request_id) or request.request_id in self._adapters.waiting:
+        if (
+            _is_live(self._scheduler, self._compiling, request.request_id)
+            or request.request_id in self._adapters.waiting
+        ):
             error = RequestError(f"{request.request_id!r} is in use", param="request_id")
             return last_events(request, FinishReason.ERROR, error)
         if not request.adapters:
@@ -270,6 +272,10 @@ class Engine:
         if self._recorded:
             self._computed_steps.append(computed_step(self._committed, plan, output))
         return self._scheduler.commit(plan, output)
+
+
+def _is_live(scheduler: Scheduler, compiling: CompilingRequests, request_id: str) -> bool:
+    return request_id in scheduler.live.requests or request_id in compiling
 
 
 def _drop_frames(events: Iterable[TokenEvent]) -> bool:

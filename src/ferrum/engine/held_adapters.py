@@ -49,6 +49,7 @@ class HeldAdapters:
 
     Attributes:
         waiting: requests whose adapters are not in memory.
+        using: requests that run with adapters, by id.
     """
 
     def __init__(self, executor: EngineExecutor, inbox: Inbox, limit: int, live: Callable[[str], bool]) -> None:
@@ -57,7 +58,7 @@ class HeldAdapters:
         self._known: dict[str, _Known] = {}
         self._held: dict[str, int] = {}  # bytes by key, the least recently used first
         self._reading: dict[str, int] = {}  # bytes of those that are read again
-        self._using: dict[str, Request] = {}
+        self.using: dict[str, Request] = {}
         self.waiting = WaitingRequests()
         self._loads = self._evictions = 0
 
@@ -138,7 +139,7 @@ class HeldAdapters:
         could keep it waiting forever.
         """
         found = []
-        kept = {key for request in self._using.values() for key in keys_of(request)}
+        kept = {key for request in self.using.values() for key in keys_of(request)}
         for request in self.waiting:
             keys = keys_of(request)
             kept |= keys
@@ -146,7 +147,7 @@ class HeldAdapters:
             if not missing:
                 left = self.waiting.take(request)
                 assert left is not None
-                self._using[request.request_id] = request
+                self.using[request.request_id] = request
                 for key in keys:
                     self._held[key] = self._held.pop(key)  # now the most recently used
                 found.append((request, left))
@@ -156,9 +157,7 @@ class HeldAdapters:
 
     def release(self) -> None:
         """Note which requests have ended."""
-        if not self._using:
-            return
-        self._using = {name: request for name, request in self._using.items() if self._live(name)}
+        self.using = {name: request for name, request in self.using.items() if self._live(name)}
         self._drop_unwanted()
 
     def _fetch(self, keys: list[str], kept: set[str]) -> bool:
@@ -206,7 +205,7 @@ class HeldAdapters:
 
     def _wanted_keys(self) -> set[str]:
         """Return the keys that requests use or wait for."""
-        return {key for request in (*self._using.values(), *self.waiting) for key in keys_of(request)}
+        return {key for request in (*self.using.values(), *self.waiting) for key in keys_of(request)}
 
     def _too_large(self, nbytes: int) -> str:
         return f"adapters of {size(nbytes)} are larger than the limit of {size(self._limit)} (raise --lora-gib)"
@@ -220,7 +219,7 @@ class HeldAdapters:
             nbytes=sum(self._held.values()),
             loads=self._loads,
             evictions=self._evictions,
-            running=_names(self._using.values()),
+            running=_names(self.using.values()),
             waiting=_names(self.waiting),
         )
 

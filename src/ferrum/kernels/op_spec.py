@@ -112,14 +112,8 @@ class OpSpec:
 
     def with_values(self, arguments: tuple[Any, ...], change: Callable[[Any], Any]) -> tuple[Any, ...]:
         """Return the arguments with each value changed, in order, also in tuples. An absent value stays None."""
-
-        def changed(argument: Any) -> Any:
-            if isinstance(argument, tuple):
-                return tuple(map(changed, argument))
-            return None if argument is None else change(argument)
-
         pairs = zip(arguments, self.operands.values(), strict=True)
-        return tuple(changed(a) if kind is Kind.VALUE else a for a, kind in pairs)
+        return tuple(_changed(a, change) if kind is Kind.VALUE else a for a, kind in pairs)
 
     def overwritten(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the values whose memory the results take, in order; nothing if the results have their own."""
@@ -193,6 +187,12 @@ def declared(owner: type) -> dict[str, OpSpec]:
 def as_tuple(made: Any) -> tuple[Any, ...]:
     """Return the results of an operation as a tuple, also a single one."""
     return made if isinstance(made, tuple) else (made,)
+
+
+def _changed(argument: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(argument, tuple):
+        return tuple(_changed(each, change) for each in argument)
+    return None if argument is None else change(argument)
 
 
 def _kind(hint: Any) -> Kind:

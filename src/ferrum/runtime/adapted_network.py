@@ -51,7 +51,8 @@ class _AdaptedOperations(Operations):
         self._kernels, self._names, self._sites = kernels, names, sites
 
     def compute(self, spec: OpSpec, arguments: tuple[Any, ...]) -> Any:
-        return getattr(self._kernels, spec.name)(*arguments)
+        method = getattr(self._kernels, spec.name, None)
+        return self._kernels.compute(spec, arguments) if method is None else method(*arguments)
 
     def linear(
         self,
