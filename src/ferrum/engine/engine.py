@@ -112,7 +112,7 @@ class Engine:
         """Run one iteration, starting with `message` if given; return whether a step was computed."""
         events = [] if message is None else self._take(message)
         events += [] if self._inbox.empty() else self._drain_inbox()
-        events += self._begin_adapted() if self._adapters.waiting else []
+        events += self._begin_adapted() if self._adapters.waiting.held else []
         plan = self._scheduler.plan() if self._open else None
         if plan is not None:
             self._mark(plan)
@@ -140,7 +140,11 @@ class Engine:
         if not self._open:
             events = [event for each in outside for event in each.abort_all()]
             return events + self._scheduler.drain(FinishReason.ABORT)
-        return [event for each in (*outside, self._scheduler) for event in each.expire(now)]
+        events = self._scheduler.expire(now)
+        for each in outside:
+            if each.held:
+                events += each.expire(now)
+        return events
 
     def _stats(self, now: float) -> EngineStats:
         """Return statistics with the steps since the last ones."""

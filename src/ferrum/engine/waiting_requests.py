@@ -19,24 +19,28 @@ class _Waiting:
 
 
 class WaitingRequests:
-    """Requests that wait, in the order of their arrival. The engine's thread owns it."""
+    """Requests that wait, in the order of their arrival. The engine's thread owns it.
+
+    Attributes:
+        held: by id. The engine looks at it in each iteration, without a call.
+    """
 
     def __init__(self) -> None:
-        self._requests: dict[str, _Waiting] = {}
+        self.held: dict[str, _Waiting] = {}
 
     def __iter__(self) -> Iterator[Request]:
-        return iter([each.request for each in self._requests.values()])
+        return iter([each.request for each in self.held.values()])
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self.held)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._requests
+        return request_id in self.held
 
     @property
     def choices(self) -> int:
         """Number of choices that wait."""
-        return sum(each.request.params.n - len(each.left) for each in self._requests.values())
+        return sum(each.request.params.n - len(each.left) for each in self.held.values())
 
     def hold(self, request: Request, left: frozenset[int], cancel: Callable[[], object] = bool) -> None:
         """Let a request wait.
@@ -46,42 +50,40 @@ class WaitingRequests:
             left: the choices that have ended already.
             cancel: called if all choices end before.
         """
-        self._requests[request.request_id] = _Waiting(request, cancel, set(left))
+        self.held[request.request_id] = _Waiting(request, cancel, set(left))
 
     def take(self, request: Request) -> frozenset[int] | None:
         """Remove a request that need not wait; return its choices that have ended, or None if all have."""
-        kept = self._requests.get(request.request_id)
+        kept = self.held.get(request.request_id)
         if kept is None or kept.request is not request:
             return None
-        del self._requests[request.request_id]
+        del self.held[request.request_id]
         return frozenset(kept.left)
 
     def abort(
         self, request_id: str, choice: int | None = None, reason: FinishReason = FinishReason.ABORT
     ) -> list[TokenEvent]:
         """End a request, or one choice of it; ignore those that are not here."""
-        if request_id not in self._requests:
+        if request_id not in self.held:
             return []
-        kept = self._requests[request_id]
+        kept = self.held[request_id]
         request, left = kept.request, kept.left
         events = [each for each in last_events(request, reason, left=left) if choice in (None, each.choice)]
         left.update(each.choice for each in events)
         if len(left) == request.params.n:
-            del self._requests[request_id]
+            del self.held[request_id]
             kept.cancel()  # else those who leave would keep others waiting
         return events
 
     def expire(self, now: float) -> list[TokenEvent]:
         """End the requests whose deadline has passed."""
-        if not self._requests:
-            return []
-        deadlines = ((name, each.request.deadline) for name, each in self._requests.items())
+        deadlines = ((name, each.request.deadline) for name, each in self.held.items())
         due = [name for name, deadline in deadlines if deadline is not None and deadline <= now]
         return [event for name in due for event in self.abort(name, reason=FinishReason.DEADLINE)]
 
     def abort_all(self) -> list[TokenEvent]:
         """End all requests."""
-        return [event for name in list(self._requests) for event in self.abort(name)]
+        return [event for name in list(self.held) for event in self.abort(name)]
 
 
 def last_events(
