@@ -122,8 +122,7 @@ class Engine:
             events += self._commit(*self._submitted.popleft())
         now = self._clock()
         events += self._expire(now)
-        ended = _drop_frames(events)
-        if ended and self._adapters.using:
+        if ended := _drop_frames(events):
             self._adapters.release()
         # An iteration may only release pages, and the loop may sleep after it: report their usage now.
         released = plan is None and self._scheduler.kv_usage != self._reported_usage
