@@ -114,7 +114,7 @@ def counted(lm: DecoderLM) -> Iterator[list[int]]:
 
 def measure(steps: int) -> dict[str, Any]:
     """Time the steps of all cells."""
-    rooms = (2 * TOGETHER + 3) * (PROMPT + steps + 64)
+    rooms = (2 * TOGETHER + 3) * (PROMPT + 2 * steps + 128)  # the base is measured before loads too, in whole pages
     config = engine_config(SHAPE, {"quantize": QUANTIZE, "max_batch_size": 64, "kv_capacity": rooms})
     executor = build_executor(config.model, checkpoint=RandomCheckpoint(SHAPE, shape_config(SHAPE)))
     lm, probe, reads = executor.lm, Prober(None), list[float]()
