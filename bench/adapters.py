@@ -58,6 +58,9 @@ class Cell:
     adapters: list[AdapterUse | None]
     seconds: list[float] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._extras = [None if use is None else SpanExtras(adapters=(use,)) for use in self.adapters]
+
     def begin(self, executor: LocalExecutor) -> None:
         """Compute the prompts."""
         self._run(executor, 0, PROMPT)
@@ -72,8 +75,7 @@ class Cell:
 
     def _run(self, executor: LocalExecutor, start: int, count: int) -> None:
         spans = []
-        for index, use in enumerate(self.adapters):
-            extras = None if use is None else SpanExtras(adapters=(use,))
+        for index, extras in enumerate(self._extras):
             tokens = (7 * index + 1,) * count
             spans.append(
                 Span(f"{self.name} {index}", start, tokens, Want.TOKEN, Rows.LAST, sampling=GREEDY, extras=extras)

@@ -7,12 +7,16 @@ namespace ferrum {
 namespace {
 
 constexpr int64_t kRows = 16, kOutputs = 8;  // of a piece of work of dot products
+constexpr int64_t kLine = 64;                  // bytes that memory gives at once
+constexpr int64_t kFetched = 256 << 10;        // bytes that stay in a second-level cache
 
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 const std::byte* row_of(const Floats& matrix, int64_t row) {
     return matrix.data + row * matrix.columns * item_bytes(matrix.format);
 }
+
+int64_t bytes_of(const Floats& matrix) { return matrix.rows * matrix.columns * item_bytes(matrix.format); }
 
 // The share of a thread in pieces of work of several lists, one after another.
 class Pieces {
@@ -96,53 +100,154 @@ void shrink(const Runtime& runtime, int thread, const std::vector<AdapterJob>& j
 }
 
 // A thread changes some outputs of all rows, so that the adapters of a row are added in order.
+void expand_panels(const Runtime& runtime, const std::vector<AdapterJob>& jobs, const AdaptedProducts& of, size_t i, const Share& part) {
+    for (const AdapterJob& job : jobs) {
+        const auto& c = job.entry->changes[i];
+        if (!c) continue;
+        const bool adds = c->b.data != nullptr;
+        const std::byte* b = adds ? b_of(*c, job.group, of.whole > 0 ? of.whole : of.outputs[i], of.first) : nullptr;
+        runtime.kernels.expand({c->b.format, b, c->rank, of.outputs[i], adds ? of.t + job.first + c->first : nullptr, job.entry->rank,
+                                job.outputs, job.count, static_cast<float>(c->scale * job.scale), c->bias, c->factor, c->offset,
+                                of.ys[i]},
+                               part.begin, part.end);
+    }
+}
+
 void expand(const Runtime& runtime, int thread, const std::vector<AdapterJob>& jobs, const AdaptedProducts& of) {
     int64_t all = 0;
     for (size_t i = of.begin; i < of.end; ++i) all += ceil_divide(of.outputs[i], kPanel);
     Pieces pieces(share(runtime, all, thread));
     for (size_t i = of.begin; i < of.end; ++i) {
         const Share part = pieces.next(ceil_divide(of.outputs[i], kPanel));
-        if (part.begin >= part.end) continue;
-        for (const AdapterJob& job : jobs) {
-            const auto& c = job.entry->changes[i];
-            if (!c) continue;
-            const bool adds = c->b.data != nullptr;
-            const std::byte* b = adds ? b_of(*c, job.group, of.whole > 0 ? of.whole : of.outputs[i], of.first) : nullptr;
-            runtime.kernels.expand({c->b.format, b, c->rank, of.outputs[i], adds ? of.t + job.first + c->first : nullptr, job.entry->rank,
-                                    job.outputs, job.count, static_cast<float>(c->scale * job.scale), c->bias, c->factor, c->offset,
-                                    of.ys[i]},
-                                   part.begin, part.end);
-        }
+        if (part.begin < part.end) expand_panels(runtime, jobs, of, i, part);
     }
 }
 
-// List the rows of each adapter, of heads those of each head, and reserve memory for their products by A.
-void Adapt::prepare() {
+void SiteJobs::list(const Step& step) {
     jobs_.clear();
     ids_.clear();
-    int64_t numbers = 0, rows = 0;
-    for (const StepAdapter& each : runtime_.step.adapters) rows += static_cast<int64_t>(rows_of(each).size());
+    numbers_ = 0;
+    int64_t rows = 0;
+    for (const StepAdapter& each : step.adapters) rows += static_cast<int64_t>(rows_of(each).size());
     if (heads_ > 1) ids_.reserve(static_cast<size_t>(rows * heads_));  // pointers stay valid
-    for (const StepAdapter& each : runtime_.step.adapters) {
+    for (const StepAdapter& each : step.adapters) {
         const AdapterEntry* entry = site_->entry(each.slot);
         const auto count = static_cast<int64_t>(rows_of(each).size());
         if (entry == nullptr || count == 0) continue;
-        for (int64_t head = 0; head < heads_; ++head, numbers += count * entry->rank) {
+        for (int64_t head = 0; head < heads_; ++head, numbers_ += count * entry->rank) {
             const int32_t* ids = heads_ > 1 ? ids_.data() + ids_.size() : rows_of(each).data();
             if (heads_ > 1)
                 for (const int32_t row : rows_of(each)) ids_.push_back(static_cast<int32_t>(row * heads_ + head));
-            jobs_.push_back({entry, each.scale, head, ids, ids, count, numbers});
+            jobs_.push_back({entry, each.scale, head, ids, ids, count, numbers_});
         }
     }
-    if (numbers > 0) runtime_.reserve(numbers * static_cast<int64_t>(sizeof(float)), 0);
+}
+
+bool SiteJobs::replaces() const {
+    for (const AdapterJob& job : jobs_)
+        for (const auto& c : job.entry->changes)
+            if (c && c->replaced.data != nullptr) return true;
+    return false;
+}
+
+void Adapt::prepare() {
+    jobs_.list(runtime_.step);
+    runtime_.reserve(jobs_.bytes(), 0);
 }
 
 void Adapt::run(Runtime& runtime, int thread) {
-    if (jobs_.empty()) return;
+    if (jobs_.none()) return;
     const AdaptedProducts of{0, ys_.size(), x_, inputs_, ys_.data(), outputs_.data(), reinterpret_cast<float*>(runtime.shared())};
-    shrink(runtime, thread, jobs_, of);
+    shrink(runtime, thread, jobs_.all(), of);
     runtime.team.barrier();
-    expand(runtime, thread, jobs_, of);
+    expand(runtime, thread, jobs_.all(), of);
+}
+
+AdaptedLinear::AdaptedLinear(Runtime& runtime, Rows x, std::vector<Product> products, int64_t max_rows, SiteJobs jobs)
+    : runtime_(runtime), x_(x), products_(std::move(products)), linear_(runtime, x, products_, max_rows), jobs_(std::move(jobs)) {
+    for (const Product& p : products_) {
+        ys_.push_back(p.y);
+        outputs_.push_back(p.weight->outputs());
+        packed_ = std::max(packed_, runtime.kernels.packed_bytes(p.weight->format(), max_rows, p.weight->inputs()));
+    }
+    packed_ = ceil_divide(packed_, kLine) * kLine;
+    for (const Product& p : products_) {
+        const bool first = p.weight->format() == products_.front().weight->format();
+        places_.push_back(first ? places_end_ : -1);
+        places_end_ += first ? p.weight->panels() : 0;
+    }
+}
+
+// Find the work of the step. A panel's rows are multiplied in one piece if they are few; replaced rows of a matrix would
+// be overwritten.
+void AdaptedLinear::prepare() {
+    jobs_.list(runtime_.step);
+    fetched_.clear();
+    fetched_bytes_ = 0;
+    if (jobs_.none()) return;
+    for (const AdapterJob& job : jobs_.all())
+        for (size_t i = 0; i < ys_.size(); ++i)
+            if (const auto& c = job.entry->changes[i]; c && c->b.data != nullptr && !shared_before(*job.entry, 0, i)) {
+                fetched_.push_back(&*c);
+                fetched_bytes_ += bytes_of(c->a);
+            }
+    if (fetched_bytes_ > kFetched) fetched_bytes_ = 0;
+    runtime_.reserve(packed_ + jobs_.bytes(), 0);
+    apart_ = jobs_.replaces();
+    for (const Product& p : products_) apart_ |= runtime_.kernels.row_blocks({p.weight->format(), runtime_.step.count(x_.extent)}) > 1;
+}
+
+AdaptedProducts AdaptedLinear::adapted(const Runtime& runtime) const {
+    auto* t = reinterpret_cast<float*>(runtime.shared() + packed_);
+    return {0, ys_.size(), x_.data, products_.front().weight->inputs(), ys_.data(), outputs_.data(), t};
+}
+
+void AdaptedLinear::run(Runtime& runtime, int thread) {
+    linear_.run(runtime, thread, jobs_.none() || apart_ ? nullptr : this);
+    if (jobs_.none() || !apart_) return;
+    runtime.team.barrier();
+    shrink(runtime, thread, jobs_.all(), adapted(runtime));
+    runtime.team.barrier();
+    expand(runtime, thread, jobs_.all(), adapted(runtime));
+}
+
+void AdaptedLinear::pack(Runtime& runtime, int thread) { shrink(runtime, thread, jobs_.all(), adapted(runtime)); }
+
+// Fetch the matrices B of the panel while the panel is multiplied, and a part of the matrices A of the next operation.
+void AdaptedLinear::begin_panel(const Runtime&, size_t product, int64_t panel) {
+    for (const AdapterJob& job : jobs_.all()) {
+        const auto& c = job.entry->changes[product];
+        if (!c || c->b.data == nullptr) continue;
+        const int64_t bytes = c->rank * kPanel * item_bytes(c->b.format);
+        for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(c->b.data + panel * bytes + at);
+    }
+    if (next_ == nullptr || places_[product] < 0) return;
+    const int64_t lines = next_->fetched_bytes_ / kLine, place = places_[product] + panel;
+    next_->fetch(lines * place / places_end_ * kLine, lines * (place + 1) / places_end_ * kLine);
+}
+
+// Fetch bytes of the matrices A, counted from the first one's.
+void AdaptedLinear::fetch(int64_t begin, int64_t end) const {
+    for (const AdapterChange* c : fetched_) {
+        const int64_t bytes = bytes_of(c->a);
+        for (int64_t at = std::max<int64_t>(begin, 0); at < std::min(end, bytes); at += kLine) __builtin_prefetch(c->a.data + at, 0, 2);
+        begin -= bytes;
+        end -= bytes;
+        if (end <= 0) return;
+    }
+}
+
+void AdaptedLinear::end_panel(const Runtime& runtime, size_t product, int64_t panel) {
+    expand_panels(runtime, jobs_.all(), adapted(runtime), product, {panel, panel + 1});
+}
+
+void follow_adapters(const Operations& operations) {
+    AdaptedLinear* last = nullptr;
+    for (const auto& operation : operations)
+        if (auto* const found = dynamic_cast<AdaptedLinear*>(operation.get())) {
+            if (last != nullptr) last->precede(*found);
+            last = found;
+        }
 }
 
 void AdaptEmbedding::prepare() {

@@ -75,30 +75,83 @@ void shrink(const Runtime& runtime, int thread, const std::vector<AdapterJob>& j
 // Change the thread's share of outputs, a barrier later.
 void expand(const Runtime& runtime, int thread, const std::vector<AdapterJob>& jobs, const AdaptedProducts& of);
 
+// The jobs of a step at a site.
+class SiteJobs {
+public:
+    SiteJobs() = default;
+    SiteJobs(std::shared_ptr<AdapterSite> site, int64_t heads, bool logits) : site_(std::move(site)), heads_(heads), logits_(logits) {}
+    // List the rows of each adapter, of heads those of each head.
+    void list(const Step& step);
+    const std::vector<AdapterJob>& all() const { return jobs_; }
+    bool none() const { return jobs_.empty(); }
+    bool replaces() const;  // whether an adapter replaces rows of a matrix
+    int64_t bytes() const { return numbers_ * static_cast<int64_t>(sizeof(float)); }  // of products by A
+
+private:
+    const std::vector<int32_t>& rows_of(const StepAdapter& each) const { return logits_ ? each.logit_rows : each.rows; }
+
+    std::shared_ptr<AdapterSite> site_;
+    int64_t heads_ = 1;
+    bool logits_ = false;  // the inputs have the rows of logits
+    // Of a step:
+    std::vector<AdapterJob> jobs_;
+    std::vector<int32_t> ids_;  // of heads of rows
+    int64_t numbers_ = 0;
+};
+
 // Products of x that adapters change in place: of rows, or of each head of rows.
 class Adapt final : public Operation {
 public:
-    Adapt(Runtime& runtime, std::shared_ptr<AdapterSite> site, const float* x, int64_t inputs, std::vector<float*> ys,
-          std::vector<int64_t> outputs, int64_t heads, bool logits)
-        : runtime_(runtime), site_(std::move(site)), x_(x), inputs_(inputs), ys_(std::move(ys)), outputs_(std::move(outputs)),
-          heads_(heads), logits_(logits) {}
+    Adapt(Runtime& runtime, SiteJobs jobs, const float* x, int64_t inputs, std::vector<float*> ys, std::vector<int64_t> outputs)
+        : runtime_(runtime), jobs_(std::move(jobs)), x_(x), inputs_(inputs), ys_(std::move(ys)), outputs_(std::move(outputs)) {}
     void prepare() override;
     void run(Runtime& runtime, int thread) override;
 
 private:
-    const std::vector<int32_t>& rows_of(const StepAdapter& each) const { return logits_ ? each.logit_rows : each.rows; }
     Runtime& runtime_;
-    std::shared_ptr<AdapterSite> site_;
+    SiteJobs jobs_;
     const float* x_;
     int64_t inputs_;
     std::vector<float*> ys_;
     std::vector<int64_t> outputs_;
-    int64_t heads_;
-    bool logits_;  // x has the rows of logits
-    // Of a step:
-    std::vector<AdapterJob> jobs_;
-    std::vector<int32_t> ids_;  // of heads of rows
 };
+
+// A linear operation whose products adapters change. Of few rows they do so in the passes of the operation, without a
+// barrier: products by A while rows are packed, and the outputs of a panel as soon as it is multiplied. Its threads also
+// fetch the matrices A of the next such operation, whose few products would wait for memory.
+class AdaptedLinear final : public Operation, private LinearWork {
+public:
+    AdaptedLinear(Runtime& runtime, Rows x, std::vector<Product> products, int64_t max_rows, SiteJobs jobs);
+    void prepare() override;
+    void run(Runtime& runtime, int thread) override;
+    // Set the next such operation of the program, which outlives this one.
+    void precede(const AdaptedLinear& next) { next_ = &next; }
+
+private:
+    void pack(Runtime& runtime, int thread) override;
+    void begin_panel(const Runtime& runtime, size_t product, int64_t panel) override;
+    void end_panel(const Runtime& runtime, size_t product, int64_t panel) override;
+    AdaptedProducts adapted(const Runtime& runtime) const;
+    void fetch(int64_t begin, int64_t end) const;
+
+    Runtime& runtime_;
+    Rows x_;
+    std::vector<Product> products_;
+    Linear linear_;
+    SiteJobs jobs_;
+    std::vector<float*> ys_;
+    std::vector<int64_t> outputs_;
+    int64_t packed_ = 0;  // bytes of packed rows
+    std::vector<int64_t> places_;  // of the first panel of each product among those of the first format; -1: of another one
+    int64_t places_end_ = 0;
+    const AdaptedLinear* next_ = nullptr;
+    std::vector<const AdapterChange*> fetched_;  // different matrices A of the step, if they fit in a cache
+    int64_t fetched_bytes_ = 0;
+    bool apart_ = false;  // in this step, after the products
+};
+
+// Introduce the linear operations of a program that adapters change to the ones after them.
+void follow_adapters(const Operations& operations);
 
 // Embeddings that adapters change in place; given rows stay as they are.
 class AdaptEmbedding final : public Operation {

@@ -84,7 +84,7 @@ std::shared_ptr<Operation> adapt(Runtime& runtime, std::shared_ptr<AdapterSite> 
     require(ys.size() == outputs.size(), "expected one result per matrix");
     std::vector<float*> data;
     for (const auto& y : ys) data.push_back(y.data());
-    return std::make_shared<Adapt>(runtime, std::move(site), x.data(), inputs, std::move(data), outputs, heads, logits);
+    return std::make_shared<Adapt>(runtime, SiteJobs(std::move(site), heads, logits), x.data(), inputs, std::move(data), outputs);
 }
 
 std::shared_ptr<Operation> adapt_embedding(Runtime& runtime, std::shared_ptr<AdapterSite> site, const Out<float>& y,

@@ -150,7 +150,8 @@ using WeightHolder = std::shared_ptr<Weight>;
 using ProductTuple = std::tuple<WeightHolder, WeightHolder, MaybeFloats, MaybeFloats, Out<float>>;  // weight, up, their biases, y
 
 OperationPointer linear(Runtime& runtime, const Out<float>& x, const std::vector<ProductTuple>& products,
-                        const std::optional<ActivationTuple>& applied, int64_t extent, int64_t max_rows) {
+                        const std::optional<ActivationTuple>& applied, int64_t extent, int64_t max_rows,
+                        std::shared_ptr<AdapterSite> site) {
     const Activation activation = activation_of(applied);
     std::vector<Product> all;
     for (const auto& [weight, up, bias, up_bias, y] : products) {
@@ -166,7 +167,9 @@ OperationPointer linear(Runtime& runtime, const Out<float>& x, const std::vector
             all.push_back({weight, up, data_or_null(bias), y.data(), activation, data_or_null(up_bias)});
         }
     }
-    return std::make_shared<Linear>(runtime, Rows{x.data(), extent}, std::move(all), max_rows);
+    if (site == nullptr) return std::make_shared<Linear>(runtime, Rows{x.data(), extent}, std::move(all), max_rows);
+    for (const Product& p : all) require(p.up == nullptr && p.activation.curve == Curve::none, "adapters change plain products only");
+    return std::make_shared<AdaptedLinear>(runtime, Rows{x.data(), extent}, std::move(all), max_rows, SiteJobs(std::move(site), 1, false));
 }
 
 // Fill rows of a rope table from the position `begin` on.
@@ -267,7 +270,10 @@ NB_MODULE(_native, module) {
         })
         .def("rows", &read_rows, as_is, as_is);
     nb::class_<Operation>(module, "Operation").def_prop_ro("experts_read", &Operation::experts_read);
-    nb::class_<Program>(module, "Program").def("__init__", [](Program* self, Operations all) { new (self) Program{std::move(all)}; });
+    nb::class_<Program>(module, "Program").def("__init__", [](Program* self, Operations all) {
+        follow_adapters(all);
+        new (self) Program{std::move(all)};
+    });
     nb::class_<Runtime>(module, "Runtime")
         .def(nb::init<const std::string&, int>())
         .def_prop_ro("tier", [](const Runtime& r) { return r.kernels.name; })
@@ -320,7 +326,7 @@ NB_MODULE(_native, module) {
     module.def("adapt", &adapt, nb::arg(), nb::arg(), as_is, nb::arg(), as_is, nb::arg(), nb::arg(), nb::arg());
     module.def("adapt_embedding", &adapt_embedding, nb::arg(), nb::arg(), as_is, nb::arg(), nb::arg());
     module.def("activate", &activate, as_is, as_is_or_none, nb::arg().none(), nb::arg(), as_is, nb::arg());
-    module.def("linear", &linear, nb::arg(), as_is, as_is, nb::arg().none(), nb::arg(), nb::arg());
+    module.def("linear", &linear, nb::arg(), as_is, as_is, nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none());
     module.def("experts", &experts, nb::arg(), as_is, as_is, as_is, nb::arg(), nb::arg(), as_is, nb::arg(), nb::arg(), nb::arg(),
                nb::arg().none());
     module.def("head_linear", &head_linear, nb::arg(), as_is, as_is, nb::arg(), nb::arg(), nb::arg(), nb::arg());

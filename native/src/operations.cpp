@@ -50,7 +50,7 @@ Linear::Linear(Runtime& runtime, Rows x, std::vector<Product> products, int64_t 
         runtime.reserve(runtime.kernels.packed_bytes(p.weight->format(), max_rows, p.weight->inputs()), 0);
 }
 
-void Linear::run(Runtime& runtime, int thread) {
+void Linear::run(Runtime& runtime, int thread, LinearWork* more) {
     const int64_t rows = runtime.step.count(x_.extent);
     if (rows == 0) return;
     // Most operations have one or two formats. The rows are packed for each.
@@ -62,8 +62,9 @@ void Linear::run(Runtime& runtime, int thread) {
         if (i > 0) runtime.team.barrier();  // wait until the packed rows of the last format are free
         const TiledRows tiled{format, rows};
         pack(runtime, tiled, thread);
+        if (i == 0 && more != nullptr) more->pack(runtime, thread);
         runtime.team.barrier();
-        multiply(runtime, tiled, thread);
+        multiply(runtime, tiled, thread, more);
     }
 }
 
@@ -97,7 +98,7 @@ void Linear::pack(Runtime& runtime, const TiledRows& tiled, int thread) const {
     if (begin < end) runtime.kernels.pack(tiled, x_.data, depth, begin, end, runtime.shared());
 }
 
-void Linear::multiply(Runtime& runtime, const TiledRows& tiled, int thread) const {
+void Linear::multiply(Runtime& runtime, const TiledRows& tiled, int thread, LinearWork* more) const {
     const int64_t panels = panels_of(tiled.format);
     for (Shares::Piece piece = runtime.shares.take(thread); piece.owner >= 0; piece = runtime.shares.take(thread)) {
         const Share part = share(runtime, panels, piece.owner);
@@ -109,7 +110,10 @@ void Linear::multiply(Runtime& runtime, const TiledRows& tiled, int thread) cons
         const std::byte* up = p.up != nullptr ? p.up->data() : nullptr;
         const ProductArgs args{tiled,     runtime.shared(), w.inputs(),  w.data(), up,     p.bias,
                                p.up_bias, p.activation,     w.outputs(), p.y,      p.gates};
+        const auto product = static_cast<size_t>(&p - products_.data());
+        if (more != nullptr) more->begin_panel(runtime, product, place);
         runtime.kernels.product(args, block, place, next);
+        if (more != nullptr) more->end_panel(runtime, product, place);
     }
 }
 

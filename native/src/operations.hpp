@@ -87,10 +87,23 @@ struct Product {
     bool gates = false;
 };
 
+// More work of a linear operation, without barriers: while rows are packed the first time, and around each panel.
+class LinearWork {
+public:
+    virtual void pack(Runtime& runtime, int thread) = 0;
+    virtual void begin_panel(const Runtime& runtime, size_t product, int64_t panel) = 0;
+    virtual void end_panel(const Runtime& runtime, size_t product, int64_t panel) = 0;
+
+protected:
+    ~LinearWork() = default;
+};
+
 class Linear final : public Operation {
 public:
     Linear(Runtime& runtime, Rows x, std::vector<Product> products, int64_t max_rows);
-    void run(Runtime& runtime, int thread) override;
+    void run(Runtime& runtime, int thread) override { run(runtime, thread, nullptr); }
+    // With more work, or null.
+    void run(Runtime& runtime, int thread, LinearWork* more);
 
 private:
     // The position of a panel within one of the products.
@@ -102,7 +115,7 @@ private:
     };
 
     void pack(Runtime& runtime, const TiledRows& tiled, int thread) const;
-    void multiply(Runtime& runtime, const TiledRows& tiled, int thread) const;
+    void multiply(Runtime& runtime, const TiledRows& tiled, int thread, LinearWork* more) const;
     int64_t panels_of(Format format) const;
     Place find(Format format, int64_t panel) const;
 

@@ -172,6 +172,27 @@ def test_changed_embeddings_equal_the_reference(team, dtype):
                     same_bits(ours[given], y[given])
 
 
+@pytest.mark.parametrize("formats", [BLOCKS[:1] * 2 + BLOCKS[-1:], (np.float32,) * 3, (FLOATS[-1], *BLOCKS[:1] * 2)])
+@pytest.mark.parametrize("team", TEAMS)
+def test_products_at_a_site_are_changed_as_after_it(team, formats):
+    """Few rows are changed panel by panel, more rows and replaced ones after all products."""
+    rng, twin, shapes = np.random.default_rng(10), Twin(*team), ((75, 64), (40, 64), (33, 64))
+    pairs = zip(shapes, formats, strict=True)
+    packed = tuple(twin.native.weight(weight_of(rng, *shape, format)) for shape, format in pairs)
+    biases = normal(rng, 75), None, normal(rng, 33)
+    for rows, kinds, users in ((1, 2, uses((1, 0.5, [0]))), (ROWS, 2, SOME), (ROWS, 6, APART), (700, 2, SOME)):
+        x = wild(rng, rows, 64)
+        entries: list[Changes] = [
+            tuple(change(rng, shape, 5 + slot, FLOATS[slot], (slot + i) % kinds) for i, shape in enumerate(shapes))
+            for slot in range(3)
+        ]
+        begin(twin, users, rows)
+        site = site_of(twin.native, SiteKind.LINEAR, shapes, entries)
+        after = twin.native.adapt(x, twin.native.linear(x, packed, biases), site)
+        for found, expected in zip(twin.native.linear(x, packed, biases, None, site), after, strict=True):
+            same_bits(found, expected)
+
+
 ACTIVATIONS = (SILU, Activation("gelu"), Activation("gelu_tanh"), Activation("relu2"), replace(SILU, limit=0.75))
 
 

@@ -182,7 +182,7 @@ def in_numpy(self: ReferenceKernels, x: np.ndarray, weight: Weight, times: int =
 
 
 def in_the_library(self: Lowering, x: Operand, weight: NativeWeight, times: int, *outs: Operand) -> Native:
-    return self.linear(x, (weight,) * times, (None,) * times, None, *outs)
+    return self.linear(x, (weight,) * times, (None,) * times, None, None, *outs)
 
 
 def network_of(kernels: Any, weight: Weight) -> Callable[[Any], NetworkOutput]:

@@ -1,4 +1,4 @@
-"""A span with any extra takes no fast path, whatever the extra is: the tests go through the fields of the record."""
+"""Extras and the fast path: only adapters that have begun may take it. The tests go through the record's fields."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from ferrum.core.params import SamplingParams
-from ferrum.core.step import Hidden, Sampling, Span, SpanExtras, Want, is_plain
+from ferrum.core.step import AdapterUse, Hidden, Sampling, Span, SpanExtras, Want, is_plain
 from ferrum.scheduler import planner, step_plan
 from ferrum.scheduler.sequence import Sequence, make_span
 from scheduler_bench import Bench
 from span_kit import EXTRAS, special
 
+SPECIAL = tuple(field for field in EXTRAS if field != "adapters")
 PLAIN = Span("a", 5, (1,), sampling=Sampling(SamplingParams(), 0, 1, [1]))
 
 
@@ -26,9 +27,17 @@ def test_other_tokens_or_results_are_not_plain(changes: dict[str, Any]) -> None:
     assert not is_plain([PLAIN, replace(PLAIN, **changes)])
 
 
-@pytest.mark.parametrize("field", EXTRAS)
-def test_no_extra_is_plain(field: str) -> None:
-    assert not is_plain([PLAIN, replace(PLAIN, extras=special(field))])
+@pytest.mark.parametrize("field", SPECIAL)
+def test_no_other_extra_is_plain(field: str) -> None:
+    uses = (AdapterUse("it"),)
+    for extras in (special(field), replace(special(field), adapters=uses)):
+        assert not is_plain([PLAIN, replace(PLAIN, extras=extras)])
+
+
+@pytest.mark.parametrize("start", [0, 5, 6])
+def test_an_adapter_is_plain_once_it_has_begun(start: int) -> None:
+    extras = SpanExtras(adapters=(AdapterUse("before"), AdapterUse("it", 0.5, start)))
+    assert is_plain([PLAIN, replace(PLAIN, extras=extras)]) == (start <= PLAIN.start)
 
 
 def test_a_record_without_extras_is_none() -> None:
@@ -46,7 +55,7 @@ def decoding() -> Bench:
     return bench
 
 
-@pytest.mark.parametrize("field", EXTRAS)
+@pytest.mark.parametrize("field", SPECIAL)
 def test_the_fast_path_ends_where_a_span_gets_an_extra(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def made(sequence: Sequence, count: int, **more: Any) -> Span:
         return replace(make_span(sequence, count, **more), extras=special(field))
@@ -56,7 +65,7 @@ def test_the_fast_path_ends_where_a_span_gets_an_extra(field: str, monkeypatch: 
     assert bench.scheduler.live.decodes.plan() is None
 
 
-@pytest.mark.parametrize("field", EXTRAS)
+@pytest.mark.parametrize("field", SPECIAL)
 def test_the_fast_path_does_not_begin_from_a_span_with_an_extra(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def made(sequence: Sequence, count: int, **more: Any) -> Span:
         return replace(make_span(sequence, count, **more), extras=special(field))

@@ -142,7 +142,7 @@ class PendingMasks(Sequence[bytes | None]):
 
 @dataclass(frozen=True, slots=True)
 class SpanExtras:
-    """Everything that makes a span special. A plain span has none, so the fast path knows it by one comparison.
+    """Everything that makes a span special. Most spans have none, so the fast path knows them by one comparison.
 
     Attributes:
         drafts: how many of the last tokens are drafts to verify.
@@ -236,13 +236,22 @@ _want, _hidden, _extras = attrgetter("want"), attrgetter("hidden"), attrgetter("
 def is_plain(spans: Sequence[Span]) -> bool:
     """Return whether every span samples one token after one, and nothing else: such steps may take the fast path.
 
-    Nothing else asks: what a span may want in addition is in `Span.extras`, so a new field of it is never plain.
+    Nothing else asks: what a span may want in addition is in `Span.extras`, so a new field of it is never plain. Only
+    adapters that have begun are: they change the model, but nothing of what a span asks for.
     """
     return (
-        all(map(is_, map(_extras, spans), repeat(None)))
+        (all(map(is_, map(_extras, spans), repeat(None))) or all(map(_is_only_adapted, spans)))
         and all(map(is_, map(_want, spans), repeat(Want.TOKEN)))
         and all(map(is_, map(_hidden, spans), repeat(Hidden.NONE)))
         and set(map(len, map(_tokens, spans))) <= {1}
+    )
+
+
+def _is_only_adapted(span: Span) -> bool:
+    """Return whether adapters that have begun are the only extra of a span; also if it has none."""
+    extras = span.extras
+    return extras is None or (
+        extras == SpanExtras(adapters=extras.adapters) and all(use.start <= span.start for use in extras.adapters)
     )
 
 

@@ -338,10 +338,17 @@ class Kernels(Operations, ParameterForms, RawPages, Protocol):
     def planned_page_bytes(self, group: PoolGroup) -> int:
         """Return the bytes of a page of that group, with padding. `allocate` need not have run."""
 
-    def adapted(self, changes: tuple[Change | None, ...]) -> Any:
+    def adapter_memory(self, nbytes: int) -> Any:  # noqa: ARG002 - backends that need no memory of one piece
+        """Return memory for the numbers of an adapter of that size, as `adapted` takes it."""
+        return None
+
+    def adapted(self, changes: tuple[Change | None, ...], memory: Any = None) -> Any:
         """Convert an adapter's changes at a site, one for each matrix or None, to an entry of the site.
 
         It may run while a step is computed.
+
+        Args:
+            memory: of the adapter, from `adapter_memory`.
         """
 
     def install(self, site: AdapterSite, slot: int, entry: Any | None) -> None:

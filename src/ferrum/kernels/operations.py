@@ -126,8 +126,13 @@ class Operations(Protocol):
         weights: tuple[Matrix, ...],
         biases: tuple[Vector | None, ...],
         activation: Activation | None = None,
+        site: AdapterSite | None = None,
     ) -> tuple[Array, ...]:
-        """Multiply one input by each weight, add the bias, activate: [R, K] -> [R, N] each."""
+        """Multiply one input by each weight, add the bias, activate: [R, K] -> [R, N] each.
+
+        At a site nothing is activated, and the adapters of each row (`StepTables.adapters`) change its products, see
+        `adapters.Change`.
+        """
         return tuple(x.like(weight.shape[0]) for weight in weights)
 
     @operation()

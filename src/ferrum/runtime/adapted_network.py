@@ -60,9 +60,11 @@ class _AdaptedOperations(Operations):
         weights: tuple[Weight, ...],
         biases: tuple[Vector | None, ...],
         activation: Activation | None = None,
+        site: AdapterSite | None = None,
     ) -> tuple[Array, ...]:
+        assert site is None, "the network knows no adapters"
         site = self._site(SiteKind.LINEAR, weights, biases)
-        ys = self._kernels.adapt(x, self._kernels.linear(x, weights, biases), site)
+        ys = self._kernels.linear(x, weights, biases, None, site)
         return ys if activation is None else tuple(self._kernels.activate(y, activation) for y in ys)
 
     def gated_linear(

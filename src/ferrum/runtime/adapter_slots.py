@@ -64,12 +64,14 @@ class AdapterSlots:
 
     Attributes:
         sites: where adapters can change the model.
+        changes: how often an adapter was added or removed.
     """
 
     def __init__(self, kernels: Kernels, sites: Iterable[AdapterSite]) -> None:
         self._kernels, self.sites = kernels, tuple(sites)
         self._held: dict[str, tuple[int, PreparedAdapter]] = {}
         self._users: dict[str, tuple[AdapterUse, ...]] = {}
+        self.changes = 0
 
     @property
     def nbytes(self) -> int:
@@ -92,20 +94,22 @@ class AdapterSlots:
             Unsupported: an adapter cannot change a matrix of that name in that way, as the error says.
         """
         entries, known = list[tuple[AdapterSite, Any]](), set[str]()
+        nbytes = sum(each.nbytes for each in changes.values())
+        memory = self._kernels.adapter_memory(nbytes)
         for site in self.sites:
             known.update(site.names)
             at_site = tuple(
                 self._change(site, index, changes.get(name), pause) for index, name in enumerate(site.names)
             )
             if any(change is not None for change in at_site):
-                entries.append((site, self._kernels.adapted(at_site)))
+                entries.append((site, self._kernels.adapted(at_site, memory)))
                 pause()
         unknown = sorted(set(changes) - known)
         if unknown:
             raise Unsupported("the adapter", f"{unknown[0]} cannot be changed by an adapter")
         return PreparedAdapter(
             tuple(entries),
-            sum(each.nbytes for each in changes.values()),
+            nbytes,
             scales=all(each.scales for each in changes.values()),
             absorbed=any(site.kind is SiteKind.HEADS for site, _ in entries),
         )
@@ -128,12 +132,14 @@ class AdapterSlots:
         for site, entry in adapter.entries:
             self._kernels.install(site, slot, entry)
         self._held[key] = slot, adapter
+        self.changes += 1
 
     def remove(self, key: str) -> None:
         """Free an adapter, which no sequence uses. An unknown key is no error."""
         slot, adapter = self._held.pop(key, (0, None))
         for site, _ in () if adapter is None else adapter.entries:
             self._kernels.install(site, slot, None)
+        self.changes += 1
 
     def use(self, cache_id: str, uses: tuple[AdapterUse, ...]) -> RequestError | None:
         """Note which adapters a sequence uses; return why it cannot, or None."""

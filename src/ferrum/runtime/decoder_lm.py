@@ -169,7 +169,7 @@ class DecoderLM(StepwiseLLM):
             self._free_refused(outcomes, new)
         self._flights.depart(step.spans, sampled, new)
         if len(step.passes) == 1 and not outcomes and is_plain(batch.spans) and all(map(_start, batch.spans)):
-            self._decodes = DecodeTables(batch.spans, step.passes[0][1], self.pages, sampled)
+            self._decodes = DecodeTables(batch.spans, step.passes[0][1], self.pages, sampled, self.adapted.slots)
         return step
 
     def _free_refused(self, refused: Iterable[str], new: Collection[str]) -> None:

@@ -185,6 +185,7 @@ class DecodeTables:
         tables: of its only pass.
         pages: the page table.
         last: see the attribute.
+        adapters: the loaded ones, if some are.
 
     Attributes:
         cache_ids: the sequences.
@@ -194,13 +195,19 @@ class DecodeTables:
     """
 
     def __init__(
-        self, spans: Sequence[Span], tables: StepTables, pages: PageTable, last: StepTokens | None = None
+        self,
+        spans: Sequence[Span],
+        tables: StepTables,
+        pages: PageTable,
+        last: StepTokens | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self.cache_ids = [span.cache_id for span in spans]
         self.ends = [span.end for span in spans]
         self.drawn = [row for row, span in enumerate(spans) if span.sampling and not is_plain_greedy(span.sampling)]
         self.last = last
-        self._samplings = [span.sampling for span in spans]
+        self._kept = [(span.sampling, span.extras) for span in spans]
+        self._adapters, self._changes_of_adapters = adapters, 0 if adapters is None else adapters.changes
         self._pages = pages
         self._tables = tables._replace(pages=tuple([_widened(table, 0) for table in tables.pages]))
         self._every = np.arange(len(spans), dtype=np.int32)
@@ -217,9 +224,13 @@ class DecodeTables:
         starts = self.ends
         if len(spans) != len(starts) or max(starts) >= max_length:
             return None
+        if self._adapters is not None and self._adapters.changes != self._changes_of_adapters:
+            return None
         tokens, ends = list[int](), list[int]()
-        for span, cache_id, start, sampling in zip(spans, self.cache_ids, starts, self._samplings, strict=True):
+        for span, cache_id, start, (sampling, extras) in zip(spans, self.cache_ids, starts, self._kept, strict=True):
             if span.cache_id != cache_id or span.start != start or span.sampling is not sampling:
+                return None
+            if span.extras is not extras and span.extras != extras:
                 return None
             tokens += span.tokens
             ends.append(start + 1)

@@ -110,10 +110,11 @@ class Lowering:
         weights: tuple[NativeWeight, ...],
         biases: tuple[F32 | None, ...],
         activation: Activation | None,
+        site: AdapterSite | None,
         *outs: Operand,
     ) -> Native:
         given = None if activation is None else _curve(activation)
-        return self._linear(x, weights, biases, given, outs)
+        return self._linear(x, weights, biases, given, outs, site)
 
     def _linear(
         self,
@@ -122,9 +123,11 @@ class Lowering:
         biases: tuple[F32 | None, ...],
         curve: Curve | None,
         outs: Sequence[Operand],
+        site: AdapterSite | None = None,
     ) -> Native:
+        native = None if site is None else self.sites.native(site, self.library)
         products = [(w.native, None, b, None, out.array) for w, b, out in zip(weights, biases, outs, strict=True)]
-        return self.library.linear(self.runtime, x.array, products, curve, x.extent, x.max_rows)
+        return self.library.linear(self.runtime, x.array, products, curve, x.extent, x.max_rows, native)
 
     def gated_linear(
         self,
@@ -137,7 +140,7 @@ class Lowering:
         out: Operand,
     ) -> Native:
         products = [(gate.native, up.native, gate_bias, up_bias, out.array)]
-        return self.library.linear(self.runtime, x.array, products, _curve(activation), x.extent, x.max_rows)
+        return self.library.linear(self.runtime, x.array, products, _curve(activation), x.extent, x.max_rows, None)
 
     def head(self, x: Operand, weight: NativeWeight, scale: float, softcap: float | None, out: Operand) -> Native:
         return self._linear(x, (weight,), (None,), _scaling(scale, softcap), (out,))

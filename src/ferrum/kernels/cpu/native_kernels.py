@@ -18,7 +18,7 @@ from ferrum.cache.page_table import PageCopy
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.kernels.adapters import AdapterSite, Change
-from ferrum.kernels.cpu.adapter_sites import NativeEntry, native_entry
+from ferrum.kernels.cpu.adapter_sites import AdapterMemory, NativeEntry, native_entry
 from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
 from ferrum.kernels.cpu.lowering import Lowering, operand
 from ferrum.kernels.cpu.native_services import NativeRowSampler, native_page_sums, native_quantize
@@ -227,8 +227,11 @@ class NativeKernels(Kernels):
             if furthest >= rope.filled:
                 rope.reach(furthest)
 
-    def adapted(self, changes: tuple[Change | None, ...]) -> NativeEntry:
-        return native_entry(changes)
+    def adapter_memory(self, nbytes: int) -> AdapterMemory:
+        return AdapterMemory(nbytes)
+
+    def adapted(self, changes: tuple[Change | None, ...], memory: AdapterMemory | None = None) -> NativeEntry:
+        return native_entry(changes, memory or AdapterMemory(0))
 
     def install(self, site: AdapterSite, slot: int, entry: NativeEntry | None) -> None:
         self.lowering.sites.set(site, slot, entry, self.lowering.library)

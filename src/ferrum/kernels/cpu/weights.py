@@ -62,7 +62,9 @@ class NativeWeight:
         """Multiply x [M, K] f32 -> [M, N] f32, with the bits of the original weight's product."""
         x = np.ascontiguousarray(x, np.float32)
         out = np.empty((len(x), self.shape[0]), np.float32)
-        product = self.library.linear(self.runtime, x, [(self.native, None, None, None, out)], None, len(x), len(x))
+        product = self.library.linear(
+            self.runtime, x, [(self.native, None, None, None, out)], None, len(x), len(x), None
+        )
         self.runtime.run([product])
         return out
 

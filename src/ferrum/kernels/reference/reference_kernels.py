@@ -153,9 +153,12 @@ class ReferenceKernels(Kernels):
         weights: tuple[Weight, ...],
         biases: tuple[F32 | None, ...],
         activation: Activation | None = None,
+        site: AdapterSite | None = None,
     ) -> tuple[F32, ...]:
-        products = (biased(weight.matmul(x), bias) for weight, bias in zip(weights, biases, strict=True))
-        return tuple(y if activation is None else activated(y, activation) for y in products)
+        products = tuple(biased(weight.matmul(x), bias) for weight, bias in zip(weights, biases, strict=True))
+        if site is not None:
+            return self.adapt(x, products, site)
+        return products if activation is None else tuple(activated(y, activation) for y in products)
 
     def gated_linear(
         self,
@@ -174,7 +177,7 @@ class ReferenceKernels(Kernels):
     def gate(self, x: F32, y: F32, activation: Activation = SILU) -> F32:
         return gated(x, y, activation)
 
-    def adapted(self, changes: tuple[Change | None, ...]) -> tuple[Change | None, ...]:
+    def adapted(self, changes: tuple[Change | None, ...], memory: None = None) -> tuple[Change | None, ...]:  # noqa: ARG002
         return changes
 
     def install(self, site: AdapterSite, slot: int, entry: tuple[Change | None, ...] | None) -> None:
