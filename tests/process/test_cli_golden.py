@@ -58,6 +58,7 @@ MISTAKES = {
     "bench quality ferrum-tiny --plot plot.png": ("--plot", "plot.png"),
     "bench quality": ("MODEL", "Missing"),
     "quantize ferrum-tiny out --quantize int3": ("--quantize", "int3"),
+    "quantize ferrum-tiny out --lora nosuch": ("--lora", "nosuch"),
     "quantize ferrum-tiny out --calibrate none.txt": ("--calibrate", "none.txt"),
     "quantize ferrum-tiny out --calibrate options.toml": ("--calibrate", "tokens"),
     "srve": ("srve", "serve"),

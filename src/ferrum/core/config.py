@@ -6,7 +6,6 @@ its help text. Options of the HTTP server are in `server/server_config.py`.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any, Final
 from ferrum.core.errors import ConfigError
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.logging import warn_once
+from ferrum.core.lora_option import named_adapters
 from ferrum.core.option_fields import about, check_options, listed, option
 from ferrum.core.span_checks import is_one_of
 from ferrum.core.values import shown
@@ -299,7 +299,7 @@ class EngineConfig(JsonRecord):
     def __post_init__(self) -> None:
         if not isinstance(self.model, ModelConfig):
             raise ConfigError(f"must be a ModelConfig, not {shown(self.model)}", param="model")
-        object.__setattr__(self, "lora", _adapters(self.lora))
+        object.__setattr__(self, "lora", named_adapters(self.lora))
         check_options(self)
         for name in ("prefix_cache_dir", "swap_gib"):
             if getattr(self, name) and not self.prefix_cache:
@@ -324,37 +324,6 @@ class EngineConfig(JsonRecord):
     def max_sequences(self) -> int:
         """The limit of sequences in one step: that of the model, at most one per token of the step."""
         return min(self.model.max_sequences, self.max_tokens_per_step)
-
-
-def _adapters(given: object) -> tuple[str, ...]:
-    """Return the values of the option `lora` as NAME=PATH. Raises ConfigError."""
-    several = (given,) if isinstance(given, str) else given
-    if not isinstance(several, list | tuple) or not all(isinstance(each, str) for each in several):
-        raise ConfigError(f"must be a list of texts, not {shown(given)}", param="lora")
-    named = [_named_path(text) for text in several]
-    names = [name for name, _ in named]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"names {twice[0]!r} twice: each adapter needs its own name", param="lora")
-    return tuple(f"{name}={path}" for name, path in named)
-
-
-def _named_path(text: str) -> tuple[str, str]:
-    """Return name and path of NAME=PATH or of vLLM's JSON object. Raises ConfigError."""
-    name: object
-    path: object
-    name, _, path = text.partition("=")
-    if text.lstrip().startswith("{"):
-        try:
-            fields = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"{shown(text)} is not JSON: {error}", param="lora") from None
-        unknown = sorted(set(fields) - {"name", "path", "base_model_name"})
-        if unknown:
-            raise ConfigError(f"{unknown[0]!r} is no field of an adapter: give name and path", param="lora")
-        name, path = fields.get("name"), fields.get("path")
-    if not (isinstance(name, str) and isinstance(path, str) and name and path and "=" not in name):
-        raise ConfigError(f"must look like NAME=PATH, not {shown(text)}", param="lora")
-    return name, path
 
 
 def with_wide_steps(options: Mapping[str, Any]) -> dict[str, Any]:

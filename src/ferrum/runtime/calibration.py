@@ -7,7 +7,7 @@ bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -22,6 +22,7 @@ from ferrum.kernels.reference.reference_math import tree_sum
 from ferrum.models.decoder import Decoder
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.runtime.merged_adapters import ScaledAdapter, with_adapters
 from ferrum.runtime.probed_network import ProbedNetwork
 from ferrum.runtime.text_spans import opening, text_spans
 from ferrum.sources.model_source import ModelSource
@@ -59,6 +60,7 @@ class Calibrator:
         text: to run over.
         dtype: as for `Parameters`.
         progress: of loading.
+        adapters: are merged into the model first.
 
     Attributes:
         spans: token ids of the text in parts.
@@ -68,11 +70,19 @@ class Calibrator:
         CheckpointError, CapacityError, Unsupported: as `load_executor`.
     """
 
-    def __init__(self, source: ModelSource, text: str, dtype: str = "auto", progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        source: ModelSource,
+        text: str,
+        dtype: str = "auto",
+        progress: Progress | None = None,
+        adapters: Sequence[ScaledAdapter] = (),
+    ) -> None:
         tokens, start = calibration_tokens(source, text)
         switches = replace(Switches.from_environment(), disable_graphs=True)
         config = ModelConfig(model=source.name, dtype=dtype, max_batch_size=1, kv_capacity=SPAN, switches=switches)
-        self._executor = build_executor(config, max_rows=SPAN, progress=progress, checkpoint=source.checkpoint())
+        store = with_adapters(source.checkpoint(), adapters)
+        self._executor = build_executor(config, max_rows=SPAN, progress=progress, checkpoint=store)
         self._sums = InputSquares(self._executor)
         self.spans = text_spans(tokens, start, min(SPAN, self._executor.traits.max_sequence_length))
 

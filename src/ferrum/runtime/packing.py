@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -25,6 +25,7 @@ from ferrum.quant.panels import panel_shape
 from ferrum.quant.scale_search import QUICK, Search
 from ferrum.quant.schemes import SCHEMES
 from ferrum.runtime.backend import choose_kernels
+from ferrum.runtime.merged_adapters import ScaledAdapter, with_adapters
 from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.checksum import checksum
 from ferrum.sources.model_source import ModelSource
@@ -101,6 +102,7 @@ def pack_directory(
     *,
     importance: Mapping[str, F32] | None = None,
     search: Search = QUICK,
+    adapters: Sequence[ScaledAdapter] = (),
 ) -> None:
     """Quantise a model into a packed directory, holding one matrix at a time.
 
@@ -115,12 +117,13 @@ def pack_directory(
         progress: called with bytes read and bytes in total.
         importance: of the inputs of matrices, by name (`calibration.py`).
         search: how many scales are tried. The default gives the bits of quantising on load.
+        adapters: are merged into the matrices first, as `open_adapters` returns them.
 
     Raises:
         ConfigError: unknown dtype, weights that do not fit into it, or as `check_packing`.
         CheckpointError, Unsupported: the model cannot be read or loaded: tensors are missing, misshapen or unexpected.
     """
-    store = check_packing(source, scheme)
+    store = with_adapters(check_packing(source, scheme), adapters)
     spec = model_spec(store)
     kernels = choose_kernels("cpu", "auto").kernels
     quantizer, sums = quantizer_of(kernels, search), kernels.page_sums()
@@ -137,7 +140,8 @@ def pack_directory(
             _copy(source, name, target / name)
         blocks = {entry.name: entry.format for entry in entries if entry.format is not None}
         name, calibrated = SCHEMES[scheme].name, importance is not None
-        header = PackedHeader(name, parameters.format, parameters.formats, blocks, checksums, calibrated)
+        merged = tuple((each.file.digest.hex(), each.scale) for each in adapters)
+        header = PackedHeader(name, parameters.format, parameters.formats, blocks, checksums, calibrated, merged)
         (target / _CONFIG).write_text(json.dumps(header.configuration(store.config), indent=1) + "\n", "utf-8")
 
 

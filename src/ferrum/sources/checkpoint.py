@@ -65,11 +65,13 @@ class TensorStore(Protocol):
 
     @property
     def mapped(self) -> int:
-        """Bytes of matrices that are used where they are in the file: all in a packed directory, else none.
-
-        Each is a parameter of the model in its last form, whatever views its family reads other checkpoints by.
-        """
+        """Bytes of matrices that are used where they are in the file: all in a packed directory, else none."""
         return self.nbytes if quantization_method(self.config) == PACKED else 0
+
+    @property
+    def final(self) -> bool:
+        """Whether each tensor is a parameter in its last form, whatever views its family reads other checkpoints by."""
+        return self.mapped > 0
 
     @property
     def notes(self) -> tuple[str, ...]:

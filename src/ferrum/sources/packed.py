@@ -10,6 +10,7 @@ vector and each exact matrix as F32; matrices begin at multiples of 64 bytes. It
         "formats": [those of all matrices, sorted], or absent if all equal "dtype",
         "blocks": {matrix: its format, a key of `BLOCK_FORMATS`},
         "calibrated": true, if a text has weighed the errors of the weights,
+        "adapters": [{"digest": hexadecimal, "scale": number}, ...] that were merged before, if any,
         "checksums": {tensor: number},
         "config_checksum": of all of `config.json` but this number
     }
@@ -25,6 +26,7 @@ from typing import Any, ClassVar, Final
 
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
+from ferrum.core.values import shown
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.operations import Weight
 from ferrum.kernels.reference import page_sums
@@ -55,6 +57,7 @@ class PackedHeader:
         blocks: keys of `BLOCK_FORMATS`, by name of the matrix.
         checksums: of every tensor, by name.
         calibrated: whether a text has weighed the errors of the weights.
+        adapters: digest, as hexadecimal, and scale of each adapter that was merged into the matrices before.
     """
 
     scheme: str
@@ -63,9 +66,11 @@ class PackedHeader:
     blocks: Mapping[str, str]
     checksums: Mapping[str, int]
     calibrated: bool = False
+    adapters: tuple[tuple[str, float], ...] = ()
 
     def configuration(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the packed directory's `config.json`, from the model's."""
+        adapters = [{"digest": digest, "scale": scale} for digest, scale in self.adapters]
         header = {
             "quant_method": PACKED,
             "version": VERSION,
@@ -75,6 +80,7 @@ class PackedHeader:
             "formats": list(self.formats),
             "blocks": dict(self.blocks),
             **({"calibrated": True} if self.calibrated else {}),
+            **({"adapters": adapters} if adapters else {}),
             "checksums": dict(self.checksums),
         }
         whole = {**config, "quantization_config": header}
@@ -119,7 +125,16 @@ def read_header(checkpoint: Checkpoint) -> PackedHeader:
     blocks, calibrated = _blocks(checkpoint, found), found.get("calibrated", False)
     if not isinstance(calibrated, bool):
         raise CheckpointError(f"{checkpoint.directory}: config.json: invalid calibrated {calibrated!r}")
-    return PackedHeader(found["scheme"], found["dtype"], tuple(formats), blocks, checksums, calibrated)
+    adapters = _adapters(checkpoint, found.get("adapters", []))
+    return PackedHeader(found["scheme"], found["dtype"], tuple(formats), blocks, checksums, calibrated, adapters)
+
+
+def _adapters(checkpoint: Checkpoint, found: Any) -> tuple[tuple[str, float], ...]:
+    """Return digests and scales of merged adapters. Raises CheckpointError."""
+    try:
+        return tuple((bytes.fromhex(each["digest"]).hex(), float(each["scale"])) for each in found)
+    except (TypeError, KeyError, ValueError):
+        raise CheckpointError(f"{checkpoint.directory}: config.json: invalid adapters {shown(found)}") from None
 
 
 def _blocks(checkpoint: Checkpoint, header: Mapping[str, Any]) -> Mapping[str, str]:

@@ -26,12 +26,12 @@ Shape = tuple[int, ...]
 
 
 def with_views(store: TensorStore, asks: Inventory) -> TensorStore:
-    """Return a store that has what a model asks for; packed directories have every parameter by itself.
+    """Return a store that has what a model asks for; a `final` one has every parameter by itself.
 
     Raises:
         CheckpointError: a tensor of a view is missing or has another shape.
     """
-    return ViewedTensors(store, asks.views, asks.shapes) if asks.views and not store.mapped else store
+    return ViewedTensors(store, asks.views, asks.shapes) if asks.views and not store.final else store
 
 
 class ViewedTensors(TensorStore):

@@ -45,7 +45,8 @@ def locate_adapter(name: str) -> Path:
         raise ModelNotFound(f"{name!r} cannot be looked up: {error}", param="adapter") from error
     wanted = None if name.startswith(("/", ".", "~")) else hub_name(name)
     if wanted is None or "/" not in wanted.repo:
-        raise ModelNotFound(f"there is no such directory or file: {name}", param="adapter")
+        step = "give a PEFT directory, a GGUF file, or ORG/REPO on the hub"
+        raise ModelNotFound(f"there is no such directory or file: {name}; {step}", param="adapter")
     try:
         return _snapshot(wanted) if wanted.whole else fetch(wanted, offline=False)
     except ModelNotFound as error:
