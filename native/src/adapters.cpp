@@ -8,6 +8,7 @@ namespace {
 
 constexpr int64_t kRows = 16, kOutputs = 8;  // of a piece of work of dot products
 constexpr int64_t kLine = 64;                  // bytes that memory gives at once
+constexpr int64_t kPanelBytes = 4096;          // of matrices B that are read next to a panel
 constexpr int64_t kFetched = 256 << 10;        // bytes that stay in a second-level cache
 
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -150,6 +151,16 @@ bool SiteJobs::replaces() const {
     return false;
 }
 
+int64_t SiteJobs::panel_bytes() const {
+    int64_t bytes = 0;
+    for (const AdapterJob& job : jobs_) {
+        int64_t most = 0;
+        for (const auto& c : job.entry->changes) most = std::max(most, c ? c->rank * kPanel * item_bytes(c->b.format) : int64_t{0});
+        bytes += most;
+    }
+    return bytes;
+}
+
 void Adapt::prepare() {
     jobs_.list(runtime_.step);
     runtime_.reserve(jobs_.bytes(), 0);
@@ -178,8 +189,7 @@ AdaptedLinear::AdaptedLinear(Runtime& runtime, Rows x, std::vector<Product> prod
     }
 }
 
-// Find the work of the step. A panel's rows are multiplied in one piece if they are few; replaced rows of a matrix would
-// be overwritten.
+// Find the work of the step. If the rows are few, those of a panel are multiplied in one piece.
 void AdaptedLinear::prepare() {
     jobs_.list(runtime_.step);
     fetched_.clear();
@@ -193,8 +203,10 @@ void AdaptedLinear::prepare() {
             }
     if (fetched_bytes_ > kFetched) fetched_bytes_ = 0;
     runtime_.reserve(packed_ + jobs_.bytes(), 0);
-    apart_ = jobs_.replaces();
-    for (const Product& p : products_) apart_ |= runtime_.kernels.row_blocks({p.weight->format(), runtime_.step.count(x_.extent)}) > 1;
+    replaces_ = jobs_.replaces();
+    by_panel_ = !replaces_ && jobs_.panel_bytes() <= kPanelBytes;
+    for (const Product& p : products_)
+        by_panel_ = by_panel_ && runtime_.kernels.row_blocks({p.weight->format(), runtime_.step.count(x_.extent)}) == 1;
 }
 
 AdaptedProducts AdaptedLinear::adapted(const Runtime& runtime) const {
@@ -203,21 +215,25 @@ AdaptedProducts AdaptedLinear::adapted(const Runtime& runtime) const {
 }
 
 void AdaptedLinear::run(Runtime& runtime, int thread) {
-    linear_.run(runtime, thread, jobs_.none() || apart_ ? nullptr : this);
-    if (jobs_.none() || !apart_) return;
+    linear_.run(runtime, thread, jobs_.none() ? nullptr : this);
+    if (jobs_.none() || by_panel_) return;
     runtime.team.barrier();
-    shrink(runtime, thread, jobs_.all(), adapted(runtime));
-    runtime.team.barrier();
+    if (replaces_) {
+        shrink(runtime, thread, jobs_.all(), adapted(runtime));
+        runtime.team.barrier();
+    }
     expand(runtime, thread, jobs_.all(), adapted(runtime));
 }
 
-void AdaptedLinear::pack(Runtime& runtime, int thread) { shrink(runtime, thread, jobs_.all(), adapted(runtime)); }
+void AdaptedLinear::pack(Runtime& runtime, int thread) {
+    if (!replaces_) shrink(runtime, thread, jobs_.all(), adapted(runtime));
+}
 
 // Fetch the matrices B of the panel while the panel is multiplied, and a part of the matrices A of the next operation.
 void AdaptedLinear::begin_panel(const Runtime&, size_t product, int64_t panel) {
     for (const AdapterJob& job : jobs_.all()) {
         const auto& c = job.entry->changes[product];
-        if (!c || c->b.data == nullptr) continue;
+        if (!by_panel_ || !c || c->b.data == nullptr) continue;
         const int64_t bytes = c->rank * kPanel * item_bytes(c->b.format);
         for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(c->b.data + panel * bytes + at);
     }
@@ -238,7 +254,7 @@ void AdaptedLinear::fetch(int64_t begin, int64_t end) const {
 }
 
 void AdaptedLinear::end_panel(const Runtime& runtime, size_t product, int64_t panel) {
-    expand_panels(runtime, jobs_.all(), adapted(runtime), product, {panel, panel + 1});
+    if (by_panel_) expand_panels(runtime, jobs_.all(), adapted(runtime), product, {panel, panel + 1});
 }
 
 void follow_adapters(const Operations& operations) {

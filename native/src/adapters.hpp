@@ -85,6 +85,7 @@ public:
     const std::vector<AdapterJob>& all() const { return jobs_; }
     bool none() const { return jobs_.empty(); }
     bool replaces() const;  // whether an adapter replaces rows of a matrix
+    int64_t panel_bytes() const;  // of all matrices B for a panel of the matrix with the most
     int64_t bytes() const { return numbers_ * static_cast<int64_t>(sizeof(float)); }  // of products by A
 
 private:
@@ -116,9 +117,10 @@ private:
     std::vector<int64_t> outputs_;
 };
 
-// A linear operation whose products adapters change. Of few rows they do so in the passes of the operation, without a
-// barrier: products by A while rows are packed, and the outputs of a panel as soon as it is multiplied. Its threads also
-// fetch the matrices A of the next such operation, whose few products would wait for memory.
+// A linear operation whose products adapters change. Products by A are computed while rows are packed. Few adapters of
+// few rows change the outputs of a panel as soon as it is multiplied, without a barrier; more adapters would be read in
+// too many places at a time. The threads also fetch the matrices A of the next such operation, whose few products would
+// wait for memory.
 class AdaptedLinear final : public Operation, private LinearWork {
 public:
     AdaptedLinear(Runtime& runtime, Rows x, std::vector<Product> products, int64_t max_rows, SiteJobs jobs);
@@ -147,7 +149,9 @@ private:
     const AdaptedLinear* next_ = nullptr;
     std::vector<const AdapterChange*> fetched_;  // different matrices A of the step, if they fit in a cache
     int64_t fetched_bytes_ = 0;
-    bool apart_ = false;  // in this step, after the products
+    // Of a step:
+    bool replaces_ = false;  // rows of matrices, whose outputs the products would overwrite
+    bool by_panel_ = false;  // as soon as a panel is multiplied
 };
 
 // Introduce the linear operations of a program that adapters change to the ones after them.
