@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ferrum.core.errors import FerrumError
-
 
 def run_script(main: Callable[[], int | None]) -> None:
     """Run a script; exit with a line if it refuses an argument or finds no file."""
+    from ferrum.core.errors import FerrumError  # environments of peers, which use `needs`, lack it
+
     try:
         sys.exit(main())
     except (FerrumError, FileNotFoundError) as error:

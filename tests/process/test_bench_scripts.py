@@ -10,7 +10,7 @@ import pytest
 from source_tree import REPOSITORY
 
 BENCH = REPOSITORY / "bench"
-STARTED_BY_OTHERS = {"quality_llamacpp.py"}
+STARTED_BY_OTHERS = {"adapter_llamacpp.py", "quality_llamacpp.py"}
 WITHOUT = """
 import runpy, sys
 
@@ -43,6 +43,8 @@ def refusal(*command: str) -> str:
         ("slow_readers.py", "'ferrum-llm[server]'"),
         ("quality_peers.py", "gguf"),
         ("quality_llamacpp.py", "llama-cpp-python"),
+        ("adapter_peers.py", "gguf"),
+        ("adapter_llamacpp.py", "llama-cpp-python"),
     ],
 )
 def test_missing_package_is_named_with_its_installation(script: str, packages: str) -> None:
