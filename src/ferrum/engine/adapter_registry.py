@@ -129,7 +129,12 @@ class AdapterRegistry:
             before = self._named.get(name)
             if id is None:
                 id = max((each.id for each in self._named.values()), default=0) + 1 if before is None else before.id
-            named = self._named[name] = NamedAdapter(id, name, facts).scaled(scale)
+            named = NamedAdapter(id, name, facts)
+            try:
+                named = self._named[name] = named.scaled(scale)
+            except RequestError:
+                self._free(named)
+                raise
             self._free(before)
         _LOG.info("adapter %s is loaded: rank %d, %s, %s", name, facts.rank, size(facts.nbytes), facts.path)
         return named

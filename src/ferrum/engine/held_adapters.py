@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 DEFAULT_ADAPTER_BYTES: Final = 1 << 30
 
+KEPT_UNLOADED: Final = 1000
+"""Unloaded adapters that can still be read again, for requests that chose them before and arrive after."""
+
 
 @dataclass(slots=True)
 class _Known:
@@ -55,7 +58,7 @@ class HeldAdapters:
     def __init__(self, executor: EngineExecutor, inbox: Inbox, limit: int, live: Callable[[str], bool]) -> None:
         self._executor, self._inbox, self._limit, self._live = executor, inbox, limit, live
         self._reader: ThreadPoolExecutor | None = None
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _Known] = {}  # those that were unloaded last come last
         self._held: dict[str, int] = {}  # bytes by key, the least recently used first
         self._reading: dict[str, int] = {}  # bytes of those that are read again
         self.using: dict[str, Request] = {}
@@ -72,7 +75,9 @@ class HeldAdapters:
         """Hold an adapter that was read; return the last events of requests that it fails, and a reply."""
         if read.key is not None:
             self._reading.pop(read.key, None)
-            return self._take_again(read.key, read.found), None
+            events = self._take_again(read.key, read.found)
+            self._drop_unwanted()  # its requests may have ended meanwhile
+            return events, None
         assert read.ticket is not None
         if isinstance(read.found, FerrumError):
             return [], AdapterReply(read.ticket, read.found)
@@ -113,7 +118,7 @@ class HeldAdapters:
     def unload(self, key: str) -> None:
         """Free an adapter when its last request ends; ignore an unknown one."""
         if key in self._known:
-            self._known[key].wanted = False
+            self._known[key] = _Known(self._known.pop(key).facts, wanted=False)
             self._drop_unwanted()
 
     # Requests
@@ -199,9 +204,14 @@ class HeldAdapters:
         del self._held[key]
 
     def _drop_unwanted(self) -> None:
-        used = self._wanted_keys()
-        for key in [key for key in self._held if not (self._known[key].wanted or key in used)]:
-            self._free(key)
+        """Free what was unloaded and no request needs, and forget the oldest facts of it."""
+        used = self._wanted_keys().union(self._reading)
+        unwanted = [key for key, known in self._known.items() if not (known.wanted or key in used)]
+        for key in unwanted:
+            if key in self._held:
+                self._free(key)
+        for key in unwanted[:-KEPT_UNLOADED]:
+            del self._known[key]
 
     def _wanted_keys(self) -> set[str]:
         """Return the keys that requests use or wait for."""
