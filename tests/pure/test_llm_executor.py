@@ -12,7 +12,7 @@ from contract_kit import INFO, FakeLM, Options, make_llm
 from ferrum.contract.capabilities import AttentionType
 from ferrum.contract.decoder_llm import UnifiedItem
 from ferrum.contract.io_types import PrefillInput
-from ferrum.core.errors import KvExhausted, NonFiniteLogits, RequestError, StepError, UnknownSequence
+from ferrum.core.errors import KvExhausted, NonFiniteLogits, RequestError, StepError, UnknownSequence, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Span, SpanResult, StepBatch, Want
 from ferrum.runtime.llm_executor import LlmExecutor
@@ -133,6 +133,27 @@ def test_a_model_without_truncation_rolls_back_by_a_copy_or_forgets(beside):
             executor.prefill(chunks[0])
     lm.pages.check()
     assert sorted(lm.pages.ids()) == sorted(executor.pages.ids())
+
+
+@contract("3.LlmExecutor")
+@contract("3.set_lora_adapter")
+def test_a_model_chooses_the_adapters_of_its_sequences():
+    class Adapted(FakeLM):
+        def set_lora_adapter(self, cache_id: str, name: str | None) -> None:
+            chosen.append((cache_id, name))
+
+    chosen = list[tuple[str, str | None]]()
+    executor = LlmExecutor(Adapted(Options()), INFO, max_batch_size=6)
+    handle = executor.set_lora_adapter("x", "mine")
+    assert executor.prefill(PrefillInput(PROMPT, kv_cache=handle)).kv_cache.sequence_length == len(PROMPT)
+    executor.set_lora_adapter("x", "other")
+    assert chosen == [("x", "mine"), ("x", "other")]
+    with pytest.raises(Unsupported, match="only takes names"):
+        executor.set_lora_adapter("x", None)
+    plain = make_llm().executor
+    with pytest.raises(Unsupported, match="mine"):
+        plain.set_lora_adapter("y", "mine")
+    assert "y" not in plain.pages
 
 
 @contract("3.LlmExecutor")

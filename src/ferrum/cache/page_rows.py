@@ -9,12 +9,14 @@ to undo.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ferrum.cache.page_hashes import PartialPage, SequenceHashes
 from ferrum.cache.page_room import Room
 from ferrum.cache.pool import PageHash
 from ferrum.core.errors import UnknownSequence
+from ferrum.core.step import AdapterUse
 from ferrum.core.values import shown
 
 if TYPE_CHECKING:
@@ -40,9 +42,10 @@ class SequenceRows:
         changes: a number that every change of the rows raises, so that copies of them can be kept. No earlier sequence
             of this id had it.
         held: no page leaves a window.
+        adapters: of the sequence's last step with adapters, or chosen for the next.
     """
 
-    __slots__ = ("_room", "changes", "freed", "generation", "hashes", "held", "length", "reserved", "rows")
+    __slots__ = ("_room", "adapters", "changes", "freed", "generation", "hashes", "held", "length", "reserved", "rows")
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class SequenceRows:
         rows: list[list[int]] | None = None,
         freed: list[int] | None = None,
         hashes: SequenceHashes | None = None,
+        adapters: tuple[AdapterUse, ...] = (),
     ) -> None:
         self._room = room
         self.length = length
@@ -60,6 +64,7 @@ class SequenceRows:
         self.generation = self.changes = room.tick()
         self.reserved = 0
         self.held = False
+        self.adapters = adapters
 
     def pages(self, index: int) -> Sequence[int]:
         """Return the page numbers of a group that are still held."""
@@ -145,6 +150,7 @@ class SequenceRows:
         if length == 0:
             self.drop()
         self.length = length
+        self.adapters = tuple(replace(use, start=min(use.start, length)) for use in self.adapters)
         self.changes = self._room.tick()
         self.generation = self._room.tick()
         self.hashes.cut(length // self._room.page_size)
@@ -158,7 +164,7 @@ class SequenceRows:
             for page in row[freed:]:
                 pool.share(page)
         self.reserved = min(self.reserved, self.length)
-        return SequenceRows(room, self.length, rows, list(self.freed))
+        return SequenceRows(room, self.length, rows, list(self.freed), adapters=self.adapters)
 
     def drop(self) -> None:
         """Drop all pages."""

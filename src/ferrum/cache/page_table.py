@@ -22,6 +22,7 @@ from ferrum.cache.state_slots import StateSlots
 from ferrum.cache.tiered_restore import PageTier, Restores
 from ferrum.core.errors import RequestError, Unsupported
 from ferrum.core.snapshots import PrefixCounts
+from ferrum.core.step import AdapterUse
 from ferrum.core.values import kept_length, shown
 
 _changes = attrgetter("changes")
@@ -143,6 +144,25 @@ class PageTable:
     def growth(self, limit: int) -> int:
         """Return by how many tokens, up to `limit`, a sequence may grow in one step, see `Room.growth`."""
         return self._room.growth(limit)
+
+    # Adapters
+
+    def adapters(self, cache_id: str) -> tuple[AdapterUse, ...]:
+        """Return the adapters of the sequence's last step with adapters, or those chosen since.
+
+        Raises UnknownSequence.
+        """
+        return self._rows[cache_id].adapters
+
+    def choose(self, cache_id: str, adapters: tuple[AdapterUse, ...]) -> None:
+        """Set the adapters of a sequence; an unknown id begins an empty one."""
+        if cache_id not in self._rows:
+            self._rows[cache_id] = SequenceRows(self._room)
+        self._rows[cache_id].adapters = adapters
+
+    def adapter_keys(self) -> frozenset[str]:
+        """Return the keys of all sequences' adapters. Safe to call from any thread."""
+        return frozenset(use.key for rows in list(self._rows.values()) for use in rows.adapters)
 
     # Growth
 

@@ -56,7 +56,7 @@ class AsyncModelExecutor:
     A call that is cancelled while it waits never runs. One that is cancelled while it runs ends in the background, then
     it is undone, then the next call runs: new sequences are released, and those that grew are truncated, with their
     handles valid again. If a sliding window has freed the keys that this needs, the sequence is released. What a call
-    has removed stays removed (`truncate_kv`, `release_cache`, `reset`, `shutdown`).
+    has removed or chosen stays so (`truncate_kv`, `set_lora_adapter`, `release_cache`, `reset`, `shutdown`).
 
     It is a context manager: leaving it shuts the executor down.
 
@@ -85,6 +85,7 @@ class AsyncModelExecutor:
     truncate_kv = _verb(ModelExecutor.truncate_kv)
     truncate_kv_for_cache_id = _verb(ModelExecutor.truncate_kv_for_cache_id)
     fork = _verb(ModelExecutor.fork)
+    set_lora_adapter = _verb(ModelExecutor.set_lora_adapter)
     release_cache = _verb(ModelExecutor.release_cache)
     optimal_batch_size = _verb(ModelExecutor.optimal_batch_size)
     warmup = _verb(ModelExecutor.warmup)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from ferrum.contract.integer_lists import token_row
 from ferrum.contract.io_types import LogitsPolicy
 from ferrum.contract.sequences import SequenceStore, Undo
-from ferrum.contract.verbs import SPAN_WANTS
+from ferrum.contract.verbs import SPAN_WANTS, with_adapters
 from ferrum.core.errors import Unsupported
 from ferrum.core.json_record import JsonRecord
-from ferrum.core.step import AdapterUse, Array, Span, SpanExtras, StepBatch, StepOutput
+from ferrum.core.step import Array, Span, StepBatch, StepOutput
 from ferrum.core.values import shown
 
 
@@ -104,12 +104,12 @@ class DecoderOnlyLLM(ABC):
     def kv_capacity(self) -> int | None:
         """Return the number of tokens that fit in the cache; None without a limit."""
 
-    def set_lora_adapter(self, cache_id: str, name: str) -> None:
-        """Use a loaded adapter for the next tokens of a sequence, new ones included.
+    def set_lora_adapter(self, cache_id: str, name: str | None) -> None:
+        """Use a loaded adapter for the next tokens of a sequence; None: the base model. A new name begins a sequence.
 
         Raises:
             Unsupported: the model takes none.
-            RequestError: no adapter of that name is loaded.
+            RequestError: no adapter of that name is loaded, or the stored tokens do not allow it.
         """
         raise Unsupported("adapters", f"{shown(name)} for {shown(cache_id)}: {type(self).__name__} takes none")
 
@@ -155,26 +155,14 @@ class StepwiseLLM(DecoderOnlyLLM):
     def run(self, batch: StepBatch) -> StepOutput:
         """Run a step: one result or error per span; a failed span leaves its sequence as it was."""
 
-    def adapters_of(self, cache_id: str) -> tuple[AdapterUse, ...]:  # noqa: ARG002 - for models that hold adapters
-        """Return the adapters that `set_lora_adapter` chose for a sequence."""
-        return ()
-
     def length(self, cache_id: str) -> int:
         return self.pages.length(cache_id) if cache_id in self.pages else 0
 
     def unified_forward(self, items: Sequence[UnifiedItem]) -> list[Array | None]:
         if not items:
             return []
-        spans = [
-            Span(
-                item.cache_id,
-                item.pos,
-                item.tokens,
-                *SPAN_WANTS[item.policy],
-                extras=SpanExtras(adapters=self.adapters_of(item.cache_id)).or_none(),
-            )
-            for item in items
-        ]
+        spans = [Span(item.cache_id, item.pos, item.tokens, *SPAN_WANTS[item.policy]) for item in items]
+        spans = [with_adapters(span, self.pages) for span in spans]
         return [result.logits for result in Undo(self.pages).all_or_none(spans, self.run)]
 
     def truncate_kv(self, cache_id: str, length: int) -> None:

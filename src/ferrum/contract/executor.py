@@ -33,12 +33,12 @@ from ferrum.contract.io_types import ModelInfo
 from ferrum.contract.pool_usage import cache_snapshot, memory_efficiency
 from ferrum.contract.sequences import SequenceStore
 from ferrum.contract.verbs import CountLikely, NamedVerbs, verb
-from ferrum.core.errors import EngineDead, ExecutorInUse, FerrumError, InvalidTransition
+from ferrum.core.errors import EngineDead, ExecutorInUse, FerrumError, InvalidTransition, Unsupported
 from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements
 from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, SpeculationCounts
 from ferrum.core.span_checks import check_kind
-from ferrum.core.step import FinishedStep, PendingStep, StepBatch, StepOutput, Want, fastest_batch_size
-from ferrum.core.values import whole
+from ferrum.core.step import AdapterUse, FinishedStep, PendingStep, StepBatch, StepOutput, Want, fastest_batch_size
+from ferrum.core.values import shown, whole
 
 _FORK_LOCK_SECONDS: Final = 0.5
 """Seconds to wait in a forked process for another thread that is testing whether the lock is free."""
@@ -96,12 +96,13 @@ class ModelExecutor(ABC):
     truncate_kv = verb(NamedVerbs.truncate_kv)
     truncate_kv_for_cache_id = verb(NamedVerbs.truncate_kv_for_cache_id)
     fork = verb(NamedVerbs.fork)
+    set_lora_adapter = verb(NamedVerbs.set_lora_adapter)
     release_cache = verb(NamedVerbs.release_cache)
 
     @property
     def verbs(self) -> NamedVerbs:
         """The named verbs as one object."""
-        parts = self.sequences, self.traits, self._exclusive, self._count_drafts, self._count_likely
+        parts = self.sequences, self.traits, self._exclusive, self._count_drafts, self._count_likely, self._adapters_for
         return NamedVerbs(self.submit, *parts)  # not kept: a cycle would keep the model of a dropped executor alive
 
     # Methods of a backend
@@ -125,6 +126,10 @@ class ModelExecutor(ABC):
     def _count_likely(self) -> CountLikely | None:
         """Lossy verification, if the backend has it; see `NamedVerbs`."""
         return None
+
+    def _adapters_for(self, cache_id: str, name: str | None) -> tuple[AdapterUse, ...]:
+        """Return what `set_lora_adapter` chooses for a sequence. Raises Unsupported, RequestError."""
+        raise Unsupported("adapters", f"{shown(name)} for {shown(cache_id)}: {type(self).__name__} takes none")
 
     # Steps
 

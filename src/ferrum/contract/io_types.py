@@ -302,7 +302,7 @@ class UnifiedBatchItem:
         pos_offset: stored tokens before them.
         is_final_chunk: False for a chunk that more of the prompt follows; it returns no logits.
         logits_policy: the rows whose logits to return.
-        adapter: name of a loaded adapter, or None.
+        adapter: name of a loaded adapter, as by `set_lora_adapter`; None: that of the sequence.
     """
 
     seq_id: str | KvCacheHandle

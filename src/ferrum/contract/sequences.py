@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from ferrum.core.errors import FerrumError, Unsupported
 from ferrum.core.snapshots import PrefixCounts
-from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput
+from ferrum.core.step import AdapterUse, Span, SpanResult, StepBatch, StepOutput
 
 
 class StoreGroup(Protocol):
@@ -75,6 +75,12 @@ class SequenceStore(Protocol):
     def free(self, group: str) -> int:
         """Return the free pages of the group."""
 
+    def adapters(self, cache_id: str) -> tuple[AdapterUse, ...]:
+        """Return the adapters of the sequence's last step with adapters, or those chosen since."""
+
+    def choose(self, cache_id: str, adapters: tuple[AdapterUse, ...]) -> None:
+        """Set the adapters of a sequence; an unknown id begins an empty one."""
+
     def truncate(self, cache_id: str, length: int) -> None:
         """Forget the tokens from `length` on; at the stored length nothing changes.
 
@@ -95,6 +101,10 @@ class SequenceStore(Protocol):
 
     def prefix_counts(self) -> PrefixCounts:
         """Return the counters of the prefix cache."""
+
+
+Before: TypeAlias = tuple[int, int, tuple[AdapterUse, ...]]
+"""Length, generation and adapters of a sequence."""
 
 
 class Undo:
@@ -118,11 +128,14 @@ class Undo:
         """Forget a released sequence."""
         self._same.pop(cache_id, None)
 
-    def stored(self) -> dict[str, tuple[int, int]]:
-        """Return the length and the generation of every sequence."""
-        return {cache_id: (self._pages.length(cache_id), self.generation(cache_id)) for cache_id in self._pages.ids()}
+    def stored(self) -> dict[str, Before]:
+        """Return what an undo needs of every sequence."""
+        return {cache_id: self._before(cache_id) for cache_id in self._pages.ids()}
 
-    def take_back(self, before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> None:
+    def _before(self, cache_id: str) -> Before:
+        return self._pages.length(cache_id), self.generation(cache_id), self._pages.adapters(cache_id)
+
+    def take_back(self, before: Mapping[str, Before], after: Mapping[str, Before]) -> None:
         """Release sequences that began between two results of `stored`, and truncate those that grew.
 
         Those that changed since then stay, and those that cannot be truncated are released.
@@ -160,11 +173,7 @@ class Undo:
             spans: at most one per sequence.
             settled: an exception implies that no sequence has changed, so no keys need to be held.
         """
-        before = {
-            span.cache_id: (self._pages.length(span.cache_id), self.generation(span.cache_id))
-            for span in spans
-            if span.cache_id in self._pages
-        }
+        before = {span.cache_id: self._before(span.cache_id) for span in spans if span.cache_id in self._pages}
         with self._pages.holding(() if settled else before):
             try:
                 yield
@@ -176,7 +185,8 @@ class Undo:
                         self._restore(span.cache_id, *before[span.cache_id])
                 raise
 
-    def _restore(self, cache_id: str, length: int, generation: int) -> None:
+    def _restore(self, cache_id: str, length: int, generation: int, adapters: tuple[AdapterUse, ...]) -> None:
         if self._pages.length(cache_id) != length:
             self._pages.truncate(cache_id, length)
             self._same[cache_id] = (self._pages.generation(cache_id), generation)
+        self._pages.choose(cache_id, adapters)

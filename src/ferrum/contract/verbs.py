@@ -30,10 +30,23 @@ from ferrum.contract.io_types import (
     UnifiedBatch,
     UnifiedBatchItem,
 )
+from ferrum.contract.sequences import SequenceStore
 from ferrum.contract.verb_outputs import decode_output, prefill_output, row_of, verified_output
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
 from ferrum.core.span_checks import check_kind, check_tokens, inputs_of
-from ferrum.core.step import AdapterUse, Array, Hidden, PendingStep, Rows, Span, SpanExtras, SpanResult, StepBatch, Want
+from ferrum.core.step import (
+    NO_EXTRAS,
+    AdapterUse,
+    Array,
+    Hidden,
+    PendingStep,
+    Rows,
+    Span,
+    SpanExtras,
+    SpanResult,
+    StepBatch,
+    Want,
+)
 from ferrum.core.values import kept_length, shown
 
 P = ParamSpec("P")
@@ -68,6 +81,7 @@ class NamedVerbs:
         count_drafts: counts drafts and accepted ones for the reports.
         count_likely: returns how many leading drafts a threshold accepts, given logits [k + 1, V]; None if the executor
             only verifies exactly.
+        adapters_for: returns what `set_lora_adapter` chooses for a sequence. Raises Unsupported, RequestError.
     """
 
     submit: Callable[[StepBatch], PendingStep]
@@ -76,6 +90,7 @@ class NamedVerbs:
     exclusive: Callable[..., AbstractContextManager[None]]
     count_drafts: Callable[[int, int], None]
     count_likely: CountLikely | None
+    adapters_for: Callable[[str, str | None], tuple[AdapterUse, ...]]
 
     # Prompts
 
@@ -254,6 +269,23 @@ class NamedVerbs:
             self.sequences.pages.fork(handle.cache_id, clone)
             return self.handle(clone)
 
+    def set_lora_adapter(self, cache_id: str | KvCacheHandle, name: str | None) -> KvCacheHandle:
+        """Use a loaded adapter for the next tokens of a sequence; None: the base model. An unknown name begins one.
+
+        Returns:
+            A handle of the sequence, with which an empty one is prefilled. Other handles of it stay valid.
+
+        Raises:
+            Unsupported: the executor takes no adapters.
+            RequestError: no adapter of that name is loaded, or the stored tokens do not allow it.
+            InvalidHandle, UnknownSequence: no name or handle, or an unknown name that only the executor may give.
+        """
+        cache_id = self.sequences.name_of(cache_id)
+        with self.exclusive():
+            self._check_new(cache_id, "cache_id")
+            self.sequences.pages.choose(cache_id, self.adapters_for(cache_id, name))
+            return self.handle(cache_id)
+
     def release_cache(self, cache_id: str | KvCacheHandle) -> None:
         """Free a sequence by name or handle; an unknown one is no error. Raises InvalidHandle for anything else."""
         cache_id = self.sequences.name_of(cache_id)
@@ -317,10 +349,7 @@ class NamedVerbs:
     def _unified_span(self, item: UnifiedBatchItem) -> Span:
         if isinstance(item.seq_id, str):
             cache_id = item.seq_id
-            if cache_id not in self.sequences.pages and self.sequences.is_reserved(cache_id):
-                raise UnknownSequence(
-                    f"{cache_id!r} is not stored, and names of this prefix are reserved", param="seq_id"
-                )
+            self._check_new(cache_id, "seq_id")
         else:
             self.sequences.check(item.seq_id, exact=True)
             cache_id = item.seq_id.cache_id
@@ -328,8 +357,13 @@ class NamedVerbs:
         if item.pos_offset != stored:
             raise RequestError(f"must be the stored length {stored}, not {item.pos_offset}", param="pos_offset")
         want, rows = SPAN_WANTS[item.policy]
-        adapters = () if item.adapter is None else (AdapterUse(item.adapter),)
+        adapters = () if item.adapter is None else self.adapters_for(cache_id, item.adapter)
         return Span(cache_id, stored, tuple(item.q_tokens), want, rows, extras=SpanExtras(adapters=adapters).or_none())
+
+    def _check_new(self, cache_id: str, param: str) -> None:
+        """Refuse a name of an unknown sequence that only the executor may begin."""
+        if cache_id not in self.sequences.pages and self.sequences.is_reserved(cache_id):
+            raise UnknownSequence(f"{cache_id!r} is not stored, and names of this prefix are reserved", param=param)
 
     def _check_options(self, inputs: PrefillInput | DecodeInput, stored: range, real: slice = slice(None)) -> None:
         """Refuse positions other than where the tokens will be stored, and what the kernels do not keep."""
@@ -349,12 +383,20 @@ class NamedVerbs:
             raise RequestError("a sequence appears twice", param="kv_cache")
         for span in spans:
             self._check_tokens(span.tokens, span.start, param)
+        spans = [with_adapters(span, self.sequences.pages) for span in spans]
         return self.sequences.undo.all_or_none(spans, lambda batch: self.submit(batch).result())
 
     def _check_tokens(self, tokens: Sequence[int], start: int, param: str) -> None:
         """Refuse unknown token ids, and tokens beyond the context, after `start` stored tokens."""
         longest = self.traits.longest_sequence
         check_tokens(tokens, start, vocab_size=self.sequences.info.vocab_size, max_sequence_length=longest, param=param)
+
+
+def with_adapters(span: Span, pages: SequenceStore) -> Span:
+    """Return a span with its sequence's adapters, unless it has others."""
+    if span.adapters or span.cache_id not in pages or not (adapters := pages.adapters(span.cache_id)):
+        return span
+    return replace(span, extras=replace(span.extras or NO_EXTRAS, adapters=adapters))
 
 
 def verb(method: Callable[Concatenate[NamedVerbs, P], Result]) -> Callable[Concatenate[Any, P], Result]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from ferrum.core.errors import FerrumError
 from ferrum.core.snapshots import LoraMetricsSnapshot
-from ferrum.core.step import AdapterUse, Span
+from ferrum.core.step import Span
 from ferrum.kernels.interface import Kernels, Network, Replay
 from ferrum.kernels.op_spec import Extent
 from ferrum.kernels.program_recorder import record
@@ -24,7 +24,6 @@ class AdaptedSteps:
     Attributes:
         network, replay: of steps with adapters.
         slots: the adapters; None before `load`.
-        chosen: the adapters that sequences of named verbs use, by cache id.
     """
 
     def __init__(self, network: Network, kernels: Kernels, limits: Mapping[Extent, int] | None) -> None:
@@ -32,7 +31,6 @@ class AdaptedSteps:
         self._kernels, self._limits = kernels, limits
         self.replay: Replay | None = None
         self.slots: AdapterSlots | None = None
-        self.chosen: dict[str, tuple[AdapterUse, ...]] = {}
 
     def load(self) -> AdapterSlots:
         """Return the adapters. The first call records the program and allocates its buffers."""
@@ -44,12 +42,13 @@ class AdaptedSteps:
         return self.slots
 
     def refuse(self, span: Span) -> FerrumError | None:
-        """Return why a span cannot use its adapters, or None; note that its sequence uses them."""
-        return self.load().use(span.cache_id, span.adapters)
+        """Return why a span cannot use its adapters, or None."""
+        return self.load().refuse(span.adapters)
 
-    def snapshot(self, stored: Collection[str]) -> LoraMetricsSnapshot:
-        """Return the counters; `stored` are the ids of all sequences."""
+    def snapshot(self, used: Collection[str]) -> LoraMetricsSnapshot:
+        """Return the counters; `used` are the keys of all sequences' adapters."""
         slots = self.slots
         if slots is None:
             return LoraMetricsSnapshot()
-        return LoraMetricsSnapshot(loaded=slots.keys, active=slots.active(stored), nbytes=slots.nbytes)
+        active = tuple(key for key in slots.keys if key in used)
+        return LoraMetricsSnapshot(loaded=slots.keys, active=active, nbytes=slots.nbytes)

@@ -6,7 +6,7 @@ Files of adapters become changes in `sources/adapters/`; who loads and frees ada
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,7 +70,6 @@ class AdapterSlots:
     def __init__(self, kernels: Kernels, sites: Iterable[AdapterSite]) -> None:
         self._kernels, self.sites = kernels, tuple(sites)
         self._held: dict[str, tuple[int, PreparedAdapter]] = {}
-        self._users: dict[str, tuple[AdapterUse, ...]] = {}
         self.changes = 0
 
     @property
@@ -141,18 +140,23 @@ class AdapterSlots:
             self._kernels.install(site, slot, None)
         self.changes += 1
 
-    def use(self, cache_id: str, uses: tuple[AdapterUse, ...]) -> RequestError | None:
-        """Note which adapters a sequence uses; return why it cannot, or None."""
-        error = self.refuse(uses)
-        if error is None:
-            self._users[cache_id] = uses
-        return error
+    def changed(self, present: tuple[AdapterUse, ...], key: str | None, stored: int) -> tuple[AdapterUse, ...]:
+        """Return the adapters of a sequence after a change to this one, or to none.
 
-    def active(self, stored: Collection[str]) -> tuple[str, ...]:
-        """Return the keys that stored sequences use; forget what others used."""
-        self._users = {cache_id: uses for cache_id, uses in self._users.items() if cache_id in stored}
-        used = {use.key for uses in self._users.values() for use in uses}
-        return tuple(key for key in self._held if key in used)
+        Args:
+            present: those that it has.
+            key: of a loaded adapter; None: the base model.
+            stored: its tokens.
+
+        Raises RequestError.
+        """
+        uses = present
+        if [(use.key, use.scale) for use in present] != [(key, 1.0)]:
+            uses = () if key is None else (AdapterUse(key, start=stored),)
+        ending = [replace(use, start=stored) for use in present if use not in uses and use.key in self._held]
+        if (error := self.refuse(uses) or self.refuse(ending)) is not None:
+            raise error
+        return uses
 
     def refuse(self, uses: Collection[AdapterUse]) -> RequestError | None:
         """Return why a sequence cannot use these adapters, or None."""

@@ -100,23 +100,13 @@ class DecoderLM(StepwiseLLM):
             raise Unsupported("adapters", "several ranks compute this model: load it on one")
         return self.adapted.load()
 
-    def set_lora_adapter(self, cache_id: str, name: str) -> None:
-        uses = (AdapterUse(name),)
-        if (error := self.adapters.refuse(uses)) is not None:
-            raise error
-        self.adapted.chosen[cache_id] = uses
+    def set_lora_adapter(self, cache_id: str, name: str | None) -> None:
+        self.pages.choose(cache_id, self.adapters_for(cache_id, name))
 
-    def adapters_of(self, cache_id: str) -> tuple[AdapterUse, ...]:
-        return self.adapted.chosen.get(cache_id, ())
-
-    def fork(self, source: str, target: str) -> None:
-        super().fork(source, target)
-        if source in self.adapted.chosen:
-            self.adapted.chosen[target] = self.adapted.chosen[source]
-
-    def release(self, cache_id: str) -> None:
-        super().release(cache_id)
-        self.adapted.chosen.pop(cache_id, None)
+    def adapters_for(self, cache_id: str, name: str | None) -> tuple[AdapterUse, ...]:
+        """Return what `set_lora_adapter` chooses, without a change. Raises as it does."""
+        present = self.pages.adapters(cache_id) if cache_id in self.pages else ()
+        return self.adapters.changed(present, name, self.length(cache_id)) if present or name is not None else ()
 
     def use_ranks(self, ranks: ShardedReplay) -> None:
         """Run steps on these ranks from now on, of which the first has this model's kernels. Call before any step."""
@@ -389,7 +379,9 @@ class DecoderLM(StepwiseLLM):
             self.pages.next_tokens.commit(list(step.outcomes), list(map(_length, results)))
         else:
             for span in step.spans:
-                self._flights.land(span, step.outcomes[span.cache_id])
+                self._flights.land(span, outcome := step.outcomes[span.cache_id])
+                if span.extras is not None and span.adapters and isinstance(outcome, SpanResult):
+                    self.pages.choose(span.cache_id, span.adapters)
         return StepOutput(results)
 
 

@@ -18,8 +18,8 @@ from ferrum.core.memory_plan import MemoryPlan, PoolPart
 from ferrum.core.option_fields import check_number
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.span_checks import check_kind, refuse_span
-from ferrum.core.step import Array, Hidden, Outcome, Span, StepBatch, StepOutput
-from ferrum.core.values import whole
+from ferrum.core.step import AdapterUse, Array, Hidden, Outcome, Span, StepBatch, StepOutput
+from ferrum.core.values import shown, whole
 from ferrum.kernels.reference.reference_math import best_tokens
 from ferrum.runtime.adapted_llm import AdaptedLLM, MinimalLLM
 from ferrum.runtime.fault_isolation import run_isolated, split_refused
@@ -69,6 +69,11 @@ class LlmExecutor(ModelExecutor):
         if ready:
             outcomes.update(run_isolated(ready, self._attempt))
         return StepOutput(tuple(outcomes[span.cache_id] for span in batch.spans))
+
+    def _adapters_for(self, cache_id: str, name: str | None) -> tuple[AdapterUse, ...]:
+        if name is None:
+            raise Unsupported("adapters", f"None for {shown(cache_id)}: a model behind LlmExecutor only takes names")
+        return (AdapterUse(name),)
 
     def _refusal(self, span: Span) -> FerrumError | None:
         """Return why a span cannot run, or None."""
@@ -178,6 +183,18 @@ class LlmSequences:
     def row(self, cache_id: str, group: str) -> Sequence[int]:
         """Raise Unsupported: there are no pages."""
         raise Unsupported("pages", f"the model has its own cache for {cache_id!r}, without a group {group!r}")
+
+    def adapters(self, cache_id: str) -> tuple[AdapterUse, ...]:
+        """Return nothing: the model itself adds what it has chosen. Raises UnknownSequence."""
+        self.generation(cache_id)
+        return ()
+
+    def choose(self, cache_id: str, adapters: tuple[AdapterUse, ...]) -> None:
+        """Let the model use an adapter for a sequence. Raises Unsupported, RequestError."""
+        for use in adapters:
+            self._model.set_lora_adapter(cache_id, use.key)
+        if cache_id not in self:
+            self.advance(cache_id)
 
     def free(self, group: str) -> int:
         """Return the tokens that still fit, without regard to sharing by forks."""

@@ -21,7 +21,7 @@ from ferrum.core.errors import ConfigError, InvalidTransition, RequestError, Uns
 from ferrum.core.memory_plan import size
 from ferrum.core.option_fields import check_flag, check_number
 from ferrum.core.snapshots import LoraMetricsSnapshot
-from ferrum.core.step import PendingStep, Span, StepBatch, StepOutput
+from ferrum.core.step import AdapterUse, PendingStep, Span, StepBatch, StepOutput
 from ferrum.core.values import shown
 from ferrum.kernels.operations import F32
 from ferrum.runtime.adapter_copies import in_memory
@@ -178,7 +178,10 @@ class LocalExecutor(ModelExecutor):
         return () if self._lm is None or self._lm.adapted.slots is None else self._lm.adapted.slots.keys
 
     def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:
-        return LoraMetricsSnapshot() if self._lm is None else self._lm.adapted.snapshot(self.pages.ids())
+        return LoraMetricsSnapshot() if self._lm is None else self._lm.adapted.snapshot(self.pages.adapter_keys())
+
+    def _adapters_for(self, cache_id: str, name: str | None) -> tuple[AdapterUse, ...]:
+        return self.lm.adapters_for(cache_id, name)
 
     def shutdown(self) -> None:
         if self._disk is not None and not self.in_use:
