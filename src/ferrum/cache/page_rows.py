@@ -225,6 +225,17 @@ def adopted_rows(
     return SequenceRows(room, length, rows, freed, SequenceHashes(page_hashes, count))
 
 
+def can_grow(room: Room, ends: Sequence[tuple[SequenceRows, int]], step: int, leaving: Sequence[SequenceRows]) -> bool:
+    """Return whether the free pages let sequences reach their lengths together, see `PageTable.can_grow`."""
+    for index, (group, pool) in enumerate(zip(room.groups, room.pools, strict=True)):
+        slack = room.slack(group) if group.window is not None else 0
+        needs = sum([max(0, group.most_pages(end, step, slack) - rows.usable(index)) for rows, end in ends])
+        given = pool.owned_by(page for rows in leaving for page in rows.pages(index)) if leaving else 0
+        if needs > pool.free + given:
+            return False
+    return True
+
+
 class NextTokens:
     """The usual step, in which each sequence grows by one token: the questions of the table, asked for all at once.
 

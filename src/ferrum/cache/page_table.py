@@ -14,7 +14,7 @@ from operator import attrgetter
 from ferrum.cache.page_hashes import PartialPage, SequenceHashes, longest_match
 from ferrum.cache.page_room import Room
 from ferrum.cache.page_rows import FREED as FREED
-from ferrum.cache.page_rows import KnownRows, NextTokens, SequenceRows, adopted_rows
+from ferrum.cache.page_rows import KnownRows, NextTokens, SequenceRows, adopted_rows, can_grow
 from ferrum.cache.pool import HashedPage, PageHash, capacity_tokens
 from ferrum.cache.pool import PageCopy as PageCopy
 from ferrum.cache.pool import PageGroup as PageGroup
@@ -132,14 +132,7 @@ class PageTable:
         Raises UnknownSequence.
         """
         ends = [(self._rows[cache_id], length) for cache_id, length in lengths.items()]
-        leaving = [self._rows[cache_id] for cache_id in gone]
-        for index, (group, pool) in enumerate(zip(self.groups, self._room.pools, strict=True)):
-            slack = self._room.slack(group) if group.window is not None else 0
-            needs = sum([max(0, group.most_pages(end, step, slack) - rows.usable(index)) for rows, end in ends])
-            given = pool.owned_by(page for rows in leaving for page in rows.pages(index)) if leaving else 0
-            if needs > pool.free + given:
-                return False
-        return True
+        return can_grow(self._room, ends, step, [self._rows[cache_id] for cache_id in gone])
 
     def growth(self, limit: int) -> int:
         """Return by how many tokens, up to `limit`, a sequence may grow in one step, see `Room.growth`."""
@@ -148,10 +141,7 @@ class PageTable:
     # Adapters
 
     def adapters(self, cache_id: str) -> tuple[AdapterUse, ...]:
-        """Return the adapters of the sequence's last step with adapters, or those chosen since.
-
-        Raises UnknownSequence.
-        """
+        """Return the adapters of its last step with any, or those chosen since. Raises UnknownSequence."""
         return self._rows[cache_id].adapters
 
     def choose(self, cache_id: str, adapters: tuple[AdapterUse, ...]) -> None:
@@ -319,10 +309,7 @@ class PageTable:
         return self.shares_prefixes and all(pool.hashes.find(page_hash) is not None for pool in self._room.pools)
 
     def publish_partial_page(self, cache_id: str, length: int, page_hash: PageHash) -> None:
-        """Let the page that ends the first `length` tokens be found, though it is not full.
-
-        Raises UnknownSequence.
-        """
+        """Let the page that ends the first `length` tokens be found, though not full. Raises UnknownSequence."""
         self._rows[cache_id].publish_partial(length, page_hash)
 
     def publish_page(self, group: str, page: int, page_hash: PageHash) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from ferrum.contract.integer_lists import token_row
 from ferrum.contract.io_types import LogitsPolicy
-from ferrum.contract.sequences import SequenceStore, Undo
-from ferrum.contract.verbs import SPAN_WANTS, with_adapters
+from ferrum.contract.sequences import SequenceStore, Undo, with_adapters
+from ferrum.contract.verbs import SPAN_WANTS
 from ferrum.core.errors import Unsupported
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.step import Array, Span, StepBatch, StepOutput

@@ -271,11 +271,7 @@ class ModelExecutor(ABC):
             raise InvalidTransition("the executor is shut down: load another one")
 
     def warmup(self) -> None:
-        """Prepare for the first step; later calls do nothing.
-
-        Raises:
-            InvalidTransition: the executor is shut down.
-        """
+        """Prepare for the first step; later calls do nothing. Raises InvalidTransition after the shutdown."""
         with self._locked():
             self._refuse_ended()
             if self._lifecycle.state is not ExecutorState.INITIALIZING:
@@ -336,10 +332,7 @@ class ModelExecutor(ABC):
         return 0 if self._ended else self.pages.capacity_tokens
 
     def supports_batch_size(self, size: int) -> bool:
-        """Whether a step can hold this many new sequences now: the pool has a free page for each.
-
-        Raises RequestError.
-        """
+        """Whether a step can hold this many new sequences now, a free page for each. Raises RequestError."""
         return 1 <= whole("size", size) <= self._max_sequences()
 
     def optimal_batch_size(self) -> int:

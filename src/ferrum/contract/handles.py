@@ -52,6 +52,11 @@ class NamedSequences:
         """Return whether only this executor may begin a sequence of this name."""
         return cache_id.startswith(f"{self._prefix}-")
 
+    def check_new(self, cache_id: str, *, param: str) -> None:
+        """Refuse a name of an unknown sequence that only this executor may begin. Raises UnknownSequence."""
+        if cache_id not in self.pages and self.is_reserved(cache_id):
+            raise UnknownSequence(f"{cache_id!r} is not stored, and names of this prefix are reserved", param=param)
+
     def _unused(self, base: str, numbers: Iterable[int]) -> str:
         """Return the next unused name; names taken through `submit` are skipped."""
         return next(name for number in numbers if (name := f"{base}-{number}") not in self.pages)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 from ferrum.core.errors import FerrumError, Unsupported
 from ferrum.core.snapshots import PrefixCounts
-from ferrum.core.step import AdapterUse, Span, SpanResult, StepBatch, StepOutput
+from ferrum.core.step import NO_EXTRAS, AdapterUse, Span, SpanResult, StepBatch, StepOutput
 
 
 class StoreGroup(Protocol):
@@ -101,6 +102,13 @@ class SequenceStore(Protocol):
 
     def prefix_counts(self) -> PrefixCounts:
         """Return the counters of the prefix cache."""
+
+
+def with_adapters(span: Span, pages: SequenceStore) -> Span:
+    """Return a span with its sequence's adapters, unless it has others."""
+    if span.adapters or span.cache_id not in pages or not (adapters := pages.adapters(span.cache_id)):
+        return span
+    return replace(span, extras=replace(span.extras or NO_EXTRAS, adapters=adapters))
 
 
 Before: TypeAlias = tuple[int, int, tuple[AdapterUse, ...]]

@@ -30,23 +30,11 @@ from ferrum.contract.io_types import (
     UnifiedBatch,
     UnifiedBatchItem,
 )
-from ferrum.contract.sequences import SequenceStore
+from ferrum.contract.sequences import with_adapters
 from ferrum.contract.verb_outputs import decode_output, prefill_output, row_of, verified_output
-from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
+from ferrum.core.errors import RequestError, Unsupported
 from ferrum.core.span_checks import check_kind, check_tokens, inputs_of
-from ferrum.core.step import (
-    NO_EXTRAS,
-    AdapterUse,
-    Array,
-    Hidden,
-    PendingStep,
-    Rows,
-    Span,
-    SpanExtras,
-    SpanResult,
-    StepBatch,
-    Want,
-)
+from ferrum.core.step import AdapterUse, Array, Hidden, PendingStep, Rows, Span, SpanExtras, SpanResult, StepBatch, Want
 from ferrum.core.values import kept_length, shown
 
 P = ParamSpec("P")
@@ -60,7 +48,6 @@ SPAN_WANTS: Final = {
     LogitsPolicy.ALL: (Want.LOGITS, Rows.ALL),
 }
 """A logits policy as a span's `want` and `rows`."""
-
 
 _HIDDEN: Final[dict[bool | str, Hidden]] = {False: Hidden.NONE, True: Hidden.ALL, LAYERS: Hidden.LAYERS}
 """A value of `return_hidden_states` as a span's `hidden`; each includes those before it."""
@@ -120,7 +107,8 @@ class NamedVerbs:
                 for row in token_matrix("input_ids", input_ids)
             ]
             try:
-                return _stack([result.logits for result in self._step(spans, "input_ids")])
+                arrays: list[Any] = [result.logits for result in self._step(spans, "input_ids")]
+                return arrays[0].__array_namespace__().stack(arrays)
             finally:
                 for span in spans:
                     self.sequences.pages.release(span.cache_id)
@@ -272,17 +260,16 @@ class NamedVerbs:
     def set_lora_adapter(self, cache_id: str | KvCacheHandle, name: str | None) -> KvCacheHandle:
         """Use a loaded adapter for the next tokens of a sequence; None: the base model. An unknown name begins one.
 
-        Returns:
-            A handle of the sequence, with which an empty one is prefilled. Other handles of it stay valid.
+        Returns a handle of the sequence, with which an empty one is prefilled. Other handles of it stay valid.
 
         Raises:
             Unsupported: the executor takes no adapters.
-            RequestError: no adapter of that name is loaded, or the stored tokens do not allow it.
-            InvalidHandle, UnknownSequence: no name or handle, or an unknown name that only the executor may give.
+            RequestError: no adapter of that name is loaded, or the stored tokens do not allow it. Its subclasses
+                InvalidHandle, UnknownSequence say more.
         """
         cache_id = self.sequences.name_of(cache_id)
         with self.exclusive():
-            self._check_new(cache_id, "cache_id")
+            self.sequences.check_new(cache_id, param="cache_id")
             self.sequences.pages.choose(cache_id, self.adapters_for(cache_id, name))
             return self.handle(cache_id)
 
@@ -349,7 +336,7 @@ class NamedVerbs:
     def _unified_span(self, item: UnifiedBatchItem) -> Span:
         if isinstance(item.seq_id, str):
             cache_id = item.seq_id
-            self._check_new(cache_id, "seq_id")
+            self.sequences.check_new(cache_id, param="seq_id")
         else:
             self.sequences.check(item.seq_id, exact=True)
             cache_id = item.seq_id.cache_id
@@ -359,11 +346,6 @@ class NamedVerbs:
         want, rows = SPAN_WANTS[item.policy]
         adapters = () if item.adapter is None else self.adapters_for(cache_id, item.adapter)
         return Span(cache_id, stored, tuple(item.q_tokens), want, rows, extras=SpanExtras(adapters=adapters).or_none())
-
-    def _check_new(self, cache_id: str, param: str) -> None:
-        """Refuse a name of an unknown sequence that only the executor may begin."""
-        if cache_id not in self.sequences.pages and self.sequences.is_reserved(cache_id):
-            raise UnknownSequence(f"{cache_id!r} is not stored, and names of this prefix are reserved", param=param)
 
     def _check_options(self, inputs: PrefillInput | DecodeInput, stored: range, real: slice = slice(None)) -> None:
         """Refuse positions other than where the tokens will be stored, and what the kernels do not keep."""
@@ -392,13 +374,6 @@ class NamedVerbs:
         check_tokens(tokens, start, vocab_size=self.sequences.info.vocab_size, max_sequence_length=longest, param=param)
 
 
-def with_adapters(span: Span, pages: SequenceStore) -> Span:
-    """Return a span with its sequence's adapters, unless it has others."""
-    if span.adapters or span.cache_id not in pages or not (adapters := pages.adapters(span.cache_id)):
-        return span
-    return replace(span, extras=replace(span.extras or NO_EXTRAS, adapters=adapters))
-
-
 def verb(method: Callable[Concatenate[NamedVerbs, P], Result]) -> Callable[Concatenate[Any, P], Result]:
     """Return a verb as a method of an object that has it in `verbs`, with its arguments, result and errors."""
 
@@ -421,8 +396,3 @@ def _count_equal(logits: Array, drafts: Sequence[int]) -> int:
     while accepted < len(drafts) and int(logits[accepted].argmax()) == drafts[accepted]:
         accepted += 1
     return accepted
-
-
-def _stack(arrays: Sequence[Array]) -> Array:
-    """Stack arrays [S, V] to [B, S, V], by the array API standard's function."""
-    return arrays[0].__array_namespace__().stack(arrays)
