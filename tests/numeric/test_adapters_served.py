@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ferrum import LLM, AsyncEngine, LoRARequest, RequestOutput, SamplingParams
@@ -165,21 +167,29 @@ def test_files_that_changed_after_loading_are_not_read_again(files: list[Path], 
         assert run(llm, "other")
 
 
-def test_an_invoked_adapter_shares_the_pages_before_its_invocation(tmp_path: Path) -> None:
-    word, text = [7, 8, 9], [token % 60 + 20 for token in range(170)]
-    paths = [write_lora(tmp_path / f"{seed}", CASE, seed, invocation=word) for seed in range(2)]
-    prompt = [*text, *word, 11, 12]
-    modules = [f"{name}={path}" for name, path in zip("ab", paths, strict=True)]
-    with LLM(str(directory_of(CASE)), **OPTIONS, lora=modules) as llm:
-        cold = {name: run(llm, name, prompt=prompt)[0] for name in "ab"}
-        assert run(llm, "a", prompt=text) == run(llm, None, prompt=text), "not invoked"
-    with LLM(str(directory_of(CASE)), **OPTIONS, lora=modules) as llm:
-        assert cached(llm, None, text) == 0
-        found = {name: cached(llm, name, prompt) for name in "ab"}
-        assert found["a"] == found["b"] == len(text), "the base's partial page is in memory"
-        assert {name: run(llm, name, prompt=prompt)[0] for name in "ab"} == cold
-        generated = [*prompt, *word]
-        assert cached(llm, "a", generated) >= len(text) - 63
+@pytest.mark.parametrize(("length", "count"), [(170, 2), (8055, 10)])
+def test_invoked_adapters_share_the_pages_before_their_invocations(tmp_path: Path, length: int, count: int) -> None:
+    """Adapters follow each other at the end of a conversation, whose last page the base still has or has not."""
+    case = replace(CASE, name=f"{CASE.name}-long", changes={**CASE.changes, "max_position_embeddings": 10_000})
+    words = [[100 + number, *range(number % 3)] for number in range(count)]
+    paths = [write_lora(tmp_path / f"{number}", case, number, invocation=word) for number, word in enumerate(words)]
+    options = {**OPTIONS, "kv_capacity": 16_384, "lora": [f"a{number}={path}" for number, path in enumerate(paths)]}
+    prompt = np.random.default_rng(0).integers(20, 90, length).tolist()
+    with LLM(str(directory_of(case)), **options, prefix_cache=False) as llm:
+        answer = [token for token, _ in run(llm, None, prompt=prompt)[0]]
+        assert run(llm, "a0", prompt=prompt) == run(llm, None, prompt=prompt), "not invoked"
+        text = [*prompt, *answer]
+        prompts = {f"a{number}": [*text, *word, 11, 12] for number, word in enumerate(words)}
+        cold = {name: run(llm, name, prompt=each)[0] for name, each in prompts.items()}
+        assert len(set(cold.values())) == count
+    pages = len(text) - len(text) % 64  # the base never computed the answer's last token
+    for before, known in (prompt, len(text) - 1), ([*text[:pages], 95, 96], pages):
+        with LLM(str(directory_of(case)), **options) as llm:
+            run(llm, None, prompt=before)
+            for name, each in prompts.items():
+                (output,) = llm.generate([each], GREEDY, False, lora_request=name)
+                assert (bits(output), output.metrics.usage.cached_tokens) == (cold[name], known)
+            assert cached(llm, "a0", [*prompts["a0"], *words[0]]) >= pages, "the invocation is now the last one"
 
 
 @pytest.mark.parametrize("host", ["thread", "process"])
