@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Final
 
 from ferrum.cache.page_table import PageTable
@@ -22,6 +21,7 @@ from ferrum.core.memory_plan import size
 from ferrum.core.option_fields import check_flag, check_number
 from ferrum.core.snapshots import LoraMetricsSnapshot
 from ferrum.core.step import AdapterUse, PendingStep, Span, StepBatch, StepOutput
+from ferrum.core.threads import Pauses
 from ferrum.core.values import shown
 from ferrum.kernels.operations import F32
 from ferrum.runtime.adapter_copies import in_memory
@@ -38,8 +38,8 @@ from ferrum.sources.adapters.adapter_file import AdapterFile
 
 logger: Final = logging.getLogger("ferrum.tokens")
 
-PAUSE_SECONDS: Final = 0.001
-"""Pause after each piece of work on an adapter, so that steps are not held up."""
+RECENT_SECONDS: Final = 0.1
+"""Time after a step in which another one is expected."""
 
 
 class LocalExecutor(ModelExecutor):
@@ -139,7 +139,7 @@ class LocalExecutor(ModelExecutor):
         with self._locked():  # the first adapter allocates the buffers of steps with adapters
             self._finish_steps()
             slots = self.lm.adapters
-        prepared = slots.prepare(in_memory(file.changes), partial(time.sleep, PAUSE_SECONDS))
+        prepared = slots.prepare(in_memory(file.changes), Pauses(self._is_stepping))
         facts = AdapterFacts(
             path=file.path,
             digest=file.digest,
@@ -150,6 +150,11 @@ class LocalExecutor(ModelExecutor):
             about=dict(file.about),
         )
         return facts, prepared
+
+    def _is_stepping(self) -> bool:
+        """Return whether a step runs or has just ended."""
+        recent = self._last is not None and time.monotonic() - self._last < RECENT_SECONDS
+        return recent or self._lifecycle.state is ExecutorState.BUSY
 
     def load_adapter(self, key: str, adapter: AdapterFile | PreparedAdapter) -> None:
         """Hold an adapter, which spans name by the key. Steps in flight end before.
