@@ -307,7 +307,7 @@ void AdaptEmbedding::change(Runtime& runtime, const StepAdapter& group, const Ad
     auto* t = reinterpret_cast<float*>(runtime.own(thread));
     runtime.kernels.widen(c.a.format, row_of(c.a, token), c.rank, 1, t);
     const auto scale = static_cast<float>(c.scale * (group.scale * scale_));
-    runtime.kernels.expand({c.b.format, c.b.data, c.rank, columns_, t, c.rank, &row, 1, scale, c.bias, nullptr, nullptr, y_}, 0,
+    runtime.kernels.expand({c.b.format, c.b.data, c.rank, columns_, t, c.rank, &row, 1, scale, c.bias, c.factor, c.offset, y_}, 0,
                            ceil_divide(columns_, kPanel));
 }
 

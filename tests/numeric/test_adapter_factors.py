@@ -16,7 +16,7 @@ from ferrum.core.step import AdapterUse, Rows, Span, SpanExtras, StepBatch, Want
 from ferrum.kernels.adapters import AdapterSite, Change, LowRank, Replacement, SiteKind
 from ferrum.quant.dense import DenseWeight
 from ferrum.runtime.adapter_checks import refuse_change
-from ferrum.runtime.adapter_factors import row_norms, with_factors
+from ferrum.runtime.adapter_factors import column_norms, row_norms, with_column_factors, with_factors
 from ferrum.runtime.load import load_executor
 from native_twin import normal
 from native_weights import weight_of
@@ -36,6 +36,29 @@ def test_norms_are_those_of_the_changed_rows(format: Any, rank: int) -> None:
     np.testing.assert_allclose(row_norms(matrix, low, none), np.linalg.norm(whole, axis=1), rtol=1e-12)
 
 
+@pytest.mark.parametrize("format", [np.float32, "q4_k", "q8_0"])
+@pytest.mark.parametrize("rank", [1, 40])
+def test_norms_of_embeddings_are_those_of_the_changed_columns(format: Any, rank: int) -> None:
+    rng = np.random.default_rng(rank)
+    table, low = weight_of(rng, 150, 512, format), embedding(rng, (150, 512), rank)
+    whole = table.dequantize().astype(np.float64) + low.scale * low.a.astype(np.float64) @ low.b.T.astype(np.float64)
+    np.testing.assert_allclose(column_norms(table, low, none), np.linalg.norm(whole, axis=0), rtol=1e-12)
+    magnitude = np.abs(normal(rng, 512))
+    change = with_column_factors(Change(low, magnitude=magnitude), table, none)
+    np.testing.assert_allclose(change.factor, magnitude / np.linalg.norm(whole, axis=0), rtol=1e-6)
+    assert change.magnitude is None and not change.offset.any()
+
+
+def test_norms_of_columns_have_one_order_of_additions() -> None:
+    """They do not depend on the size of the pieces, and have the bits of norms of the transposed matrix's rows."""
+    rng = np.random.default_rng(4)
+    for tokens, width, rank in ((700, 96, 3), (130, 4096, 60), (31, 8, 1)):
+        table, low = normal(rng, tokens, width), embedding(rng, (tokens, width), rank)
+        turned = LowRank(np.ascontiguousarray(low.a.T), low.b, low.scale)
+        expected = row_norms(DenseWeight(np.ascontiguousarray(table.T)), turned, none)
+        np.testing.assert_array_equal(column_norms(DenseWeight(table), low, none), expected)
+
+
 def test_a_piece_of_work_is_short() -> None:
     """A piece is a few hundred thousand products, whatever the rank and the widths."""
     rng, ends = np.random.default_rng(0), [0.0]
@@ -43,6 +66,9 @@ def test_a_piece_of_work_is_short() -> None:
         matrix, low = DenseWeight(normal(rng, outputs, inputs)), low_rank(rng, (outputs, inputs), rank)
         ends.clear()
         row_norms(matrix, low, lambda: ends.append(time.perf_counter()))
+        assert len(ends) >= outputs * inputs * rank / (1 << 21)
+        ends.clear()
+        column_norms(matrix, embedding(rng, (outputs, inputs), rank), lambda: ends.append(time.perf_counter()))
         assert len(ends) >= outputs * inputs * rank / (1 << 21)
 
 
@@ -108,7 +134,13 @@ REFUSED: dict[str, tuple[AdapterSite, Change, str]] = {
     "rows twice": (SITE, Change(replaced=Replacement(GOOD.a[:2], np.array([1, 1], np.int32))), "ascend"),
     "heads with a magnitude": (HEADS, Change(OF_HEADS, magnitude=np.ones(32, np.float32)), "k_b_proj.weight.*heads"),
     "other heads": (HEADS, Change(low_rank(RNG, (32, 6), 3, groups=3)), "A of k_b_proj.weight"),
-    "scaled embeddings": (TABLE, Change(embedding(RNG, (50, 6), 3), magnitude=np.ones(50, np.float32)), "embed_tokens"),
+    "scaled tokens": (
+        TABLE,
+        Change(embedding(RNG, (50, 6), 3), magnitude=np.ones(50, np.float32)),
+        r"\[50\], not \[6\]",
+    ),
+    "biases of embeddings": (TABLE, Change(bias=np.ones(6, np.float32)), "embed_tokens.weight.*no biases"),
+    "scaled embeddings alone": (TABLE, Change(magnitude=np.ones(6, np.float32)), "embed_tokens.weight.*low-rank"),
     "tokens": (TABLE, Change(embedding(RNG, (49, 6), 3)), "A of embed_tokens.weight"),
 }
 
@@ -125,3 +157,4 @@ def test_changes_that_fit_are_not_refused() -> None:
     refuse_change(HEADS, 0, Change(OF_HEADS))
     refuse_change(HEADS, 0, Change(LowRank(OF_HEADS.a[0], OF_HEADS.b, 1.0)))
     refuse_change(TABLE, 0, Change(embedding(RNG, (50, 6), 3), replacement(RNG, (50, 6), [49])))
+    refuse_change(TABLE, 0, Change(embedding(RNG, (50, 6), 3), magnitude=np.ones(6, np.float32)))

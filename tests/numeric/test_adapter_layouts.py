@@ -35,7 +35,7 @@ from tiny import Case, directory_of, model_of
 TOLERANCE = 1e-5
 
 SHAPES = {"square gate_up": {}, "square down": {"moe_intermediate_size": 64}, "neither": {"moe_intermediate_size": 96}}
-KINDS = (DENSE[0], *DENSE[-6:-1], EMBEDDINGS[0], EMBEDDINGS[7], *EMBEDDINGS[-6:], *SPARSE[:6])
+KINDS = (DENSE[0], *DENSE[-6:-1], EMBEDDINGS[0], *EMBEDDINGS[7:9], *EMBEDDINGS[-6:], *SPARSE[:6])
 
 
 def logits_by_peft(case: AdapterCase, directory: Path) -> np.ndarray:

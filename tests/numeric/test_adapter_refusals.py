@@ -31,6 +31,7 @@ SWITCHED = AdapterCase("switched", BASES["qwen3"], {**ATTENTION, **ALORA, "modul
 SWITCHED_BIAS = AdapterCase("switched", BASES["llama-linear"], {**ATTENTION, **ALORA, "bias": "lora_only"})
 
 Q = f"{PREFIX}model.layers.0.self_attn.q_proj"
+DORA_EMBEDS = AdapterCase("dora embeds", BASES["qwen3"], {**EMBEDS.config, "use_dora": True})
 EMBEDDING = f"{PREFIX}model.embed_tokens"
 GATE_UP = f"{PREFIX}model.layers.0.mlp.experts.base_layer.lora_A.weight"
 
@@ -137,6 +138,16 @@ CHANGED = {
     "missing half of experts": (SPARSE, GATE_UP.replace("_A", "_B"), _without(GATE_UP)),
     "wide A": (PLAIN, f"{Q}.lora_A.weight", _with(f"{Q}.lora_A.weight", lambda a: np.hstack((a, a)))),
     "transposed B": (PLAIN, f"{Q}.lora_B.weight", _with(f"{Q}.lora_B.weight", np.transpose)),
+    "missing magnitude of an embedding": (
+        DORA_EMBEDS,
+        f"{EMBEDDING}.lora_embedding_A",
+        _without(f"{EMBEDDING}.lora_magnitude_vector"),
+    ),
+    "magnitude of an embedding's rows": (
+        DORA_EMBEDS,
+        f"{EMBEDDING}.lora_magnitude_vector",
+        _with(f"{EMBEDDING}.lora_magnitude_vector", lambda m: np.resize(m, 131)),
+    ),
     "another rank": (PLAIN, f"{Q}.lora_A.weight", _with(f"{Q}.lora_A.weight", lambda a: a[:2])),
     "NaN": (PLAIN, f"{Q}.lora_B.weight", _with(f"{Q}.lora_B.weight", _nan)),
     "infinity": (PLAIN, f"{Q}.lora_B.weight", _with(f"{Q}.lora_B.weight", lambda b: b / np.float32(0))),

@@ -160,11 +160,14 @@ def test_changed_embeddings_equal_the_reference(team, dtype):
             (Change(embedding(rng, shape, 34, dtype)),),
             (Change(replaced=replacement(rng, shape, None, dtype)),),
         ]
+        factors = {"factor": normal(rng, columns), "offset": np.zeros(columns, np.float32)}
+        scaled: list[Changes] = [(Change(embedding(rng, shape, 5, dtype), **factors),), *entries[1:]]
         y = normal(rng, ROWS, columns)
-        sites = [site_of(kernels, SiteKind.EMBEDDING, [shape], entries) for kernels in (twin.native, twin.reference)]
         given = np.array([1, 8, 21], np.int32)
-        for rows in (None, GivenRows(given, normal(rng, 3, columns))):
-            begin(twin, SOME, given=rows)
+        cases = [(entries, SOME, rows) for rows in (None, GivenRows(given, normal(rng, 3, columns)))]
+        for changes, adapters, rows in (*cases, (scaled, APART, cases[1][2])):
+            begin(twin, adapters, given=rows)
+            sites = [site_of(each, SiteKind.EMBEDDING, [shape], changes) for each in (twin.native, twin.reference)]
             for scale in (1.0, 6.1):
                 ours = twin.native.adapt_embedding(y, sites[0], scale)
                 same_bits(ours, twin.reference.adapt_embedding(y, sites[1], scale))

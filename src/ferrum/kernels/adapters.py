@@ -59,7 +59,7 @@ class Change:
 
     Attributes:
         factor, offset: f32 [N], both or none.
-        magnitude: f32 [N], of the rows of the changed matrix (DoRA, Liu et al. 2024).
+        magnitude: f32 [N], of the rows of the changed matrix (DoRA, Liu et al. 2024); of an embedding of its columns.
         bias: f32 [N], in place of the matrix's own.
     """
 

@@ -36,7 +36,7 @@ def refuse_change(site: AdapterSite, index: int, change: Change) -> None:
     vectors = {"factor": change.factor, "offset": change.offset, "magnitude": change.magnitude, "bias": change.bias}
     for what, vector in {**vectors, "bias of B": bias}.items():
         if vector is not None:
-            check(what, vector.shape, (outputs,))
+            check(what, vector.shape, (inputs if embeds else outputs,))
 
 
 def _check_rank(name: str, low_rank: LowRank) -> None:
@@ -45,10 +45,12 @@ def _check_rank(name: str, low_rank: LowRank) -> None:
 
 
 def _check_embedding(name: str, change: Change) -> None:
-    """Refuse what is of outputs: the rows of an embedding are tokens."""
-    low_rank, others = change.low_rank, (change.factor, change.offset, change.magnitude, change.bias)
-    if any(each is not None for each in others) or (low_rank is not None and low_rank.bias is not None):
-        raise Unsupported(f"the adapter's change of {name}", "embeddings have no biases and are not scaled (DoRA)")
+    """Refuse biases, and factors without a product."""
+    low_rank, factors = change.low_rank, (change.factor, change.offset, change.magnitude)
+    if change.bias is not None or (low_rank is not None and low_rank.bias is not None):
+        raise Unsupported(f"the adapter's change of {name}", "embeddings have no biases")
+    if low_rank is None and any(each is not None for each in factors):
+        raise Unsupported(f"the adapter's factors of {name}", "they need a low-rank product")
 
 
 def _check_rows(name: str, replaced: Replacement, outputs: int, inputs: int) -> None:

@@ -14,6 +14,9 @@ from ferrum.kernels.operations import F32
 
 F64 = NDArray[np.float64]
 
+_SUMS: Final = 64
+"""Sums of the squares of a row or a column: square k is added to sum k mod 64."""
+
 _PIECE: Final = 1 << 19
 """Products of two numbers that are computed without a pause: about a millisecond."""
 
@@ -38,6 +41,39 @@ def with_factors(change: Change, matrix: BaseMatrix, bias: F32 | None, pause: Ca
     return replace(change, factor=factor, offset=offset.astype(np.float32), magnitude=None, bias=None)
 
 
+def with_column_factors(change: Change, table: BaseMatrix, pause: Callable[[], None]) -> Change:
+    """Return a change of an embedding [V, H] with a factor in place of its magnitude f32 [H].
+
+    Its numbers are factor (W + s A B^T), where the norms are of columns. Arguments as of `with_factors`.
+    """
+    if change.magnitude is None:
+        return change
+    factor = (change.magnitude / column_norms(table, change.low_rank, pause)).astype(np.float32)
+    return replace(change, factor=factor, offset=np.zeros_like(factor), magnitude=None)
+
+
+def column_norms(table: BaseMatrix, low_rank: LowRank | None, pause: Callable[[], None]) -> F64:
+    """Return the norms of the columns of W + s A B^T [H], added in a fixed order.
+
+    Args:
+        pause: called between pieces of work.
+    """
+    tokens, width = table.shape
+    rank = 0 if low_rank is None else low_rank.b.shape[1]
+    a = np.zeros((tokens, 0)) if low_rank is None else low_rank.a
+    b = np.zeros((width, 0)) if low_rank is None else widened(low_rank.b) * low_rank.scale
+    total, step = np.zeros((_SUMS, width)), min(_SUMS, max(1, _PIECE // (width * (rank + 1))))
+    for begin in range(0, tokens, step):
+        rows = np.arange(begin, min(begin + step, tokens), dtype=np.int32)
+        w = table.rows(rows).astype(np.float64)
+        factors = widened(a[rows])
+        for j in range(rank):
+            w += factors[:, j : j + 1] * b[:, j]
+        total[rows % _SUMS] += np.square(w)
+        pause()
+    return np.sqrt(_folded(total.T))
+
+
 def row_norms(matrix: BaseMatrix, low_rank: LowRank | None, pause: Callable[[], None]) -> F64:
     """Return the norms of the rows of W + s B A [N], added in a fixed order.
 
@@ -55,16 +91,15 @@ def row_norms(matrix: BaseMatrix, low_rank: LowRank | None, pause: Callable[[], 
         w = matrix.rows(rows).astype(np.float64)
         for j in range(rank):
             w += np.multiply(b[rows, j : j + 1], a[j], out=product[: len(rows)])
-        squares = np.zeros((len(rows), -(-inputs // 64) * 64))
+        squares = np.zeros((len(rows), -(-inputs // _SUMS) * _SUMS))
         np.square(w, out=squares[:, :inputs])
-        norms[rows] = np.sqrt(_sum_64(squares))
+        norms[rows] = np.sqrt(_folded(squares.reshape(len(rows), -1, _SUMS).sum(axis=1)))
         pause()
     return norms
 
 
-def _sum_64(x: F64) -> F64:
-    """Add the numbers of each row in 64 accumulators, then the upper half of these to the lower one, six times."""
-    total: F64 = x.reshape(len(x), -1, 64).sum(axis=1)
+def _folded(total: F64) -> F64:
+    """Add the upper half of each row's 64 sums to the lower one, six times."""
     while total.shape[1] > 1:
         total = total[:, : total.shape[1] // 2] + total[:, total.shape[1] // 2 :]
     return total[:, 0]

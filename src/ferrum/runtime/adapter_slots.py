@@ -17,7 +17,7 @@ from ferrum.core.values import shown
 from ferrum.kernels.adapters import AdapterSite, Change, SiteKind
 from ferrum.kernels.interface import AdapterRows, Kernels
 from ferrum.runtime.adapter_checks import refuse_change
-from ferrum.runtime.adapter_factors import with_factors
+from ferrum.runtime.adapter_factors import with_column_factors, with_factors
 
 
 def _no_pause() -> None:
@@ -121,6 +121,8 @@ class AdapterSlots:
         if not site.base:
             return change
         matrix, bias = site.base[index]
+        if site.kind is SiteKind.EMBEDDING:
+            return with_column_factors(change, matrix, pause)
         return with_factors(change, matrix, None if bias is None else self._kernels.host(bias), pause)
 
     def add(self, key: str, adapter: PreparedAdapter) -> None:

@@ -259,7 +259,8 @@ def _adapters(kernels: Kernels, inputs: Inputs) -> list[Answer]:
         product, vector = LowRank(a, b, 0.3, inputs.numbers(_OUTPUTS, at=9)), inputs.numbers(_OUTPUTS, at=slot)
         alone = Change(product, Replacement(new, rows), vector, vector[::-1].copy())  # the only one of its rows
         kernels.install(site, slot, kernels.adapted((Change(product), alone if slot == 2 else Change(product))))
-        embedded = Change(LowRank(b, a.T.copy(), 0.7), Replacement(new, rows))
+        factors = (None, None) if slot < 2 else (inputs.numbers(_INPUTS, at=4), np.zeros(_INPUTS, np.float32))
+        embedded = Change(LowRank(b, a.T.copy(), 0.7), Replacement(new, rows), *factors)
         kernels.install(table, slot, kernels.adapted((embedded,)))
     kernels.begin(_adapted_tables(len(x)))
     found = [*kernels.adapt(x, (y, y), site), kernels.adapt_embedding(x, table, 2.5)]
@@ -282,9 +283,8 @@ def _grouped_adapters(kernels: Kernels, inputs: Inputs) -> list[Answer]:
         kernels.install(heads, slot, kernels.adapted((Change(by_head),)))
         kernels.install(experts, slot, kernels.adapted((Change(inner), None, Change(outer))))
     kernels.begin(_adapted_tables(len(x)))
-    gate, up, down = (
-        kernels.weight(DenseWeight(inputs.numbers(*size, at=at))) for at, size in enumerate(experts.shapes)
-    )
+    matrices = (DenseWeight(inputs.numbers(*size, at=at)) for at, size in enumerate(experts.shapes))
+    gate, up, down = map(kernels.weight, matrices)
     changed = kernels.experts(x, scores, Routing(4, 2), gate, up, down, _ACTIVATIONS[0], site=experts)
     return [*kernels.adapt(x, (y,), heads), changed]
 

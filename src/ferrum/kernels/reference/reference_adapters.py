@@ -28,9 +28,7 @@ def changed(x: F32, y: F32, change: Change, scale: float) -> F32:
         y[:, columns] = lanes_products(x, widened(new.values))
     if change.low_rank is not None:
         y = _added(y, lanes_products(x, widened(change.low_rank.a)), change.low_rank, scale)
-    if change.factor is not None and change.offset is not None:
-        y = fused(y, change.factor, change.offset)
-    return y
+    return _scaled(y, change)
 
 
 def changed_embeddings(tokens: Int32, y: F32, change: Change, scale: float, request_scale: float) -> F32:
@@ -42,7 +40,7 @@ def changed_embeddings(tokens: Int32, y: F32, change: Change, scale: float, requ
         y[every] = widened(new.values[at]) * np.float32(scale)
     if change.low_rank is not None:
         y = _added(y, widened(change.low_rank.a[tokens]), change.low_rank, request_scale * scale)
-    return y
+    return _scaled(y, change)
 
 
 def of_group(change: Change, group: int) -> Change:
@@ -92,6 +90,11 @@ def _added(y: F32, t: F32, low_rank: LowRank, scale: float) -> F32:
     if low_rank.bias is not None:
         product = product + low_rank.bias
     return fused(product, np.float32(low_rank.scale * scale), y)
+
+
+def _scaled(y: F32, change: Change) -> F32:
+    """Return factor y + offset of each output."""
+    return y if change.factor is None or change.offset is None else fused(y, change.factor, change.offset)
 
 
 def widened(values: NDArray[Any]) -> F32:

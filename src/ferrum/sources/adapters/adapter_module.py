@@ -134,7 +134,7 @@ class AdapterModule:
         whole = Change(
             low_rank=self._low_rank(outputs, inputs, targets.of(self.name)[0]),
             replaced=self._replacement(outputs, inputs),
-            magnitude=self._vector(Part.MAGNITUDE, outputs),
+            magnitude=self._vector(Part.MAGNITUDE, inputs if self.name == EMBEDDING else outputs),
             bias=self._bias(targets, outputs),
         )
         for target in targets.of(self.name):
@@ -173,7 +173,7 @@ class AdapterModule:
             raise first.wrong(f"is no tensor for {'a linear layer' if embeds else 'an embedding'}")
         other = next((each for part, each in self.parts.items() if embeds and part not in _OF_EMBEDDINGS), None)
         if other is not None:
-            raise other.refused("of an embedding only low-rank products can be changed")
+            raise other.refused("of an embedding only low-rank products and their magnitudes can be changed")
         second = self.parts[Part.EMBEDDING_B if embeds else Part.B]
         rank = self._rank(first)
         if embeds:
@@ -217,7 +217,7 @@ class AdapterModule:
         return None if tensor is None else tensor.expect(size).astype(np.float32)
 
 
-_OF_EMBEDDINGS: Final = (Part.EMBEDDING_A, Part.EMBEDDING_B, Part.BASE, Part.ROWS)
+_OF_EMBEDDINGS: Final = (Part.EMBEDDING_A, Part.EMBEDDING_B, Part.MAGNITUDE, Part.BASE, Part.ROWS)
 
 
 def cut(change: Change, target: Target) -> Change:

@@ -87,8 +87,9 @@ def _modules(file: TensorFile, config: PeftConfig, targets: Targets) -> dict[str
     if config.rows and not any(Part.ROWS in each.parts for each in modules.values()):
         raise CheckpointError(f"{file.path}: has no rows for trainable_token_indices of {config.path}")
     for module in modules.values():
-        if config.has_magnitudes and Part.A in module.parts and Part.MAGNITUDE not in module.parts:
-            raise module.parts[Part.A].wrong(f"use_dora is true in {config.path}, and its magnitude is missing")
+        first = module.parts.get(Part.A, module.parts.get(Part.EMBEDDING_A))
+        if config.has_magnitudes and first is not None and Part.MAGNITUDE not in module.parts:
+            raise first.wrong(f"use_dora is true in {config.path}, and its magnitude is missing")
     return modules
 
 
