@@ -23,10 +23,10 @@ struct AdapterChange {
     Floats b;  // panels [panel][rank][kPanel]
     // Of groups (heads, experts) A and B are those of all groups, one after another, or one that is that of each group.
     double scale = 1;
-    const float* bias = nullptr;
+    const float* bias = nullptr;  // of B; of a norm its own
     const float* factor = nullptr;
     const float* offset = nullptr;
-    Floats replaced;  // [n, inputs]
+    Floats replaced;  // [n, inputs]; of a norm its weight
     const int32_t* replaced_rows = nullptr;  // ascending; null: 0, 1, ...
 
     int64_t rank = 0;

@@ -1,6 +1,7 @@
 #include "attention_binding.hpp"
 
 #include "attention.hpp"
+#include "row_norms.hpp"
 
 namespace ferrum {
 
@@ -19,7 +20,7 @@ void check_shape(const Runtime& runtime, const Shape& shape) {
 
 OperationPointer rope_store(const Runtime& runtime, const In<float>& q, const MaybeFloats& k, const MaybeFloats& v, const Out<float>& out,
                             const Shape& shape, const MaybeFloats& cosines, const MaybeFloats& sines, const HeadNorms& norms, float eps,
-                            bool norm_last, const MaybeFloats& temperature, int64_t extent) {
+                            bool norm_last, const MaybeFloats& temperature, int64_t extent, std::shared_ptr<AdapterSite> site) {
     check_shape(runtime, shape);
     const auto& [group, layer, heads, kv_heads, dim, value_dim] = shape;
     const auto& [q_norm, k_norm, v_norm] = norms;
@@ -47,7 +48,8 @@ OperationPointer rope_store(const Runtime& runtime, const In<float>& q, const Ma
     args.eps = eps;
     args.norm_last = norm_last;
     args.layer = layer;
-    return std::make_shared<RopeStore>(args, group, extent);
+    return std::make_shared<RopeStore>(args, group, extent, row_norms(runtime, site, 0, args.q_norm, nullptr),
+                                       args.k_norm == nullptr ? nullptr : row_norms(runtime, site, 1, args.k_norm, nullptr));
 }
 
 OperationPointer latent_store(const Runtime& runtime, const In<float>& q, const In<float>& q_rope, const In<float>& latent,

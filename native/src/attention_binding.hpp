@@ -4,6 +4,7 @@
 #include <memory>
 #include <tuple>
 
+#include "adapters.hpp"
 #include "arrays.hpp"
 #include "format_names.hpp"
 #include "operations.hpp"
@@ -20,7 +21,7 @@ using HeadNorms = std::tuple<MaybeFloats, MaybeFloats, MaybeFloats>;
 
 OperationPointer rope_store(const Runtime& runtime, const In<float>& q, const MaybeFloats& k, const MaybeFloats& v, const Out<float>& out,
                             const Shape& shape, const MaybeFloats& cosines, const MaybeFloats& sines, const HeadNorms& norms, float eps,
-                            bool norm_last, const MaybeFloats& temperature, int64_t extent);
+                            bool norm_last, const MaybeFloats& temperature, int64_t extent, std::shared_ptr<AdapterSite> site);
 
 OperationPointer latent_store(const Runtime& runtime, const In<float>& q, const In<float>& q_rope, const In<float>& latent,
                               const In<float>& k_rope, const Out<float>& out, const Shape& shape, const In<float>& cosines,

@@ -23,6 +23,7 @@
 #include "sampling.hpp"
 #include "probe.hpp"
 #include "rope_table.hpp"
+#include "row_norms.hpp"
 
 namespace nb = nanobind;
 
@@ -130,14 +131,15 @@ OperationPointer multiply(const In<float>& x, const In<float>& y, int64_t column
     return std::make_shared<Multiply>(x.data(), y.data(), Rows{out.data(), extent}, columns);
 }
 
-OperationPointer norm(const In<float>& x, const MaybeFloats& delta, const In<float>& weight, const MaybeFloats& bias, float factor,
-                      float eps, bool centred, const std::optional<Out<float>>& total, const Out<float>& out, int64_t extent) {
+OperationPointer norm(const Runtime& runtime, const In<float>& x, const MaybeFloats& delta, const In<float>& weight, const MaybeFloats& bias, float factor,
+                      float eps, bool centred, const std::optional<Out<float>>& total, const Out<float>& out, int64_t extent,
+                      std::shared_ptr<AdapterSite> site) {
     require(delta.has_value() == total.has_value(), "delta and total must be given together");
     require(!bias || bias->size() == weight.size(), "weight and bias differ in size");
     const auto columns = static_cast<int64_t>(weight.size());
     const NormArgs args{x.data(), data_or_null(delta), weight.data(), data_or_null(bias), factor, eps, centred, columns,
                         total ? total->data() : nullptr, out.data()};
-    return std::make_shared<Norm>(args, extent);
+    return std::make_shared<Norm>(args, extent, row_norms(runtime, std::move(site), 0, args.weight, args.bias));
 }
 
 OperationPointer add(const In<float>& x, const In<float>& y, const MaybeFloats& gate, float factor, float scale, int64_t columns,
@@ -321,7 +323,8 @@ NB_MODULE(_native, module) {
     module.def("time_all", &time_all, released);
     module.def("embed", &embed, nb::arg(), nb::arg(), nb::arg(), nb::arg(), as_is, nb::arg());
     module.def("multiply", &multiply, as_is, as_is, nb::arg(), as_is, nb::arg());
-    module.def("norm", &norm, as_is, as_is_or_none, as_is, as_is_or_none, nb::arg(), nb::arg(), nb::arg(), as_is_or_none, as_is, nb::arg());
+    module.def("norm", &norm, nb::arg(), as_is, as_is_or_none, as_is, as_is_or_none, nb::arg(), nb::arg(), nb::arg(), as_is_or_none, as_is,
+               nb::arg(), nb::arg().none());
     module.def("add", &add, as_is, as_is, as_is_or_none, nb::arg(), nb::arg(), nb::arg(), as_is, nb::arg());
     module.def("adapt", &adapt, nb::arg(), nb::arg(), as_is, nb::arg(), as_is, nb::arg(), nb::arg(), nb::arg());
     module.def("adapt_embedding", &adapt_embedding, nb::arg(), nb::arg(), as_is, nb::arg(), nb::arg());
@@ -331,7 +334,7 @@ NB_MODULE(_native, module) {
                nb::arg().none());
     module.def("head_linear", &head_linear, nb::arg(), as_is, as_is, nb::arg(), nb::arg(), nb::arg(), nb::arg());
     module.def("rope_store", &rope_store, nb::arg(), as_is, as_is_or_none, as_is_or_none, as_is, nb::arg(), as_is_or_none,
-               as_is_or_none, as_is, nb::arg(), nb::arg(), as_is_or_none, nb::arg());
+               as_is_or_none, as_is, nb::arg(), nb::arg(), as_is_or_none, nb::arg(), nb::arg().none());
     module.def("fill_rope", &fill_rope, as_is, nb::arg(), nb::arg(), as_is, as_is);
     module.def("latent_store", &latent_store, nb::arg(), as_is, as_is, as_is, as_is, as_is, nb::arg(), as_is, as_is, nb::arg());
     module.def("attention", &attention, nb::arg(), as_is, as_is, nb::arg(), nb::arg().none(), as_is_or_none, nb::arg(), nb::arg());

@@ -84,7 +84,7 @@ struct NextPanel {
 };
 
 // total = x + factor delta; y = RMSNorm(total) * weight + bias, of total minus its mean if it is centred. Without a delta
-// (null), the norm of x. The bias may be null.
+// (null), the norm of x. The bias may be null. With weights, each row has its weight and bias.
 struct NormArgs {
     const float* x;
     const float* delta;
@@ -95,6 +95,8 @@ struct NormArgs {
     int64_t columns;
     float* total;
     float* y;
+    const float* const* weights = nullptr;  // [rows], or null
+    const float* const* biases = nullptr;
 };
 
 // out = (x + factor y) scale; with a gate [R] (or null), its sigmoid is the factor.
@@ -172,7 +174,7 @@ struct RowTables {
 constexpr int64_t kRowBlock = kKeySide;  // rows whose keys of a head are stored together, so that they fill whole lines
 
 // Without k and v (null), only queries are turned. Norms are of heads, each [head size] or null, of q and k after the
-// rotation if `norm_last`.
+// rotation if `norm_last`. With q_norms or k_norms, each row has its norm.
 struct RopeArgs {
     int64_t rows;
     const float* q;
@@ -191,6 +193,8 @@ struct RopeArgs {
     const GroupStore* store;
     int64_t layer;
     RowTables tables;
+    const float* const* q_norms = nullptr;  // [rows], or null
+    const float* const* k_norms = nullptr;
 };
 
 // Heads of a row, each an item of work.

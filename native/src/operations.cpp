@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "row_norms.hpp"
+
 namespace ferrum {
 
 namespace {
@@ -32,6 +34,13 @@ void Embed::run(Runtime& runtime, int thread) {
 void Multiply::run(Runtime& runtime, int thread) {
     const auto [begin, end] = share(runtime, runtime.step.count(out_.extent), thread);
     for (int64_t i = begin * columns_; i < end * columns_; ++i) out_.data[i] = x_[i] * y_[i];
+}
+
+void Norm::prepare() {
+    if (norms_ == nullptr) return;
+    norms_->choose();
+    args_.weights = norms_->weights();
+    args_.biases = norms_->biases();
 }
 
 void Norm::run(Runtime& runtime, int thread) {
@@ -115,6 +124,13 @@ void Linear::multiply(Runtime& runtime, const TiledRows& tiled, int thread, Line
         runtime.kernels.product(args, block, place, next);
         if (more != nullptr) more->end_panel(runtime, product, place);
     }
+}
+
+void RopeStore::prepare() {
+    for (const RowNormsPointer& each : {q_norms_, k_norms_})
+        if (each != nullptr) each->choose();
+    if (q_norms_ != nullptr) args_.q_norms = q_norms_->weights();
+    if (k_norms_ != nullptr) args_.k_norms = k_norms_->weights();
 }
 
 void RopeStore::run(Runtime& runtime, int thread) {

@@ -21,6 +21,7 @@ public:
 };
 
 using WeightPointer = std::shared_ptr<const Weight>;
+using RowNormsPointer = std::shared_ptr<class RowNorms>;  // null: no adapter changes the norm
 
 // A matrix of the program: its memory and row count.
 struct Rows {
@@ -58,12 +59,15 @@ private:
 
 class Norm final : public Operation {
 public:
-    Norm(const NormArgs& args, int64_t extent) : args_(args), extent_(extent) {}
+    Norm(const NormArgs& args, int64_t extent, RowNormsPointer norms = nullptr)
+        : args_(args), extent_(extent), norms_(std::move(norms)) {}
+    void prepare() override;
     void run(Runtime& runtime, int thread) override;
 
 private:
     NormArgs args_;
     int64_t extent_;
+    RowNormsPointer norms_;
 };
 
 class Add final : public Operation {
@@ -125,12 +129,16 @@ private:
 
 class RopeStore final : public Operation {
 public:
-    RopeStore(const RopeArgs& args, int64_t group, int64_t extent) : args_(args), group_(group), extent_(extent) {}
+    RopeStore(const RopeArgs& args, int64_t group, int64_t extent, RowNormsPointer q_norms = nullptr,
+              RowNormsPointer k_norms = nullptr)
+        : args_(args), group_(group), extent_(extent), q_norms_(std::move(q_norms)), k_norms_(std::move(k_norms)) {}
+    void prepare() override;
     void run(Runtime& runtime, int thread) override;
 
 private:
     RopeArgs args_;
     int64_t group_, extent_;
+    RowNormsPointer q_norms_, k_norms_;
 };
 
 class LatentStore final : public Operation {

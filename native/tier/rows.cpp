@@ -68,6 +68,11 @@ void rotate(float* x, const float* cosines, const float* sines, int64_t pairs) {
     }
 }
 
+// The vector of a row, which may be that of all rows.
+const float* of_row(const float* const* of_rows, const float* of_all, int64_t row) {
+    return of_rows == nullptr ? of_all : of_rows[row];
+}
+
 // One head: norm and rotation, in either order, from `from` to `to`.
 void turn(const RopeArgs& a, const float* from, const float* norm, int64_t position, float* to) {
     if (norm != nullptr && !a.norm_last)
@@ -99,7 +104,7 @@ void store_run(const RopeArgs& a, const Run& run, int64_t row, int64_t kv_head) 
     float keys[kRowBlock * kMaxHead];
     for (int64_t t = 0; t < run.count; ++t) {
         const float* key = a.k + ((row + t) * a.num_kv_heads + kv_head) * a.head_dim;
-        turn(a, key, a.k_norm, a.tables.positions[row + t], keys + t * a.head_dim);
+        turn(a, key, of_row(a.k_norms, a.k_norm, row + t), a.tables.positions[row + t], keys + t * a.head_dim);
     }
     int64_t stride = a.num_kv_heads * s.value_dim;
     const float* values = a.v + row * stride + kv_head * s.value_dim;
@@ -148,7 +153,7 @@ void turn_queries(const RopeArgs& a, const RopeItem& item) {
     for (int64_t row = item.begin; row < item.end; ++row) {
         const int64_t at = (row * a.num_heads + item.query) * a.head_dim;
         const int64_t position = a.tables.positions[row];
-        turn(a, a.q + at, a.q_norm, position, a.q_out + at);
+        turn(a, a.q + at, of_row(a.q_norms, a.q_norm, row), position, a.q_out + at);
         if (a.temperature != nullptr) scale_head(a.q_out + at, a.temperature[position], a.head_dim);
     }
 }
@@ -233,7 +238,7 @@ void norm(const NormArgs& a, int64_t row_begin, int64_t row_end) {
         }
         if (a.centred) centre(x, a.columns, y), x = y;
         if (a.centred || a.delta == nullptr) factor = inverse_rms(x, a.columns, a.eps);
-        scale_row(x, a.weight, a.bias, factor, a.columns, y);
+        scale_row(x, of_row(a.weights, a.weight, row), of_row(a.biases, a.bias, row), factor, a.columns, y);
     }
 }
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from changed_sites import random_adapter
+from changed_sites import random_adapter, random_norms
 from family_twin import MODELS
 from ferrum.core.errors import RequestError
 from ferrum.core.step import AdapterUse, Rows, Span, SpanExtras, StepBatch, Want
@@ -27,8 +27,8 @@ from native_twin import require_native, same_bits
 from tiny import directory_of, tokens_of
 
 LENGTH = 40
-A, B = AdapterUse("a"), AdapterUse("b", 0.6)
-KINDS: tuple[tuple[AdapterUse, ...], ...] = ((), (A,), (B,), (A, B), (B, A))
+A, B, NORMS = AdapterUse("a"), AdapterUse("b", 0.6), AdapterUse("norms")
+KINDS: tuple[tuple[AdapterUse, ...], ...] = ((), (A,), (B,), (A, B), (B, A), (NORMS,))
 
 SOME = (
     *("gemma2", "gemma4-shared", "gemma4-experts", "llama4", "cohere2-bias", "gpt-oss", "qwen2-moe", "granite"),
@@ -39,12 +39,13 @@ SOME = (
 
 @cache
 def executor_of(name: str, kernels: str) -> LocalExecutor:
-    """Return a model that holds two adapters of all its matrices."""
+    """Return a model that holds two adapters of all its matrices, and one of these and of all norms."""
     small = {"page_size": 16, "kv_capacity": 16 * 32, "max_rows": 64}
     executor = load_executor(directory_of(MODELS[name]), kernels=kernels, dtype="float32", **small)
     slots = executor.lm.adapters
     for key, rank in (("a", 3), ("b", 8)):
         slots.add(key, slots.prepare(random_adapter(executor.lm, rank, rank)))
+    slots.add("norms", slots.prepare(random_adapter(executor.lm, 5, 2) | random_norms(executor.lm, 5)))
     return executor
 
 
@@ -82,13 +83,15 @@ def test_a_sequence_without_an_adapter_keeps_its_bits_next_to_others(name: str) 
     """Its step runs the program with adapters; alone it runs the other one."""
     require_native()
     executor = executor_of(name, "native")
-    base, changed = alone(name, "native", ()), alone(name, "native", (A,))
+    base, changed, normed = (alone(name, "native", uses) for uses in ((), (A,), (NORMS,)))
     executor.reset()
     half = LENGTH // 2
     for begin, end in ((0, half), (half, LENGTH)):
-        plain, one, both = run(executor, name, (begin, end, ()), (begin, end, (A,)), (begin, end, (A, B)))
+        uses: tuple[tuple[AdapterUse, ...], ...] = ((), (A,), (A, B), (NORMS,))
+        plain, one, both, other = run(executor, name, *((begin, end, each) for each in uses))
         same_bits(plain, base[begin:end])
         same_bits(one, changed[begin:end])
+        same_bits(other, normed[begin:end])
         assert np.isfinite(both).all() and (both != one).any() and (one != plain).any()
     executor.reset()
 
@@ -96,7 +99,7 @@ def test_a_sequence_without_an_adapter_keeps_its_bits_next_to_others(name: str) 
 @pytest.mark.parametrize("name", SOME)
 def test_native_and_reference_agree_on_models_with_adapters(name: str) -> None:
     require_native()
-    for uses in ((A,), (A, B)):
+    for uses in ((A,), (A, B), (NORMS,)):
         same_bits(alone(name, "native", uses), alone(name, "reference", uses))
 
 
@@ -157,7 +160,7 @@ def test_an_adapter_equals_its_sum_with_the_matrices(name: str) -> None:
     changes, names = random_adapter(lm, 3, 3), {name: id for id, name in weight_names(lm.network).items()}
     merged, head = dict[int, Any](), None
     for site in lm.adapters.sites:
-        for each, (matrix, _) in zip(site.names, site.base, strict=True):
+        for each, (matrix, _) in zip(site.names, site.base, strict=False):  # norms have none
             made = merged_matrix(site, matrix, changes[each])
             if each == HEAD and site.kind is SiteKind.HEAD:
                 head = made

@@ -116,6 +116,7 @@ def test_a_model_with_a_bias_replaces_it_and_scales_its_outputs() -> None:
 SITE = AdapterSite(SiteKind.LINEAR, ("q_proj.weight", "k_proj.weight"), ((8, 6), (4, 6)))
 HEADS = AdapterSite(SiteKind.HEADS, ("k_b_proj.weight",), ((64, 6),), 2)
 TABLE = AdapterSite(SiteKind.EMBEDDING, ("embed_tokens.weight",), ((50, 6),))
+NORM = AdapterSite(SiteKind.NORM, ("norm.weight",), ((8, 1),))
 RNG = np.random.default_rng(3)
 GOOD = low_rank(RNG, (8, 6), 3)
 OF_HEADS = low_rank(RNG, (32, 6), 3, groups=2)
@@ -141,6 +142,11 @@ REFUSED: dict[str, tuple[AdapterSite, Change, str]] = {
     ),
     "biases of embeddings": (TABLE, Change(bias=np.ones(6, np.float32)), "embed_tokens.weight.*no biases"),
     "scaled embeddings alone": (TABLE, Change(magnitude=np.ones(6, np.float32)), "embed_tokens.weight.*low-rank"),
+    "product of a norm": (NORM, Change(GOOD), "norm.weight.*whole weights"),
+    "rows of a norm": (NORM, Change(replaced=replacement(RNG, (8, 1), [3])), "norm.weight.*whole weights"),
+    "width of a norm": (NORM, Change(replaced=replacement(RNG, (6, 1), None)), r"weight of norm.weight.*\[6, 1\]"),
+    "floats of a norm": (NORM, Change(replaced=replacement(RNG, (8, 1), None, np.float16)), "norm.weight.*float16"),
+    "bias of a norm": (NORM, Change(bias=np.ones(6, np.float32)), r"bias of norm.weight.*\[6\]"),
     "tokens": (TABLE, Change(embedding(RNG, (49, 6), 3)), "A of embed_tokens.weight"),
 }
 
@@ -156,5 +162,6 @@ def test_changes_that_fit_are_not_refused() -> None:
     refuse_change(SITE, 0, Change(replace(GOOD, bias=np.ones(8, np.float32)), replacement(RNG, (8, 6), [0, 7])))
     refuse_change(HEADS, 0, Change(OF_HEADS))
     refuse_change(HEADS, 0, Change(LowRank(OF_HEADS.a[0], OF_HEADS.b, 1.0)))
-    refuse_change(TABLE, 0, Change(embedding(RNG, (50, 6), 3), replacement(RNG, (50, 6), [49])))
     refuse_change(TABLE, 0, Change(embedding(RNG, (50, 6), 3), magnitude=np.ones(6, np.float32)))
+    refuse_change(NORM, 0, Change(replaced=replacement(RNG, (8, 1), None), bias=np.ones(8, np.float32)))
+    refuse_change(TABLE, 0, Change(embedding(RNG, (50, 6), 3), replacement(RNG, (50, 6), [49])))

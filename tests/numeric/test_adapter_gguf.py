@@ -146,7 +146,6 @@ def test_metadata_says_what_an_adapter_is(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"blk.0.attn_norm.weight": np.ones(48)}, "blk.0.attn_norm.weight"),
         ({"blk.9.attn_q.weight.lora_a": np.ones((4, 48))}, "blk.9.attn_q.weight.lora_a"),
         ({"blk.0.attn_q.bias.lora_a": np.ones((4, 48))}, "blk.0.attn_q.bias.lora_a"),
         ({"blk.0.attn_q.scale": np.ones((4, 48))}, "blk.0.attn_q.scale"),

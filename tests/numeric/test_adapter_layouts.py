@@ -12,7 +12,7 @@ import peft
 import pytest
 import torch
 
-from adapter_cases import ALL, ATTENTION, BASES, DENSE, EMBEDDINGS, EXPERTS, SPARSE, TIED
+from adapter_cases import ALL, ATTENTION, BASES, DENSE, EMBEDDINGS, EXPERTS, NORMS, SPARSE, TIED
 from adapter_kit import (
     AdapterCase,
     adapted_logits,
@@ -35,7 +35,7 @@ from tiny import Case, directory_of, model_of
 TOLERANCE = 1e-5
 
 SHAPES = {"square gate_up": {}, "square down": {"moe_intermediate_size": 64}, "neither": {"moe_intermediate_size": 96}}
-KINDS = (DENSE[0], *DENSE[-6:-1], EMBEDDINGS[0], *EMBEDDINGS[7:9], *EMBEDDINGS[-6:], *SPARSE[:6])
+KINDS = (DENSE[0], *DENSE[-6:-1], EMBEDDINGS[0], *EMBEDDINGS[7:9], *EMBEDDINGS[-6:], *NORMS[:3], *SPARSE[:6])
 
 
 def logits_by_peft(case: AdapterCase, directory: Path) -> np.ndarray:

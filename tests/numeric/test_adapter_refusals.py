@@ -28,10 +28,14 @@ SPARSE = AdapterCase("sparse", BASES["qwen3-moe"], EXPERTS)
 
 ALORA = {"alora_invocation_tokens": [1]}
 SWITCHED = AdapterCase("switched", BASES["qwen3"], {**ATTENTION, **ALORA, "modules_to_save": ["embed_tokens"]})
+SWITCHED_NORM = AdapterCase("switched", BASES["qwen3"], {**ATTENTION, **ALORA, "modules_to_save": ["input_layernorm"]})
 SWITCHED_BIAS = AdapterCase("switched", BASES["llama-linear"], {**ATTENTION, **ALORA, "bias": "lora_only"})
 
-Q = f"{PREFIX}model.layers.0.self_attn.q_proj"
+NORMS = AdapterCase("norms", BASES["qwen3"], {**ATTENTION, "modules_to_save": ["input_layernorm"]})
 DORA_EMBEDS = AdapterCase("dora embeds", BASES["qwen3"], {**EMBEDS.config, "use_dora": True})
+
+NORM = f"{PREFIX}model.layers.0.input_layernorm"
+Q = f"{PREFIX}model.layers.0.self_attn.q_proj"
 EMBEDDING = f"{PREFIX}model.embed_tokens"
 GATE_UP = f"{PREFIX}model.layers.0.mlp.experts.base_layer.lora_A.weight"
 
@@ -116,7 +120,11 @@ NEW = {
     "unknown part": (PLAIN, f"{Q}.lora_C.weight", np.ones((3, 3))),
     "name of a training state": (PLAIN, f"{Q}.lora_A.default.weight", np.ones((3, 48))),
     "without the prefix": (PLAIN, "model.layers.0.self_attn.q_proj.lora_A.weight", np.ones((3, 48))),
-    "norm": (PLAIN, f"{PREFIX}model.layers.0.input_layernorm.weight", np.ones(48)),
+    "width of a norm": (PLAIN, f"{NORM}.weight", np.ones(47)),
+    "matrix for a norm": (PLAIN, f"{NORM}.weight", np.ones((48, 1))),
+    "bias of a norm that has none": (PLAIN, f"{NORM}.bias", np.ones(48)),
+    "pair for a norm": (NORMS, f"{NORM}.lora_B.bias", np.ones(48)),
+    "norm of a layer that the model lacks": (PLAIN, f"{NORM.replace('.0.', '.2.')}.weight", np.ones(48)),
     "bias that the model lacks": (PLAIN, f"{Q}.base_layer.bias", np.ones(96)),
     "magnitude without use_dora": (PLAIN, f"{Q}.lora_magnitude_vector", np.ones(96)),
     "magnitude of an embedding": (EMBEDS, f"{EMBEDDING}.lora_magnitude_vector", np.ones(48)),
@@ -130,14 +138,6 @@ CHANGED = {
     "missing half": (PLAIN, f"{Q}.lora_B.weight", _without(f"{Q}.lora_A.weight")),
     "other missing half": (PLAIN, f"{Q}.lora_A.weight", _without(f"{Q}.lora_B.weight")),
     "missing magnitude": (DORA, f"{Q}.lora_A.weight", _without(f"{Q}.lora_magnitude_vector")),
-    "missing half of an embedding": (
-        EMBEDS,
-        f"{EMBEDDING}.lora_embedding_B",
-        _without(f"{EMBEDDING}.lora_embedding_A"),
-    ),
-    "missing half of experts": (SPARSE, GATE_UP.replace("_A", "_B"), _without(GATE_UP)),
-    "wide A": (PLAIN, f"{Q}.lora_A.weight", _with(f"{Q}.lora_A.weight", lambda a: np.hstack((a, a)))),
-    "transposed B": (PLAIN, f"{Q}.lora_B.weight", _with(f"{Q}.lora_B.weight", np.transpose)),
     "missing magnitude of an embedding": (
         DORA_EMBEDS,
         f"{EMBEDDING}.lora_embedding_A",
@@ -148,6 +148,15 @@ CHANGED = {
         f"{EMBEDDING}.lora_magnitude_vector",
         _with(f"{EMBEDDING}.lora_magnitude_vector", lambda m: np.resize(m, 131)),
     ),
+    "NaN of a norm": (NORMS, f"{NORM}.weight", _with(f"{NORM}.weight", _nan)),
+    "missing half of an embedding": (
+        EMBEDS,
+        f"{EMBEDDING}.lora_embedding_B",
+        _without(f"{EMBEDDING}.lora_embedding_A"),
+    ),
+    "missing half of experts": (SPARSE, GATE_UP.replace("_A", "_B"), _without(GATE_UP)),
+    "wide A": (PLAIN, f"{Q}.lora_A.weight", _with(f"{Q}.lora_A.weight", lambda a: np.hstack((a, a)))),
+    "transposed B": (PLAIN, f"{Q}.lora_B.weight", _with(f"{Q}.lora_B.weight", np.transpose)),
     "another rank": (PLAIN, f"{Q}.lora_A.weight", _with(f"{Q}.lora_A.weight", lambda a: a[:2])),
     "NaN": (PLAIN, f"{Q}.lora_B.weight", _with(f"{Q}.lora_B.weight", _nan)),
     "infinity": (PLAIN, f"{Q}.lora_B.weight", _with(f"{Q}.lora_B.weight", lambda b: b / np.float32(0))),
@@ -218,7 +227,10 @@ def test_patterns_that_take_long_are_refused(pattern: str, tmp_path) -> None:
     assert "rank_pattern" in refusal(PLAIN, tmp_path)
 
 
-@pytest.mark.parametrize(("case", "name"), [(SWITCHED, f"{EMBEDDING}.weight"), (SWITCHED_BIAS, f"{Q}.base_layer.bias")])
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [(SWITCHED, f"{EMBEDDING}.weight"), (SWITCHED_NORM, f"{NORM}.weight"), (SWITCHED_BIAS, f"{Q}.base_layer.bias")],
+)
 def test_aloras_with_parts_that_are_always_on_are_refused(case: AdapterCase, name: str, tmp_path) -> None:
     assert name in refusal(case, save(adapted_twin(case), tmp_path))
 

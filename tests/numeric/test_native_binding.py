@@ -56,12 +56,12 @@ def test_packed_matrix_must_have_two_dimensions(runtime: Any, wrong: np.ndarray[
 def test_operation_arrays_are_never_converted(runtime: Any, wrong: np.ndarray[Any, Any]) -> None:
     norm, x, weight = load().norm, zeros(4, 8), zeros(8)
     rest = None, 1.0, 1e-6, False, None  # no bias, no total
-    norm(x, None, weight, *rest, x.copy(), 4)
+    norm(runtime, x, None, weight, *rest, x.copy(), 4, None)
     for arguments in ((wrong, None, weight), (x, None, wrong[0])):
         with pytest.raises(TypeError):
-            norm(*arguments, *rest, x.copy(), 4)
+            norm(runtime, *arguments, *rest, x.copy(), 4, None)
     with pytest.raises(TypeError):
-        norm(x, None, weight, *rest, wrong, 4)
+        norm(runtime, x, None, weight, *rest, wrong, 4, None)
 
 
 def ids(*numbers: int) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench_kit import costs_of
-from changed_sites import embedding, low_rank, site_of, uses
+from changed_sites import embedding, low_rank, replacement, site_of, uses
 from ferrum.bench.limits import attention_shapes, matrices
 from ferrum.bench.shapes import SHAPES
 from ferrum.core.errors import Unsupported
@@ -63,9 +63,11 @@ class Case:
         return self.kernels.rope_table(tuple(10.0 ** -np.arange(DIM // 2)), 1.0, 64)
 
     def site(self, kind: SiteKind, *shapes: tuple[int, int], groups: int = 1) -> Any:
-        """Return a site where slot 0 has a low-rank change of each matrix."""
+        """Return a site where slot 0 has a low-rank change of each matrix, or a new weight of each norm."""
         if kind is SiteKind.EMBEDDING:
             changes = tuple(Change(embedding(self.rng, shape, 3)) for shape in shapes)
+        elif kind is SiteKind.NORM:
+            changes = tuple(Change(replaced=replacement(self.rng, shape, None)) for shape in shapes)
         else:
             changes = tuple(Change(low_rank(self.rng, shape, 3)) for shape in shapes)
         return site_of(self.kernels, kind, shapes, [changes], groups)
@@ -73,7 +75,10 @@ class Case:
 
 CASES: dict[str, Callable[[Case], tuple[Any, ...]]] = {
     "embed": lambda case: (case.weight(VOCABULARY),),
-    "norm": lambda case: (case.value(), case.vector(), 1e-6),
+    "norm": lambda case: (
+        *(case.value(), case.vector(), 1e-6, None, False),
+        case.site(SiteKind.NORM, (HIDDEN, 1)),
+    ),
     "add_norm": lambda case: (case.value(), case.value(), case.vector(), 1e-6),
     "multiply": lambda case: (case.value(), case.value()),
     "add": lambda case: (case.value(), case.value(), 1.0, 0.5, case.value(1)),
@@ -95,7 +100,8 @@ CASES: dict[str, Callable[[Case], tuple[Any, ...]]] = {
     "adapt_embedding": lambda case: (case.value(), case.site(SiteKind.EMBEDDING, (VOCABULARY, HIDDEN)), 6.1),
     "rope_store": lambda case: (
         *(case.value(), case.value(HIDDEN // 2), case.value(HIDDEN // 2)),
-        *(SHAPE, case.rope(), case.vector(DIM), None, 1e-6),
+        *(SHAPE, case.rope(), case.vector(DIM), case.vector(DIM), 1e-6, None, True, None),
+        case.site(SiteKind.NORM, (DIM, 1), (DIM, 1)),
     ),
     "latent_store": lambda case: (
         *(case.value(2 * HIDDEN), case.value(2 * DIM), case.value(), case.value(DIM), LATENT_SHAPE, case.rope()),

@@ -22,6 +22,15 @@ def _case(name: str, model: str, config: dict[str, Any], **others: Any) -> Adapt
     return AdapterCase(name, BASES[model], {**config, **others})
 
 
+NORM_NAMES = ["norm", "layernorm_1", "layernorm_2"]
+"""Ends of the names of all norms."""
+
+
+def _norms(model: str, **others: Any) -> AdapterCase:
+    """Return an adapter that replaces every norm of a model."""
+    return _case(f"norms of {model}", model, ATTENTION, target_modules=["o_proj"], modules_to_save=NORM_NAMES, **others)
+
+
 DENSE = (
     _case("all-linear", "qwen3", ALL),
     _case("biases of the base", "llama-linear", ALL),
@@ -67,6 +76,9 @@ EMBEDDINGS = (
     _case("head with a softcap", "gemma2", ATTENTION, target_modules=["lm_head"]),
     _case("scaled head", "granite", ATTENTION, target_modules=["lm_head"]),
     _case("weights tied", TIED, ATTENTION, target_modules=["embed_tokens"], ensure_weight_tying=True),
+    _case("dora of an embedding", UNTIED, ATTENTION, target_modules=["embed_tokens", "q_proj"], use_dora=True),
+    _case("dora of a tied embedding", TIED, ATTENTION, target_modules=["embed_tokens"], use_dora=True, use_rslora=True),
+    _case("dora of a scaled embedding", "gemma3", ATTENTION, target_modules=["embed_tokens"], use_dora=True),
     _case("saved embedding", UNTIED, ATTENTION, modules_to_save=["embed_tokens"]),
     _case("saved embedding and head", UNTIED, ATTENTION, modules_to_save=["embed_tokens", "lm_head"]),
     _case("saved embedding of a tied head", TIED, ATTENTION, modules_to_save=["embed_tokens"]),
@@ -76,13 +88,19 @@ EMBEDDINGS = (
     _case("token rows", UNTIED, ATTENTION, trainable_token_indices=[7, 3, 60]),
     _case("token rows of a tied head", TIED, ATTENTION, trainable_token_indices=[7, 3, 60]),
     _case("token rows, scaled", "gemma3", ATTENTION, trainable_token_indices=[1, 90]),
-    _case("dora of an embedding", UNTIED, ATTENTION, target_modules=["embed_tokens", "q_proj"], use_dora=True),
-    _case("dora of a tied embedding", TIED, ATTENTION, target_modules=["embed_tokens"], use_dora=True, use_rslora=True),
-    _case("dora of a scaled embedding", "gemma3", ATTENTION, target_modules=["embed_tokens"], use_dora=True),
     _case("token rows of both", UNTIED, ATTENTION, trainable_token_indices={"embed_tokens": [7, 3], "lm_head": [9]}),
     _case("token rows of both, tied", TIED, ATTENTION, trainable_token_indices={"embed_tokens": [7], "lm_head": [9]}),
     _case("token rows and head", UNTIED, ATTENTION, target_modules=["lm_head"], trainable_token_indices=[5]),
     _case("token rows and tied head", TIED, ATTENTION, target_modules=["lm_head"], trainable_token_indices=[5]),
+)
+
+NORMS = (
+    _case("bias all, norms", "starcoder2", ATTENTION, bias="all"),
+    _norms("gemma3", use_dora=True),
+    *map(
+        _norms, ("qwen3", "llama2", "phi3", "glm4", "granite", "olmo2", "exaone4", "cohere2", "starcoder2", "hunyuan")
+    ),
+    *map(_norms, ("gemma2", "gemma4-shared", "gemma4-experts", "minimax-m2", "deepseek-v2", "deepseek-v3", "llama4")),
 )
 
 SPARSE = (

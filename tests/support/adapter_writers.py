@@ -14,7 +14,7 @@ from gguf.quants import dequantize, quantize
 from gguf.tensor_mapping import get_tensor_name_map
 from safetensors.numpy import load_file, save_file
 
-from gguf_converter import PERMUTED
+from gguf_converter import PERMUTED, converted
 from gguf_twin import permuted
 
 Tensors = dict[str, np.ndarray]
@@ -36,7 +36,7 @@ def gguf_tensors(directory: Path, kind: str, model: dict[str, Any]) -> Tensors:
     """Return the tensors of a PEFT directory with the names and the row orders of llama.cpp's converter.
 
     Args:
-        directory: of an adapter of linear layers, the embedding and the head.
+        directory: of an adapter of linear layers, the embedding, the head and norms.
         kind: GGUF's name of the architecture.
         model: the base's configuration.
     """
@@ -46,6 +46,9 @@ def gguf_tensors(directory: Path, kind: str, model: dict[str, Any]) -> Tensors:
         if ".base_layer." in name:
             continue
         module, _, part = name.removeprefix(PREFIX).partition(".lora_")
+        if not part:  # a norm
+            stored |= converted(kind, model, {module: values})
+            continue
         base = known.get_name(f"{module}.weight", (".weight",))
         assert base is not None, module
         end = "a" if part in ("A.weight", "embedding_A") else "b"

@@ -68,9 +68,11 @@ def uses(*rows: tuple[int, float, Sequence[int]], logit_rows: Sequence[Sequence[
 
 
 def random_adapter(model: DecoderLM, seed: int, rank: int, dtype: Any = np.float32) -> dict[str, Change]:
-    """Return an adapter that changes every matrix of a model that an adapter can change."""
+    """Return an adapter with a product for every matrix of a model that an adapter can change."""
     rng, found = np.random.default_rng(seed), dict[str, Change]()
     for site in model.adapters.sites:
+        if site.kind is SiteKind.NORM:
+            continue
         for name, (outputs, inputs) in zip(site.names, site.shapes, strict=True):
             if site.kind is SiteKind.EMBEDDING:
                 found[name] = Change(embedding(rng, (outputs, inputs), rank, dtype))
@@ -78,3 +80,17 @@ def random_adapter(model: DecoderLM, seed: int, rank: int, dtype: Any = np.float
             groups = site.groups if site.kind in (SiteKind.HEADS, SiteKind.EXPERTS) else None
             found[name] = Change(low_rank(rng, (outputs // site.groups, inputs), rank, dtype, groups))
     return found
+
+
+def random_norms(model: DecoderLM, seed: int) -> dict[str, Change]:
+    """Return an adapter that replaces the weight of every norm of a model."""
+    rng = np.random.default_rng(seed)
+    sizes = {
+        name: size
+        for site in model.adapters.sites
+        if site.kind is SiteKind.NORM
+        for name, (size, _) in zip(site.names, site.shapes, strict=True)
+    }
+    return {
+        name: Change(replaced=Replacement(1 + np.float32(0.3) * normal(rng, size, 1))) for name, size in sizes.items()
+    }

@@ -39,7 +39,7 @@ class Replacement:
     """Rows of a matrix that an adapter replaces.
 
     Attributes:
-        values: [n, K], float32, float16 or bfloat16.
+        values: [n, K], float32, float16 or bfloat16; of a norm f32 [N, 1], its weight as the network uses it.
         rows: int32 [n], ascending, the rows that they replace; None: all of them.
     """
 
@@ -60,7 +60,7 @@ class Change:
     Attributes:
         factor, offset: f32 [N], both or none.
         magnitude: f32 [N], of the rows of the changed matrix (DoRA, Liu et al. 2024); of an embedding of its columns.
-        bias: f32 [N], in place of the matrix's own.
+        bias: f32 [N], in place of the matrix's or the norm's own.
     """
 
     low_rank: LowRank | None = None
@@ -99,6 +99,7 @@ class SiteKind(Enum):
     EMBEDDING = "rows of tokens"
     HEADS = "products of heads"
     EXPERTS = "products of experts"
+    NORM = "norms"
 
 
 class BaseMatrix(Protocol):
@@ -118,10 +119,10 @@ class AdapterSite:
     Attributes:
         kind: of the operation.
         names: of the matrices, as `NamedWeight` has them; a tied head has the name of a head. Of experts they are gate,
-            up and down.
-        shapes: (N, K) of each, with the rows of all groups.
+            up and down; of norms the weights, of heads that of q and then that of k.
+        shapes: (N, K) of each, with the rows of all groups; of a norm (N, 1).
         groups: number of heads or experts, whose matrices these hold one after another; 1 for other kinds.
-        base: the matrices and their biases, in the backend's form.
+        base: the matrices and their biases, in the backend's form; nothing of norms.
         entries: changes by slot, in the backend's form. They are set between steps only.
     """
 
@@ -147,7 +148,10 @@ class AdapterSites:
         groups: int = 1,
     ) -> AdapterSite:
         """Return the site of these matrices."""
-        key = kind, names
-        if key not in self.found:
-            self.found[key] = AdapterSite(kind, names, tuple(matrix.shape for matrix, _ in base), groups, base)
-        return self.found[key]
+        shapes = tuple(matrix.shape for matrix, _ in base)
+        return self.found.setdefault((kind, names), AdapterSite(kind, names, shapes, groups, base))
+
+    def norms(self, names: tuple[str, ...], sizes: tuple[int, ...]) -> AdapterSite:
+        """Return the site of norms with these weights."""
+        shapes = tuple((size, 1) for size in sizes)
+        return self.found.setdefault((SiteKind.NORM, names), AdapterSite(SiteKind.NORM, names, shapes))

@@ -88,10 +88,19 @@ class Operations(Protocol):
         return Value(Extent.ROWS, table.shape[1])
 
     @operation()
-    def norm(self, x: Array, weight: Vector, eps: float, bias: Vector | None = None, centred: bool = False) -> Array:
+    def norm(
+        self,
+        x: Array,
+        weight: Vector,
+        eps: float,
+        bias: Vector | None = None,
+        centred: bool = False,
+        site: AdapterSite | None = None,
+    ) -> Array:
         """Apply RMSNorm: x / sqrt(mean(x^2) + eps) * weight + bias, [R, H] -> [R, H].
 
         Source: Zhang and Sennrich 2019. If it is `centred`, the row's mean is subtracted from x before: LayerNorm.
+        Adapters of the site replace the weight and the bias for their rows.
         """
         return x.like()
 
@@ -105,8 +114,9 @@ class Operations(Protocol):
         bias: Vector | None = None,
         centred: bool = False,
         factor: float = 1.0,
+        site: AdapterSite | None = None,
     ) -> tuple[Array, Array]:
-        """Return residual + factor x delta and its norm, both [R, H]."""
+        """Return residual + factor x delta and its norm, both [R, H]. The site is that of `norm`."""
         return residual.like(), residual.like()
 
     @operation()
@@ -227,6 +237,7 @@ class Operations(Protocol):
         v_norm: Vector | None = None,
         norm_last: bool = False,
         temperature: Vector | None = None,
+        site: AdapterSite | None = None,
     ) -> Array:
         """Norm q and k per head, rotate them, write k and v to the pool at each row's position -> q [R, heads x dim].
 
@@ -235,6 +246,7 @@ class Operations(Protocol):
             v_norm: weight of a norm of each head of v.
             norm_last: norm q and k after the rotation instead of before.
             temperature: [positions], a factor of q by its position.
+            site: whose adapters replace the norms of q and k for their rows.
         """
         return q.like()
 

@@ -166,4 +166,4 @@ class AttentionSpec:
         assert self.qk_norm is not None
         if not self.qk_norm.weight:
             return make.ones(self.head_dim)
-        return make.vector(f"{name}.weight", self.head_dim, offset=make.norms.offset)
+        return make.norm_weight(f"{name}.weight", self.head_dim)

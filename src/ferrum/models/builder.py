@@ -23,7 +23,7 @@ from ferrum.models.tensor_names import ParameterSource
 from ferrum.models.tensor_views import Rows, View
 from ferrum.nn.block import Layer, Part
 from ferrum.nn.linear import Linear
-from ferrum.nn.named_weight import NamedWeight
+from ferrum.nn.named_weight import NamedNorm, NamedWeight
 from ferrum.nn.norm import Norm
 
 
@@ -84,6 +84,7 @@ class NormSpec:
         eps: of every norm.
         centred, bias: see `nn.norm.Norm`.
         offset: added to the stored weights (1 where a checkpoint stores weights minus 1).
+        layout_offset: the same of checkpoints in the Hugging Face layout, which adapters have, too.
         factor: of what each part adds to the residual stream.
     """
 
@@ -91,6 +92,7 @@ class NormSpec:
     centred: bool = False
     bias: bool = False
     offset: float = 0.0
+    layout_offset: float = 0.0
     factor: float = 1.0
 
 
@@ -105,6 +107,7 @@ class Builder:
         renames: patterns of full names, and what a checkpoint calls the tensors instead.
         prefix: of the names of the part's parameters, without the dot.
         weights: every matrix so far, by name.
+        norm_weights: those of every norm so far that a checkpoint has.
         ropes: every rope table so far, by frequencies and scaling.
         temperatures: every table of factors by position so far, by its scale, period and shift.
         stores: the specs that store per token, by what they store. A shape's position is its layer group.
@@ -120,6 +123,7 @@ class Builder:
     renames: tuple[tuple[str, str], ...] = ()
     prefix: str = ""
     weights: dict[str, NamedWeight] = field(default_factory=dict)
+    norm_weights: list[NamedNorm] = field(default_factory=list)
     ropes: dict[tuple[tuple[float, ...], float], Array] = field(default_factory=dict)
     temperatures: dict[tuple[float, int, int], Array] = field(default_factory=dict)
     stores: dict[KvShape, list[StoringSpec]] = field(default_factory=dict)
@@ -174,10 +178,16 @@ class Builder:
         """Return a vector of ones, for a norm without a weight."""
         return self.kernels.vector(ones(size))
 
+    def norm_weight(self, name: str, size: int) -> Array:
+        """Return the weight of a norm by the name of the tensor."""
+        weight = self.vector(name, size, offset=self.norms.offset)
+        self.norm_weights.append(NamedNorm(self._full(name), weight, self.norms.layout_offset))
+        return weight
+
     def norm(self, name: str, size: int | None = None) -> Norm:
         """Return the norm of that name, of the residual stream or of `size` numbers."""
         spec, count = self.norms, size or self.hidden_size
-        weight = self.vector(f"{name}.weight", count, offset=spec.offset)
+        weight = self.norm_weight(f"{name}.weight", count)
         bias = self.vector(f"{name}.bias", count) if spec.bias else None
         return Norm(weight, spec.eps, bias, spec.centred, spec.factor)
 

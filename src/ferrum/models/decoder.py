@@ -16,7 +16,7 @@ from ferrum.models.spec import DecoderSpec
 from ferrum.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, LAYERS, ParameterSource
 from ferrum.models.tensor_views import View
 from ferrum.nn.block import Layer
-from ferrum.nn.named_weight import NamedWeight
+from ferrum.nn.named_weight import NamedNorm, NamedWeight
 from ferrum.nn.norm import Norm
 
 
@@ -26,6 +26,7 @@ class Decoder:
 
     Attributes:
         weights: every matrix once, by its name in the checkpoint (a tied head is the embedding).
+        norms: the weights of norms that a checkpoint has.
         kv_layers: what layers store per token, by layer group.
         state_layers: what they store per sequence, by state group.
     """
@@ -38,6 +39,7 @@ class Decoder:
     weights: Mapping[str, Weight]
     kv_layers: tuple[KvShape, ...]
     state_layers: tuple[StateShape, ...] = ()
+    norms: tuple[NamedNorm, ...] = ()
 
     def __call__(self, kernels: Operations, states: list[Array] | None = None) -> NetworkOutput:
         """Run one step; `states` collects the input of each layer and the final states, [R, H] each."""
@@ -80,6 +82,7 @@ class Inventory:
         rope_numbers: frequencies of all rope tables.
         views: where parameters are that are not tensors of their own, by name.
         exact: names of the matrices that stay in float32 (routers).
+        norms: what is added to the weights of norms in the Hugging Face layout, by name.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -89,6 +92,7 @@ class Inventory:
     rope_numbers: int
     views: Mapping[str, View]
     exact: Collection[str]
+    norms: Mapping[str, float]
 
 
 def inventory(spec: DecoderSpec) -> Inventory:
@@ -98,7 +102,10 @@ def inventory(spec: DecoderSpec) -> Inventory:
     _decoder(spec, make)
     heads = next((specs[0].num_heads for specs in make.stores.values()), 0)
     rope_numbers = sum(len(frequencies) for frequencies, _ in make.ropes)
-    return Inventory(source.shapes, make.kv_layers, make.state_layers, heads, rope_numbers, make.views, source.exact)
+    norms = {each.name: each.offset for each in make.norm_weights}
+    return Inventory(
+        source.shapes, make.kv_layers, make.state_layers, heads, rope_numbers, make.views, source.exact, norms
+    )
 
 
 def parameter_shapes(spec: DecoderSpec) -> Mapping[str, tuple[int, ...]]:
@@ -117,7 +124,8 @@ def _decoder(spec: DecoderSpec, make: Builder) -> Decoder:
     final_norm = make.norm(FINAL_NORM)
     head = embedding if spec.tied_head else make.matrix(HEAD, matrix)
     weights = {name: each.weight for name, each in make.weights.items()}
-    return Decoder(spec, embedding, layers, final_norm, head, weights, make.kv_layers, make.state_layers)
+    stored = make.kv_layers, make.state_layers
+    return Decoder(spec, embedding, layers, final_norm, head, weights, *stored, tuple(make.norm_weights))
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def _gemma(
         family,
         config,
         (sandwich(attention(kind), mlp) for kind in kinds),
-        norms=norms_of(config, offset=float(config.integer("norm_offset", 1, minimum=0, maximum=1))),
+        norms=norms_of(config, offset=float(config.integer("norm_offset", 1, minimum=0, maximum=1)), layout_offset=1.0),
         embedding_scale=embedding_scale(config),
         softcap=config.optional_number("final_logit_softcapping"),
     )

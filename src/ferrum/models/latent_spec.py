@@ -60,7 +60,7 @@ class LatentAttentionSpec:
             inputs = (*self._queries(make, "q_proj", make.hidden_size), *inputs)
         else:
             inputs = (make.matrix("q_a_proj.weight", (self.q_rank, make.hidden_size)), *inputs)
-            low_norm = Norm(make.vector("q_a_layernorm.weight", self.q_rank), self.norm_eps)
+            low_norm = Norm(make.norm_weight("q_a_layernorm.weight", self.q_rank), self.norm_eps)
             queries = Linear(self._queries(make, "q_b_proj", self.q_rank))
         expanded, whole = ("kv_b_proj.weight",), self.nope_dim + self.value_dim
         key_rows, value_rows = Runs(heads, whole, 0, self.nope_dim), Runs(heads, whole, self.nope_dim, self.value_dim)
@@ -68,7 +68,7 @@ class LatentAttentionSpec:
             inputs=Linear(inputs),
             low_norm=low_norm,
             queries=queries,
-            latent_norm=Norm(make.vector("kv_a_layernorm.weight", latent), self.norm_eps),
+            latent_norm=Norm(make.norm_weight("kv_a_layernorm.weight", latent), self.norm_eps),
             keys=make.matrix(
                 "k_b_proj.weight", (heads * latent, self.nope_dim), View(expanded, key_rows, transposed=heads)
             ),

@@ -39,7 +39,7 @@ class LayerInputSpec:
         rows = slice(self.layer * width, (self.layer + 1) * width)
         places = {"per_layer_model_projection": Place("model.per_layer_model_projection", rows)}
         # The projection has a factor hidden^-0.5, which changes nothing in a norm but its epsilon.
-        weight = make.vector("model.per_layer_projection_norm.weight", width)
+        weight = make.norm_weight("model.per_layer_projection_norm.weight", width)
         return LayerInput(
             embedding=make.weights[EMBEDDING],
             embedding_scale=self.embedding_scale,

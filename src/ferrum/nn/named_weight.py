@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from ferrum.kernels.operations import Weight
+from ferrum.kernels.operations import Array, Weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,6 +23,21 @@ class NamedWeight:
 
     name: str
     weight: Weight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedNorm:
+    """The weight of a norm, which operations hold.
+
+    Attributes:
+        name: in the checkpoint, `model.layers.0.input_layernorm.weight`.
+        weight: in the form of the backend.
+        offset: what is added to the numbers of the Hugging Face layout.
+    """
+
+    name: str
+    weight: Array
+    offset: float
 
 
 def named_weights(part: Any) -> Iterator[NamedWeight]:
@@ -47,3 +62,9 @@ def weight_names(network: Any) -> dict[int, str]:
     The ids are valid as long as the network exists.
     """
     return {id(each.weight): each.name for each in named_weights(network)}
+
+
+def norm_names(network: Any) -> dict[int, str]:
+    """Return the names of a network's norms in the same way. They are in its field `norms`, if it has one."""
+    norms: tuple[NamedNorm, ...] = getattr(network, "norms", ())
+    return {id(each.weight): each.name for each in norms}

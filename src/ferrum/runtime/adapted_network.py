@@ -11,11 +11,11 @@ from typing import Any
 
 from ferrum.kernels.adapters import AdapterSite, AdapterSites, SiteKind
 from ferrum.kernels.interface import Network, NetworkOutput
-from ferrum.kernels.op_attributes import SILU, Activation, Routing
+from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, Routing
 from ferrum.kernels.op_spec import OpSpec
 from ferrum.kernels.operations import Array, Operations, Vector, Weight
 from ferrum.models.tensor_names import HEAD
-from ferrum.nn.named_weight import weight_names
+from ferrum.nn.named_weight import norm_names, weight_names
 
 
 class AdaptedNetwork:
@@ -30,12 +30,12 @@ class AdaptedNetwork:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._names = weight_names(network)
+        self._names, self._norms = weight_names(network), norm_names(network)
         self.sites = AdapterSites()
 
     def __call__(self, kernels: Operations, states: list[Array] | None = None) -> NetworkOutput:
         """Run one step."""
-        return self._network(_AdaptedOperations(kernels, self._names, self.sites), states)
+        return self._network(_AdaptedOperations(kernels, self._names, self._norms, self.sites), states)
 
 
 class _AdaptedOperations(Operations):
@@ -43,12 +43,12 @@ class _AdaptedOperations(Operations):
 
     Args:
         kernels: compute or record.
-        names: of matrices, by their ids.
+        names, norms: of matrices, and of the weights of norms, by their ids.
         sites: the network's.
     """
 
-    def __init__(self, kernels: Operations, names: dict[int, str], sites: AdapterSites) -> None:
-        self._kernels, self._names, self._sites = kernels, names, sites
+    def __init__(self, kernels: Operations, names: dict[int, str], norms: dict[int, str], sites: AdapterSites) -> None:
+        self._kernels, self._names, self._norms, self._sites = kernels, names, norms, sites
 
     def compute(self, spec: OpSpec, arguments: tuple[Any, ...]) -> Any:
         method = getattr(self._kernels, spec.name, None)
@@ -115,6 +115,58 @@ class _AdaptedOperations(Operations):
         site = self._site(SiteKind.EXPERTS, weights, biases, routing.num_experts)
         vectors = selection_bias, expert_scale, *biases
         return self._kernels.experts(x, scores, routing, *weights, activation, *vectors, site)
+
+    def norm(
+        self,
+        x: Array,
+        weight: Vector,
+        eps: float,
+        bias: Vector | None = None,
+        centred: bool = False,
+        site: AdapterSite | None = None,
+    ) -> Array:
+        assert site is None, "the network knows no adapters"
+        return self._kernels.norm(x, weight, eps, bias, centred, self._norm_site(weight))
+
+    def add_norm(
+        self,
+        residual: Array,
+        delta: Array,
+        weight: Vector,
+        eps: float,
+        bias: Vector | None = None,
+        centred: bool = False,
+        factor: float = 1.0,
+        site: AdapterSite | None = None,
+    ) -> tuple[Array, Array]:
+        assert site is None, "the network knows no adapters"
+        site = self._norm_site(weight)
+        return self._kernels.add_norm(residual, delta, weight, eps, bias, centred, factor, site)
+
+    def rope_store(
+        self,
+        q: Array,
+        k: Array | None,
+        v: Array | None,
+        shape: AttentionShape,
+        rope: Vector | None,
+        q_norm: Vector | None,
+        k_norm: Vector | None,
+        eps: float,
+        v_norm: Vector | None = None,
+        norm_last: bool = False,
+        temperature: Vector | None = None,
+        site: AdapterSite | None = None,
+    ) -> Array:
+        assert site is None, "the network knows no adapters"
+        site = self._norm_site(q_norm, k_norm)
+        return self._kernels.rope_store(q, k, v, shape, rope, q_norm, k_norm, eps, v_norm, norm_last, temperature, site)
+
+    def _norm_site(self, *weights: Vector | None) -> AdapterSite | None:
+        """Return the site of norms, or None if no checkpoint has their weights."""
+        found = [each for each in weights if each is not None and id(each) in self._norms]
+        named = {self._norms[id(each)]: len(each) for each in found}
+        return self._sites.norms(tuple(named), tuple(named.values())) if named else None
 
     def _site(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ferrum.core.errors import Unsupported
 from ferrum.kernels.adapters import AdapterSite, Change, LowRank, Replacement, SiteKind
 
@@ -19,6 +21,9 @@ def refuse_change(site: AdapterSite, index: int, change: Change) -> None:
         if found not in wanted:
             raise Unsupported(f"the adapter's {what} of {name}", f"its shape is {list(found)}, not {list(wanted[0])}")
 
+    if site.kind is SiteKind.NORM:
+        _check_norm(name, change, outputs)
+        return
     low_rank, embeds = change.low_rank, site.kind is SiteKind.EMBEDDING
     if low_rank is not None:
         _check_rank(name, low_rank)
@@ -37,6 +42,17 @@ def refuse_change(site: AdapterSite, index: int, change: Change) -> None:
     for what, vector in {**vectors, "bias of B": bias}.items():
         if vector is not None:
             check(what, vector.shape, (inputs if embeds else outputs,))
+
+
+def _check_norm(name: str, change: Change, size: int) -> None:
+    new, others = change.replaced, (change.low_rank, change.factor, change.offset, change.magnitude)
+    if any(each is not None for each in others) or (new is not None and new.rows is not None):
+        raise Unsupported(f"the adapter's change of {name}", "of norms only whole weights and biases are replaced")
+    for what, vector in (("weight", None if new is None else new.values), ("bias", change.bias)):
+        shape: tuple[int, ...] = (size, 1) if what == "weight" else (size,)
+        if vector is not None and (vector.shape != shape or vector.dtype != np.float32):
+            found = f"{vector.dtype} {list(vector.shape)}"
+            raise Unsupported(f"the adapter's {what} of {name}", f"it is {found}, not float32 {list(shape)}")
 
 
 def _check_rank(name: str, low_rank: LowRank) -> None:

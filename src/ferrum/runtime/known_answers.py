@@ -119,6 +119,7 @@ def answers(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Sequence[Answe
     yield "activations", partial(_activations, kernels, inputs)
     yield "adapters", partial(_adapters, kernels, inputs)
     yield "adapters of heads and experts", partial(_grouped_adapters, kernels, inputs)
+    yield "norms of adapters", partial(_replaced_norms, kernels, inputs)
     yield "norms", partial(_norms, kernels, inputs)
     yield "sums and centred norms", partial(_centred_norms, kernels, inputs)
     yield "rotation", partial(_rotation, kernels, inputs)
@@ -287,6 +288,23 @@ def _grouped_adapters(kernels: Kernels, inputs: Inputs) -> list[Answer]:
     gate, up, down = map(kernels.weight, matrices)
     changed = kernels.experts(x, scores, Routing(4, 2), gate, up, down, _ACTIVATIONS[0], site=experts)
     return [*kernels.adapt(x, (y,), heads), changed]
+
+
+def _replaced_norms(kernels: Kernels, inputs: Inputs) -> list[Answer]:
+    """Norm rows, and the heads of queries and keys, by the weights of adapters."""
+    x, head = inputs.rows(_INPUTS), kernels.vector(inputs.numbers(40, at=5))
+    whole = AdapterSite(SiteKind.NORM, ("norm",), ((_INPUTS, 1),))
+    heads = AdapterSite(SiteKind.NORM, ("q", "k"), ((40, 1),) * 2)
+    for slot in range(3):
+        new = Change(None, Replacement(inputs.numbers(_INPUTS, 1, at=slot)), bias=inputs.numbers(_INPUTS, at=9))
+        of_q, of_k = (Change(replaced=Replacement(inputs.numbers(40, 1, at=slot + at))) for at in (21, 83))
+        kernels.install(whole, slot, kernels.adapted((new,)))
+        kernels.install(heads, slot, kernels.adapted((of_q, None if slot == 1 else of_k)))
+    kernels.begin(_adapted_tables(len(x)))
+    weight, q, k = kernels.vector(x[0]), inputs.numbers(len(x), 240, at=1), inputs.numbers(len(x), 80, at=2)
+    found = [kernels.norm(x, weight, _EPS, site=whole), *kernels.add_norm(x, x, weight, _EPS, None, True, site=whole)]
+    found.append(kernels.rope_store(q, k, k, _SHAPE, None, head, head, _EPS, site=heads))
+    return [*found, kernels.read_page(KV_FORMATS[0], 0)]
 
 
 def _adapted_tables(count: int) -> StepTables:

@@ -89,7 +89,7 @@ def _change(change: Change, shared: dict[int, Floats], memory: AdapterMemory) ->
     low_rank = change.low_rank
     return NativeChange(
         None if low_rank is None else _low_rank(low_rank, shared, memory),
-        None if low_rank is None else low_rank.bias,
+        change.bias if low_rank is None else low_rank.bias,  # only norms have one of their own here
         change.factor,
         change.offset,
         None if change.replaced is None else _replaced(change.replaced),

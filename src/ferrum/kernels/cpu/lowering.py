@@ -82,8 +82,18 @@ class Lowering:
     def multiply(self, x: Operand, y: Operand, out: Operand) -> Native:
         return self.library.multiply(x.array, y.array, x.columns, out.array, x.extent)
 
-    def norm(self, x: Operand, weight: F32, eps: float, bias: F32 | None, centred: bool, out: Operand) -> Native:
-        return self.library.norm(x.array, None, weight, bias, 1.0, eps, centred, None, out.array, x.extent)
+    def norm(
+        self,
+        x: Operand,
+        weight: F32,
+        eps: float,
+        bias: F32 | None,
+        centred: bool,
+        site: AdapterSite | None,
+        out: Operand,
+    ) -> Native:
+        arrays, native = (x.array, None, weight, bias), self._site(site)
+        return self.library.norm(self.runtime, *arrays, 1.0, eps, centred, None, out.array, x.extent, native)
 
     def add_norm(
         self,
@@ -94,11 +104,16 @@ class Lowering:
         bias: F32 | None,
         centred: bool,
         factor: float,
+        site: AdapterSite | None,
         total: Operand,
         out: Operand,
     ) -> Native:
-        arrays = residual.array, delta.array, weight, bias
-        return self.library.norm(*arrays, factor, eps, centred, total.array, out.array, residual.extent)
+        arrays, outs = (residual.array, delta.array, weight, bias), (total.array, out.array)
+        extent, native = residual.extent, self._site(site)
+        return self.library.norm(self.runtime, *arrays, factor, eps, centred, *outs, extent, native)
+
+    def _site(self, site: AdapterSite | None) -> Any:
+        return None if site is None else self.sites.native(site, self.library)
 
     def add(self, x: Operand, y: Operand, factor: float, scale: float, gate: Operand | None, out: Operand) -> Native:
         arrays = x.array, y.array, _memory(gate)
@@ -204,9 +219,8 @@ class Lowering:
         weights = gate.native, up.native, down.native
         vectors = selection_bias, expert_scale, gate_bias, up_bias, down_bias
         given = astuple(routing), weights, vectors, _curve(activation)
-        native = None if site is None else self.sites.native(site, self.library)
         return self.library.experts(
-            self.runtime, x.array, scores.array, out.array, *given, x.extent, x.max_rows, native
+            self.runtime, x.array, scores.array, out.array, *given, x.extent, x.max_rows, self._site(site)
         )
 
     def rope_store(
@@ -222,13 +236,23 @@ class Lowering:
         v_norm: F32 | None,
         norm_last: bool,
         temperature: F32 | None,
+        site: AdapterSite | None,
         out: Operand,
     ) -> Native:
         arrays = q.array, _memory(k), _memory(v), out.array
         tables = rope if rope is not None else (None, None)
         norms = q_norm, k_norm, v_norm
         return self.library.rope_store(
-            self.runtime, *arrays, _sizes(shape), *tables, norms, eps, norm_last, temperature, q.extent
+            self.runtime,
+            *arrays,
+            _sizes(shape),
+            *tables,
+            norms,
+            eps,
+            norm_last,
+            temperature,
+            q.extent,
+            self._site(site),
         )
 
     def latent_store(

@@ -28,7 +28,8 @@ from ferrum.kernels.reference.page_layout import PageLayout
 from ferrum.kernels.reference.reference_adapters import ExpertChanges, changed, changed_embeddings, changed_heads
 from ferrum.kernels.reference.reference_attention import PRODUCTS, STEP, attend, first_seen, probabilities
 from ferrum.kernels.reference.reference_experts import add_experts, multiply_heads, route
-from ferrum.kernels.reference.reference_math import best_tokens, lanes_sum, squares_sum
+from ferrum.kernels.reference.reference_math import best_tokens
+from ferrum.kernels.reference.reference_norms import NormChanges, normed
 from ferrum.kernels.reference.reference_rope import rope_rows
 from ferrum.kernels.reference.store import Store
 from ferrum.kernels.services import PageSums
@@ -119,14 +120,20 @@ class ReferenceKernels(Kernels):
             rows[given.rows] = given.values
         return rows
 
-    def norm(self, x: F32, weight: F32, eps: float, bias: F32 | None = None, centred: bool = False) -> F32:
-        count = np.float32(x.shape[-1])
-        if centred:
-            x = x - (lanes_sum(x) / count)[..., None]
-        mean = squares_sum(x) / count
-        inverse: F32 = np.float32(1) / np.sqrt(mean + np.float32(eps))
-        y = x * inverse[..., None] * weight
-        return y if bias is None else y + bias
+    def norm(
+        self,
+        x: F32,
+        weight: F32,
+        eps: float,
+        bias: F32 | None = None,
+        centred: bool = False,
+        site: AdapterSite | None = None,
+    ) -> F32:
+        y = normed(x, weight, eps, bias, centred)
+        return y if site is None else self._norms(site).change(x, y, weight, eps, bias, centred)
+
+    def _norms(self, site: AdapterSite) -> NormChanges:
+        return NormChanges(self.tables.adapters, site)
 
     def add_norm(
         self,
@@ -137,9 +144,10 @@ class ReferenceKernels(Kernels):
         bias: F32 | None = None,
         centred: bool = False,
         factor: float = 1.0,
+        site: AdapterSite | None = None,
     ) -> tuple[F32, F32]:
         total = fused(delta, np.float32(factor), residual)
-        return total, self.norm(total, weight, eps, bias, centred)
+        return total, self.norm(total, weight, eps, bias, centred, site)
 
     def add(self, x: F32, y: F32, factor: float = 1.0, scale: float = 1.0, gate: F32 | None = None) -> F32:
         return fused(y, np.float32(factor) if gate is None else sigmoid(gate), x) * np.float32(scale)
@@ -244,20 +252,23 @@ class ReferenceKernels(Kernels):
         v_norm: F32 | None = None,
         norm_last: bool = False,
         temperature: F32 | None = None,
+        site: AdapterSite | None = None,
     ) -> F32:
-        def turned(x: F32, heads: int, weight: F32 | None) -> F32:
+        def turned(x: F32, heads: int, weight: F32 | None, index: int) -> F32:
             x = x.reshape(len(x), heads, -1)
+            if weight is not None and site is not None:
+                weight = self._norms(site).weights(weight, index, len(x))
             if weight is not None and not norm_last:
-                x = self.norm(x, weight, eps)
+                x = normed(x, weight, eps)
             if rope is not None:
                 x = self._rotated(x, rope)
-            return self.norm(x, weight, eps) if weight is not None and norm_last else x
+            return normed(x, weight, eps) if weight is not None and norm_last else x
 
         if k is not None and v is not None:
             values = v.reshape(len(v), shape.num_kv_heads, -1)
-            values = values if v_norm is None else self.norm(values, v_norm, eps)
-            self._write(shape, turned(k, shape.num_kv_heads, k_norm), values)
-        q = turned(q, shape.num_heads, q_norm)
+            values = values if v_norm is None else normed(values, v_norm, eps)
+            self._write(shape, turned(k, shape.num_kv_heads, k_norm, 1), values)
+        q = turned(q, shape.num_heads, q_norm, 0)
         if temperature is not None:
             q = q * temperature[self.tables.positions][:, None, None]
         return q.reshape(len(q), -1)

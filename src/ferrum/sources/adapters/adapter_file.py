@@ -15,7 +15,8 @@ class AdapterFile:
 
     Attributes:
         path: of the directory or the file.
-        changes: by the name of the matrix, as `NamedWeight` has it; those of logits by `tensor_names.HEAD`.
+        changes: by the name of the matrix or norm, as `NamedWeight` and `NamedNorm` have it; those of logits by
+            `tensor_names.HEAD`.
         digest: of the tensors, and of what else changes the result. A name or a path is no part of it.
         rank: the largest.
         invocation: tokens that switch it on (aLoRA); empty for any other adapter.

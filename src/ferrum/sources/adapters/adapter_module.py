@@ -89,6 +89,7 @@ class AdapterModule:
         scale: of its low-rank product.
         rank: as the configuration says it; None: as the tensors say it.
         rows: that `Part.ROWS` replaces.
+        converted: the file has the weight of a norm with what the model adds to it.
         parts: the tensors.
     """
 
@@ -96,6 +97,7 @@ class AdapterModule:
     scale: float = 1.0
     rank: int | None = None
     rows: tuple[int, ...] = ()
+    converted: bool = False
     parts: dict[Part, AdapterTensor] = field(default_factory=dict)
 
     @property
@@ -126,21 +128,36 @@ class AdapterModule:
             Unsupported: a tensor cannot be applied.
         """
         shape = targets.shapes[self.name]
-        if len(shape) != 2:
-            raise self.first.refused("adapters of norms and other vectors are not implemented")
         self.check_partners()
+        whole = self._norm(targets, shape[0]) if len(shape) == 1 else self._whole(targets, shape)
+        for target in targets.of(self.name):
+            self._check_target(target)
+            if whole.low_rank is not None or not whole.scales:
+                yield target, cut(whole, target)
+
+    def _whole(self, targets: Targets, shape: tuple[int, ...]) -> Change:
+        """Return the change of all rows of the module. Raises as `changes`."""
         outputs, inputs = shape
         self._check_base(targets, shape)
-        whole = Change(
+        return Change(
             low_rank=self._low_rank(outputs, inputs, targets.of(self.name)[0]),
             replaced=self._replacement(outputs, inputs),
             magnitude=self._vector(Part.MAGNITUDE, inputs if self.name == EMBEDDING else outputs),
             bias=self._bias(targets, outputs),
         )
-        for target in targets.of(self.name):
-            self._check_target(target)
-            if whole.low_rank is not None or not whole.scales:
-                yield target, cut(whole, target)
+
+    def _norm(self, targets: Targets, size: int) -> Change:
+        """Return the change of a norm. Raises as `changes`."""
+        if self.name not in targets.norms:
+            raise self.first.refused("adapters of vectors that are no norms are not implemented")
+        other = next((each for part, each in self.parts.items() if part not in (Part.WEIGHT, Part.BIAS)), None)
+        if other is not None:
+            raise other.refused("of a norm only the weight and the bias can be replaced")
+        weight, offset = self._vector(Part.WEIGHT, size), 0.0 if self.converted else targets.norms[self.name]
+        if weight is not None and offset:
+            weight = weight + np.float32(offset)
+        new = None if weight is None else Replacement(np.ascontiguousarray(weight[:, None]))
+        return Change(replaced=new, bias=self._bias(targets, size))
 
     def _check_base(self, targets: Targets, shape: tuple[int, ...]) -> None:
         """Refuse a copy of the base's matrix that differs from it, and new weights under a product.

@@ -94,6 +94,7 @@ class Targets:
         model: the same.
         shapes: [outputs, inputs] of the modules' matrices, by the names of their tensors.
         experts: the matrices of experts by the name of a module that holds all of them.
+        norms: what is added to an adapter's weights of norms, by the names of their tensors.
     """
 
     def __init__(self, model: ReadModel) -> None:
@@ -101,6 +102,7 @@ class Targets:
         self._targets: dict[str, list[Target]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.experts: dict[str, ExpertMatrices] = {}
+        self.norms: dict[str, float] = {}
         asks = model.asks
         for name, shape in asks.shapes.items():
             view, groups = asks.views.get(name), _groups(name, asks.views.get(name))
@@ -117,6 +119,9 @@ class Targets:
         for name, shape in asks.shapes.items():  # some files name matrices as the network does
             if name not in self._targets:
                 self._add(name, Target(name, None, _groups(name, asks.views[name])), shape)
+        for name, offset in asks.norms.items():
+            view = asks.views.get(name)
+            self.norms[name if view is None else view.sources[0]] = offset
         if self.tied_head:
             self._add(HEAD, Target(HEAD), asks.shapes[EMBEDDING])
 

@@ -1,7 +1,8 @@
 """GGUF files of adapters, as the converter of llama.cpp writes them: `general.type` is "adapter".
 
 Tensors are `blk.N.attn_q.weight.lora_a` [r, K] and `.lora_b` [N, r], those of experts stacked; A of the embedding is
-transposed. Rows of B are in the order of the model's converter.
+transposed. Rows of B are in the order of the model's converter. Norms of adapters that mergekit extracts are whole
+vectors, `blk.N.attn_norm.weight`, which llama.cpp itself skips.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _INVOCATION: Final = "adapter.alora.invocation_tokens"
 _ABOUT: Final = {"task_name": "adapter.lora.task_name", "prompt_prefix": "adapter.lora.prompt_prefix"}
 _READ: Final = frozenset(("adapter.type", _ALPHA, _INVOCATION, *_ABOUT.values()))
 _PARTS: Final = {".lora_a": Part.A, ".lora_b": Part.B}
+_NORMS: Final = {"_norm.weight": Part.WEIGHT, "_norm.bias": Part.BIAS}
 
 
 def read_gguf_adapter(path: Path, model: ReadModel) -> AdapterFile:
@@ -48,6 +50,8 @@ def read_gguf_adapter(path: Path, model: ReadModel) -> AdapterFile:
     for name in file.tensors:
         where = f"{path}: tensor {name!r}"
         base, part = _split(name, where)
+        if invocation and part in _NORMS.values():
+            raise Unsupported(where, f"{_INVOCATION} switches low-rank products only")
         full = hf_name(base, entry)
         tensor = None if full is None else targets.tensor(full)
         if tensor is None:
@@ -58,7 +62,7 @@ def read_gguf_adapter(path: Path, model: ReadModel) -> AdapterFile:
         if tensor == EMBEDDING:
             part = Part.EMBEDDING_A if part is Part.A else Part.EMBEDDING_B
             values = values.T if part is Part.EMBEDDING_A else values
-        module = modules.setdefault(tensor, AdapterModule(tensor))
+        module = modules.setdefault(tensor, AdapterModule(tensor, converted=True))
         module.add(part, AdapterTensor(where, values))
         if part in (Part.B, Part.EMBEDDING_B):
             module.scale = alpha / values.shape[-1] if alpha else 1.0
@@ -121,8 +125,9 @@ def _split(name: str, where: str) -> tuple[str, Part]:
     for end, part in _PARTS.items():
         if name.endswith(end):
             return name.removesuffix(end), part
-    if name.endswith("_norm.weight"):
-        raise Unsupported(where, "adapters of norms are not implemented")
+    for end, part in _NORMS.items():
+        if name.endswith(end):
+            return f"{name.removesuffix(end)}_norm.weight", part
     raise Unsupported(where, "no part of an adapter is known by this name")
 
 
