@@ -14,7 +14,7 @@ import pytest
 from peft.tuners.lora import LoraLayer
 from safetensors.numpy import load_file
 
-from adapter_cases import ALL, ATTENTION, BASES, DENSE, EMBEDDINGS, SPARSE, TIED
+from adapter_cases import ALL, ATTENTION, BASES, DENSE, EMBEDDINGS, NORMS, SPARSE, TIED
 from adapter_kit import (
     LENGTH,
     AdapterCase,
@@ -50,12 +50,12 @@ TOLERANCE = 1e-5
 REFUSED = ("lora_bias", "lora_bias without biases", "alora", "alora that is not invoked")
 APART = (
     *("embedding of a tied head", "scaled embedding", "tied head", "head with a softcap", "weights tied"),
-    *("token rows of both, tied", "token rows and tied head"),
+    *("dora of a tied embedding", "dora of a scaled embedding", "token rows of both, tied", "token rows and tied head"),
 )
 """PEFT merges them into one matrix, although it computes with two before."""
 
 CASES = [
-    *(case for case in (*DENSE, *EMBEDDINGS, *SPARSE) if case.name not in REFUSED),
+    *(case for case in (*DENSE, *EMBEDDINGS, *NORMS, *SPARSE) if case.name not in REFUSED),
     AdapterCase("lora_bias and biases", BASES[TIED], {**ATTENTION, "lora_bias": True}),
 ]
 PLAIN = AdapterCase("all-linear", BASES["llama3"], ALL)

@@ -88,4 +88,5 @@ def with_adapters(store: TensorStore, adapters: Sequence[ScaledAdapter]) -> Tens
         for name, change in each.file.changes.items():
             changes.setdefault(name, []).append(ScaledChange(change, each.scale, each.file.path))
     spec = model_spec(store)
-    return MergedTensors(with_views(store, inventory(spec)), changes, tied=spec.tied_head)
+    viewed = with_views(store, inventory(spec))
+    return MergedTensors(viewed, changes, tied=spec.tied_head, norm_offset=spec.norms.offset)

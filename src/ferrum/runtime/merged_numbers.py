@@ -1,4 +1,4 @@
-"""The numbers of a matrix and a bias with adapters merged into them: W + s B A.
+"""The numbers of a matrix, a bias and a norm with adapters merged into them: W + s B A.
 
 Models have the results of adapters that are served (`kernels/adapters.py`). Sums are float64 in a fixed order, and each
 number is rounded once, so that every machine writes the same bits.
@@ -17,7 +17,7 @@ from ferrum.kernels.adapters import Change, LowRank, Replacement
 from ferrum.kernels.operations import F32
 from ferrum.models.tensor_names import EMBEDDING
 from ferrum.quant.dense import DenseWeight
-from ferrum.runtime.adapter_factors import F64, row_norms, widened
+from ferrum.runtime.adapter_factors import F64, column_norms, row_norms, widened
 
 _PIECE: Final = 1 << 16
 """Numbers that are computed at a time: they stay in the processor's cache."""
@@ -62,7 +62,7 @@ def merged_pieces(name: str, base: NDArray[Any], changes: Sequence[ScaledChange]
     products = [
         _Product(name, each.change.low_rank, each.scale) for each in changes if each.change.low_rank is not None
     ]
-    factors = [_factor(each.change, base) for each in changes if each.change.magnitude is not None]
+    factors = [_factors(name, each.change, base) for each in changes if each.change.magnitude is not None]
     size = products[0].rows if products else outputs  # of an expert or a head
     step = max(1, _PIECE // inputs)
     for first in range(0, outputs, size):
@@ -76,16 +76,28 @@ def merged_pieces(name: str, base: NDArray[Any], changes: Sequence[ScaledChange]
             for product in products:
                 product.add(w, begin)
             for factor in factors:
-                w *= factor[rows, None]
+                w *= factor if name == EMBEDDING else factor[rows, None]
             with np.errstate(over="ignore"):  # quantisers refuse infinities
                 merged = w.astype(np.float32)
             yield rows, merged
 
 
-def merged_bias(base: NDArray[Any], changes: Sequence[ScaledChange], read: Callable[[], NDArray[Any]]) -> F32:
+def merged_norm(base: NDArray[Any], changes: Sequence[ScaledChange], offset: float) -> F32:
+    """Return the changed weight of a norm [N], without the `offset` that the network adds to it."""
+    for each in changes:
+        if each.change.replaced is not None:
+            base = each.change.replaced.values[:, 0] - np.float32(offset)
+    weight: F32 = base.astype(np.float32)
+    return weight
+
+
+def merged_bias(
+    matrix: str, base: NDArray[Any], changes: Sequence[ScaledChange], read: Callable[[], NDArray[Any]]
+) -> F32:
     """Return a changed bias [N].
 
     Args:
+        matrix: whose bias it is.
         base: the bias without changes.
         changes: in the order in which they are added.
         read: returns the matrix without changes.
@@ -98,15 +110,16 @@ def merged_bias(base: NDArray[Any], changes: Sequence[ScaledChange], read: Calla
         if low_rank is None or low_rank.bias is None:
             continue
         added = widened(low_rank.bias) * (low_rank.scale * each.scale)
-        bias = bias + (added if change.magnitude is None else added * _factor(change, read()))
+        bias = bias + (added if change.magnitude is None else added * _factors(matrix, change, read()))
     merged: F32 = bias.astype(np.float32)
     return merged
 
 
-def _factor(change: Change, base: NDArray[Any]) -> F64:
-    """Return what a change with a magnitude multiplies the outputs by [N]."""
+def _factors(name: str, change: Change, base: NDArray[Any]) -> F64:
+    """Return what a change with a magnitude multiplies the rows of a matrix by [N], or the columns of an embedding."""
     assert change.magnitude is not None
-    return change.magnitude / row_norms(DenseWeight(base), change.low_rank, lambda: None)
+    norms = column_norms if name == EMBEDDING else row_norms
+    return change.magnitude / norms(DenseWeight(base), change.low_rank, lambda: None)
 
 
 def _replace(w: F64, rows: slice, new: Replacement | None) -> None:

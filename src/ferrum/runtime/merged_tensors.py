@@ -12,7 +12,7 @@ from ferrum.core.errors import Unsupported
 from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.quant.block_weight import BlockWeight
 from ferrum.quant.dense import FORMATS
-from ferrum.runtime.merged_numbers import ScaledChange, merged_bias, merged_pieces
+from ferrum.runtime.merged_numbers import ScaledChange, merged_bias, merged_norm, merged_pieces
 from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.tensor_file import TensorInfo
 
@@ -32,6 +32,7 @@ class MergedTensors(TensorStore):
         store: has the model's parameters.
         changes: of adapters.
         tied: whether the head is the embedding.
+        norm_offset: what the network adds to the weights of norms.
 
     Attributes: see `TensorStore`.
 
@@ -39,8 +40,8 @@ class MergedTensors(TensorStore):
         Unsupported: the model lacks a parameter that is changed.
     """
 
-    def __init__(self, store: TensorStore, changes: Changes, *, tied: bool) -> None:
-        self._store, self._tied = store, tied
+    def __init__(self, store: TensorStore, changes: Changes, *, tied: bool, norm_offset: float = 0.0) -> None:
+        self._store, self._tied, self._norm_offset = store, tied, norm_offset
         self.directory, self.config, self.headless = store.directory, store.config, store.headless
         self.tensors = dict(store.tensors)
         self._matrices = {name: [each for each in some if each.of_matrix] for name, some in changes.items()}
@@ -93,9 +94,11 @@ class MergedTensors(TensorStore):
         base, info = self._store.read(self._base(name)), self.tensors[name]
         if name in self._biased:
             matrix, changes = self._biased[name]
-            return merged_bias(base, changes, lambda: self._store.read(self._base(matrix)))
+            return merged_bias(matrix, base, changes, lambda: self._store.read(self._base(matrix)))
         if not self._matrices.get(name):
             return base
+        if base.ndim == 1:
+            return merged_norm(base, self._matrices[name], self._norm_offset)
         assert info.format is not None, "changed matrices have a float format"
         merged = np.empty(info.shape, FORMATS[info.format])
         for rows, numbers in merged_pieces(name, base, self._matrices[name]):
