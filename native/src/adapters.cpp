@@ -66,6 +66,17 @@ int64_t pieces_of(int64_t rows, int64_t outputs) { return ceil_divide(rows, kRow
 
 }  // namespace
 
+std::shared_ptr<const AdapterEntry> entry_of(std::vector<std::optional<AdapterChange>> changes) {
+    auto entry = std::make_shared<AdapterEntry>(AdapterEntry{std::move(changes), 0});
+    for (auto each = entry->changes.begin(); each != entry->changes.end(); ++each) {
+        if (!*each || (*each)->b.data == nullptr) continue;
+        const auto same = std::find_if(entry->changes.begin(), each, [&](const auto& c) { return c && c->a.data == (*each)->a.data; });
+        (*each)->first = same != each ? (*same)->first : entry->rank;
+        if (same == each) entry->rank += (*each)->rank;
+    }
+    return entry;
+}
+
 void AdapterSite::set(int64_t slot, std::shared_ptr<const AdapterEntry> entry) {
     if (static_cast<size_t>(slot) >= entries_.size()) entries_.resize(static_cast<size_t>(slot) + 1);
     entries_[static_cast<size_t>(slot)] = std::move(entry);

@@ -38,6 +38,9 @@ struct AdapterEntry {
     int64_t rank = 0;  // outputs of all different matrices A
 };
 
+// Return the entry of these changes, each with the place of its matrix A.
+std::shared_ptr<const AdapterEntry> entry_of(std::vector<std::optional<AdapterChange>> changes);
+
 // The entries of a place of the network by slot. They change between steps only.
 class AdapterSite {
 public:

@@ -51,18 +51,9 @@ AdapterChange change_of(const ChangeTuple& given) {
 void set_entry(AdapterSite& site, int64_t slot, const std::optional<std::vector<std::optional<ChangeTuple>>>& changes) {
     require(slot >= 0, "a slot is a number from 0 up");
     if (!changes) return site.set(slot, nullptr);
-    auto entry = std::make_shared<AdapterEntry>();
-    for (const auto& given : *changes) entry->changes.push_back(given ? std::optional(change_of(*given)) : std::nullopt);
-    for (size_t i = 0; i < entry->changes.size(); ++i) {
-        auto& change = entry->changes[i];
-        if (!change || change->b.data == nullptr) continue;
-        const auto same = std::find_if(entry->changes.begin(), entry->changes.begin() + static_cast<int64_t>(i),
-                                       [&](const auto& each) { return each && each->a.data == change->a.data; });
-        const bool found = same != entry->changes.begin() + static_cast<int64_t>(i);
-        change->first = found ? (*same)->first : entry->rank;
-        if (!found) entry->rank += change->rank;
-    }
-    site.set(slot, std::move(entry));
+    std::vector<std::optional<AdapterChange>> made;
+    for (const auto& given : *changes) made.push_back(given ? std::optional(change_of(*given)) : std::nullopt);
+    site.set(slot, entry_of(std::move(made)));
 }
 
 void take_adapters(Step& step, const std::vector<StepAdapterTuple>& adapters) {
