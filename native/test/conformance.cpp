@@ -10,43 +10,16 @@
 #include <fstream>
 #include <map>
 
+#include "adapter_checks.hpp"
 #include "agreement.hpp"
 #include "attention.hpp"
+#include "case_inputs.hpp"
 #include "checks.hpp"
 #include "format_names.hpp"
-#include "operations.hpp"
 #include "sampler.hpp"
 
 namespace ferrum {
 namespace {
-
-WeightPointer weight_over(Runtime& runtime, Format format, int64_t outputs, int64_t inputs, const Field& panels) {
-    const std::shared_ptr<std::byte> copy = runtime.heap.take(static_cast<int64_t>(panels.bytes.size()));
-    std::memcpy(copy.get(), panels.bytes.data(), panels.bytes.size());
-    return std::make_shared<Weight>(format, outputs, inputs, copy.get(), copy);
-}
-
-// Return the matrix under `key`: floats are packed here, panels of blocks come from the case, with their numbers.
-WeightPointer weight_of(Runtime& runtime, const Case& from, const std::string& key) {
-    const Format format = format_of(from.text("format"));
-    const int64_t outputs = from.extent(key, 0), inputs = from.extent(key, 1);
-    if (!from.has(key + " panels")) {
-        Field panels;
-        panels.bytes.resize(static_cast<size_t>(panel_count(outputs) * panel_bytes(format, inputs)));
-        const MatrixArgs matrix{format, from.data<std::byte>(key), outputs, inputs};
-        runtime.kernels.pack_panels(matrix, 0, panel_count(outputs), panels.bytes.data());
-        return weight_over(runtime, format, outputs, inputs, panels);
-    }
-    WeightPointer weight = weight_over(runtime, format, outputs, inputs, from.field(key + " panels"));
-    std::vector<float> numbers(static_cast<size_t>(outputs * inputs));
-    for (int64_t output = 0; output < outputs; ++output) weight->row(output, numbers.data() + output * inputs);
-    expect(from, key, numbers.data());
-    return weight;
-}
-
-void run(Runtime& runtime, std::shared_ptr<Operation> operation) { run_all(runtime, {std::move(operation)}); }
-
-float* floats(const Case& from, const std::string& key) { return const_cast<float*>(from.data<float>(key)); }
 
 void check_linear(Runtime& runtime, const Case& from) {
     const int64_t rows = from.extent("x", 0);
@@ -71,24 +44,6 @@ void check_norm(Runtime& runtime, const Case& from) {
     run(runtime, std::make_shared<Norm>(args, rows));
     if (delta != nullptr) expect(from, "total", total.data());
     expect(from, "y", y.data());
-}
-
-// Return the tables whose names begin with the prefix, as binding.cpp takes them from Python.
-void begin(Runtime& runtime, const Case& from, const std::string& prefix) {
-    Step& step = runtime.step;
-    step.token_ids = from.vector<int32_t>(prefix + "token_ids");
-    step.positions = from.vector<int32_t>(prefix + "positions");
-    step.span_rows = from.vector<int32_t>(prefix + "span_rows");
-    step.logit_rows = from.vector<int32_t>(prefix + "logit_rows");
-    step.hidden_rows = from.vector<int32_t>(prefix + "hidden_rows");
-    step.row_span.clear();
-    for (int64_t span = 0; span < step.spans(); ++span)
-        step.row_span.resize(static_cast<size_t>(step.span_rows[static_cast<size_t>(span) + 1]), static_cast<int32_t>(span));
-    step.pages.clear();
-    step.strides.clear();
-    if (!from.has(prefix + "pages")) return;
-    step.pages.push_back(from.vector<int32_t>(prefix + "pages"));
-    step.strides.push_back(from.extent(prefix + "pages", 1));
 }
 
 void check_rows(Runtime& runtime, const Case& from) {
@@ -172,7 +127,12 @@ const std::map<std::string, Check> kChecks = {{"linear", check_linear},
                                               {"norm", check_norm},
                                               {"rows", check_rows},
                                               {"attention", check_attention},
-                                              {"sampling", check_sampling}};
+                                              {"sampling", check_sampling},
+                                              {"adapt", check_adapt},
+                                              {"adapted linear", check_adapted_linear},
+                                              {"adapt embedding", check_adapt_embedding},
+                                              {"activate", check_activate},
+                                              {"experts", check_experts}};
 
 // Return the number of failing cases. Each runs on a new runtime, so that scratch memory has exactly its size.
 int failures(const std::vector<Case>& cases, const std::string& tier_name, int threads) {

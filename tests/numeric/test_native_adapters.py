@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from changed_operations import APART, EXPERTS, HIDDEN, INNER, ROUTINGS, SOME, expert_changes, random_change
 from changed_sites import FLOATS, Changes, embedding, low_rank, replacement, site_of, uses
 from ferrum.kernels.adapters import Change, LowRank, SiteKind
 from ferrum.kernels.interface import AdapterRows, GivenRows
@@ -38,23 +39,6 @@ def both(
     return ours, theirs
 
 
-SOME = uses((0, 1.0, range(9)), (2, 0.3, range(4, 20)), (1, -1.5, [0, 7, 22]), (5, 1.0, [3]))
-"""Rows with one adapter, two and three, and rows without; slot 5 is empty."""
-
-APART = uses((0, 1.0, range(9)), (2, 1.0, range(9, 20)), (1, 1.0, [22]))
-"""Rows with one adapter at most, as those that replace weights need it."""
-
-
-def change(rng: np.random.Generator, shape: tuple[int, int], rank: int, dtype: Any, kind: int) -> Change:
-    """Return a change with more parts for higher kinds; those from 2 on are the only ones of a row."""
-    outputs = shape[0]
-    factors = {} if kind < 2 else {"factor": normal(rng, outputs), "offset": normal(rng, outputs)}
-    rows = None if kind < 4 else sorted(rng.choice(outputs, (outputs + 1) // 2, replace=False).tolist())
-    new = None if kind < 3 else replacement(rng, shape, rows, dtype)
-    low = None if kind == 5 else low_rank(rng, shape, rank, dtype, bias=kind > 0)
-    return Change(low, new, **factors)
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("team", TEAMS)
 def test_changed_products_equal_the_reference(team, dtype):
@@ -68,11 +52,11 @@ def test_changed_products_equal_the_reference(team, dtype):
         for slot in range(3):
             rank, other = (RANKS[(3 * index + slot + i) % len(RANKS)] for i in range(2))
             made = (
-                change(rng, shape, r, dtype, (index + slot) % (6 if alone else 2))
+                random_change(rng, shape, r, dtype, (index + slot) % (6 if alone else 2))
                 for shape, r in zip(shapes, (rank, other), strict=False)
             )
             entries.append((*made, None) if slot else (None, *made))
-        entries[0] = None, *(change(rng, shape, 5, dtype, 1) for shape in shapes[1:])
+        entries[0] = None, *(random_change(rng, shape, 5, dtype, 1) for shape in shapes[1:])
         x = (normal if index % 2 else wild)(rng, ROWS, inputs)
         ys = tuple(normal(rng, ROWS, shape[0]) for shape in shapes)
         for ours, theirs, y in zip(*both(twin, x, ys, SiteKind.LINEAR, entries), ys, strict=True):
@@ -126,7 +110,7 @@ def test_changes_of_extreme_numbers_equal_the_reference(tier, dtype, size, rows)
 def test_a_row_alone_has_the_bits_of_its_row_in_company(team):
     rng, twin = np.random.default_rng(5), Twin(*team)
     shape = 70, 130
-    entries: list[Changes] = [(change(rng, shape, 6 + slot, np.float32, slot % 2),) for slot in range(3)]
+    entries: list[Changes] = [(random_change(rng, shape, 6 + slot, np.float32, slot % 2),) for slot in range(3)]
     x, y = normal(rng, ROWS, 130), normal(rng, ROWS, 70)
     begin(twin, SOME)
     ((whole,), _) = both(twin, x, (y,), SiteKind.LINEAR, entries)
@@ -142,7 +126,7 @@ def test_logits_are_changed_by_their_rows(team):
     rng, twin = np.random.default_rng(6), Twin(*team)
     begin(twin, uses((0, 1.0, range(9)), (1, 2.0, range(9, 23)), logit_rows=((0, 1), (2, 3))))
     x, y = normal(rng, 4, 50), normal(rng, 4, 41)
-    entries: list[Changes] = [(change(rng, (41, 50), 8, np.float16, kind),) for kind in (0, 4)]
+    entries: list[Changes] = [(random_change(rng, (41, 50), 8, np.float16, kind),) for kind in (0, 4)]
     ((ours,), (theirs,)) = both(twin, x, (y,), SiteKind.HEAD, entries)
     same_bits(ours, theirs)
     assert (ours != y).any(axis=1).all()
@@ -186,7 +170,9 @@ def test_products_at_a_site_are_changed_as_after_it(team, formats):
     for rows, kinds, users in ((1, 2, uses((1, 0.5, [0]))), (ROWS, 2, SOME), (ROWS, 6, APART), (700, 2, SOME)):
         x = wild(rng, rows, 64)
         entries: list[Changes] = [
-            tuple(change(rng, shape, 5 + slot, FLOATS[slot], (slot + i) % kinds) for i, shape in enumerate(shapes))
+            tuple(
+                random_change(rng, shape, 5 + slot, FLOATS[slot], (slot + i) % kinds) for i, shape in enumerate(shapes)
+            )
             for slot in range(3)
         ]
         begin(twin, users, rows)
@@ -242,23 +228,6 @@ def test_changed_heads_equal_the_reference(team, dtype):
     ((part,), _) = both(twin, x[:, 40:80].copy(), (y[:, 64:128].copy(),), SiteKind.LINEAR, plain)
     ((whole,), _) = both(twin, x, (y,), SiteKind.HEADS, entries, heads)
     same_bits(whole[:, 64:128], part)
-
-
-EXPERTS, HIDDEN, INNER = 6, 96, 64
-ROUTINGS = {
-    "softmax": Routing(EXPERTS, 2, renormalise=True),
-    "weights on inputs": Routing(EXPERTS, 3, "sigmoid", late=True, on_input=True),
-    "all experts": Routing(EXPERTS, EXPERTS, "sigmoid"),
-}
-
-
-def expert_changes(rng: np.random.Generator, rank: int, dtype: Any) -> list[Changes]:
-    """Return adapters of gate, up and down: of all three, with one A of gate and up, and of down alone."""
-    inner, outer = (INNER, HIDDEN), (HIDDEN, INNER)
-    every = tuple(Change(low_rank(rng, shape, rank, dtype, EXPERTS)) for shape in (inner, inner, outer))
-    first, second = (low_rank(rng, inner, rank + 1, dtype, EXPERTS) for _ in range(2))
-    shared = Change(first), Change(LowRank(first.a, second.b, 0.4)), None
-    return [every, shared, (None, None, Change(low_rank(rng, outer, 3, dtype, EXPERTS)))]
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*zip(ROUTINGS, FLOATS, strict=True)])

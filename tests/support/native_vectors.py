@@ -15,25 +15,18 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ferrum.cache.page_table import PageCopy
-from ferrum.kernels.interface import StepTables
 from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape
-from ferrum.kernels.operations import Weight
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.kernels.reference.reference_math import LOG2_E
-from ferrum.quant.block_weight import BlockWeight
-from ferrum.quant.dense import DenseWeight
 from ferrum.sampling.probability_mass import log_total, mass
 from ferrum.sampling.rules import Row, distribution
 from ferrum.sampling.sampler import draw, greedy
 from ferrum.sampling.top_k import top
+from native_adapter_vectors import ADAPTERS
 from native_twin import group_of, normal, shape_of, tables_of
-from native_weights import BLOCKS, DTYPES, weight_of, wild
+from native_weights import BLOCKS, DTYPES, wild
 from sampling_twin import request
-
-Fields = dict[str, Any]
-"""Arrays, numbers and texts by name."""
-
-Case = tuple[str, Fields]
+from vector_fields import Case, Fields, matrix, tables
 
 ACTIVATIONS = (SILU, Activation("gelu"), Activation("gelu_tanh"), Activation("relu2"))
 
@@ -44,7 +37,8 @@ STORES = ("float32", "bfloat16", "int8")
 
 def write(path: Path, seed: int) -> int:
     """Write all cases, drawn from the seed; return their number."""
-    cases = [case for make in (linear, norms, rows, attention, sampling) for case in make(np.random.default_rng(seed))]
+    makers = linear, norms, rows, attention, sampling, *ADAPTERS
+    cases = [case for make in makers for case in make(np.random.default_rng(seed))]
     with path.open("wb") as file:
         file.write(MAGIC)
         for name, fields in cases:
@@ -70,15 +64,6 @@ def _write_field(file: BinaryIO, value: Any) -> None:
     )
     file.write(struct.pack(f"<cI{array.ndim}q", code.encode(), array.ndim, *array.shape))
     file.write(np.ascontiguousarray(array).tobytes())
-
-
-def matrix(rng: np.random.Generator, key: str, shape: tuple[int, int], format) -> tuple[Weight, Fields]:
-    """Return a weight of any format and its fields: floats, or the panels of blocks and their numbers."""
-    weight = weight_of(rng, *shape, format)
-    if isinstance(weight, DenseWeight):
-        return weight, {key: weight.values, "format": weight.format}
-    assert isinstance(weight, BlockWeight)
-    return weight, {key: weight.dequantize(), f"{key} panels": weight.panels, "format": weight.format}
 
 
 def linear(rng: np.random.Generator) -> Iterator[Case]:
@@ -108,14 +93,6 @@ def norms(rng: np.random.Generator) -> Iterator[Case]:
             yield "norm", {**fields, "y": alone, "centred": 0}
             more = {"delta": delta, "bias": bias, "centred": int(centred), "factor": factor}
             yield "norm", {**fields, **more, "total": total, "y": y}
-
-
-def tables(prefix: str, made: StepTables) -> Fields:
-    names = ("token_ids", "positions", "span_rows", "logit_rows", "hidden_rows")
-    fields: Fields = {prefix + name: getattr(made, name) for name in names}
-    if made.pages:
-        (fields[prefix + "pages"],) = made.pages
-    return fields
 
 
 def rows(rng: np.random.Generator) -> Iterator[Case]:

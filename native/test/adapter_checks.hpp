@@ -1,0 +1,17 @@
+// Checks of operations of adapters, and of the operations that follow products in a program with adapters.
+#pragma once
+
+#include "runtime.hpp"
+#include "vectors.hpp"
+
+namespace ferrum {
+
+void check_adapt(Runtime& runtime, const Case& from);
+// Products that adapters change in the same operation.
+void check_adapted_linear(Runtime& runtime, const Case& from);
+void check_adapt_embedding(Runtime& runtime, const Case& from);
+void check_activate(Runtime& runtime, const Case& from);
+// Experts with the adapters of their site, and without.
+void check_experts(Runtime& runtime, const Case& from);
+
+}  // namespace ferrum
