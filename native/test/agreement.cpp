@@ -2,16 +2,13 @@
 
 #include <cmath>
 #include <cstdio>
-#include <functional>
 #include <string>
 
 #include "attention.hpp"
-#include "block_format.hpp"
 #include "experts.hpp"
 #include "format_names.hpp"
 #include "head_linear.hpp"
-#include "numbers.hpp"
-#include "operations.hpp"
+#include "outcomes.hpp"
 #include "sampler.hpp"
 
 namespace ferrum {
@@ -19,83 +16,6 @@ namespace ferrum {
 namespace {
 
 constexpr int64_t kRowsMost = 600;
-
-// The results of a case: numbers as bits, every NaN as one NaN, and bytes.
-struct Outcome {
-    std::vector<uint32_t> numbers;
-    std::vector<uint8_t> bytes;
-
-    void add(const std::vector<float>& values) {
-        for (const float value : values) {
-            uint32_t bits;
-            std::memcpy(&bits, &value, sizeof bits);
-            numbers.push_back((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : bits);
-        }
-    }
-    void add_whole(const std::vector<int64_t>& values) {
-        for (const int64_t value : values) numbers.push_back(static_cast<uint32_t>(value));
-    }
-    // FNV-1a, from the hash of earlier outcomes.
-    uint64_t hash(uint64_t from) const {
-        for (const uint32_t number : numbers) from = (from ^ number) * 0x100000001b3u;
-        for (const uint8_t byte : bytes) from = (from ^ byte) * 0x100000001b3u;
-        return from;
-    }
-    bool operator==(const Outcome& other) const { return numbers == other.numbers && bytes == other.bytes; }
-};
-
-// A case by its size and seed; what it returns may not depend on the tier.
-using Case = std::function<Outcome(Runtime&, int64_t size, uint64_t seed)>;
-
-void run(Runtime& runtime, std::shared_ptr<Operation> operation) { run_all(runtime, {std::move(operation)}); }
-
-Style style_of(uint64_t seed) { return kStyles[seed % kStyleCount]; }
-
-// A matrix of the format's elements, which may be 16 bits of a float32 or of a float16.
-std::vector<std::byte> elements(Format format, const std::vector<float>& values) {
-    const bool half = format == Format::bf16 || format == Format::f16;
-    std::vector<std::byte> all(values.size() * (half ? 2 : 4));
-    for (size_t i = 0; i < values.size(); ++i) {
-        uint32_t bits;
-        std::memcpy(&bits, &values[i], sizeof bits);
-        const auto upper = static_cast<uint16_t>(bits >> 16);
-        half ? std::memcpy(&all[i * 2], &upper, 2) : std::memcpy(&all[i * 4], &bits, 4);
-    }
-    return all;
-}
-
-// Panels of any codes and integer scales; d and m are numbers of the style as 16 bits of a float.
-WeightPointer blocks_of(Runtime& runtime, Format format, int64_t outputs, int64_t inputs, Numbers& numbers, Style style) {
-    const BlockFormat f = block_format(format);
-    const int64_t bytes = panel_count(outputs) * panel_bytes(format, inputs);
-    const std::shared_ptr<std::byte> memory = runtime.heap.take(bytes);
-    for (int64_t at = 0; at < bytes; ++at) {
-        memory.get()[at] = static_cast<std::byte>(numbers.word());
-        if (at % f.bytes() >= f.sub_at() || at % 2 == 0) continue;
-        float number = numbers.number(style);
-        if (!f.wide_range && style == Style::plain) number *= 0x1p-112f;  // whose upper half is a small float16
-        std::memcpy(memory.get() + at - 1, reinterpret_cast<const char*>(&number) + 2, 2);
-    }
-    return std::make_shared<Weight>(format, outputs, inputs, memory.get(), memory);
-}
-
-WeightPointer weight_of(Runtime& runtime, Format format, int64_t outputs, int64_t inputs, Numbers& numbers, Style style,
-                        Outcome& outcome) {
-    if (format > Format::f16) return blocks_of(runtime, format, outputs, inputs, numbers, style);
-    const int64_t panels = panel_count(outputs), bytes = panels * panel_bytes(format, inputs);
-    const std::shared_ptr<std::byte> memory = runtime.heap.take(bytes);
-    const std::vector<std::byte> from = elements(format, numbers.floats(outputs * inputs, style));
-    runtime.kernels.pack_panels({format, from.data(), outputs, inputs}, 0, panels, memory.get());
-    const auto* packed = reinterpret_cast<const uint8_t*>(memory.get());
-    outcome.bytes.insert(outcome.bytes.end(), packed, packed + bytes);
-    return std::make_shared<Weight>(format, outputs, inputs, memory.get(), memory);
-}
-
-// Any activation, often of a limited product.
-Activation any_activation(uint64_t seed) {
-    constexpr Curve kCurves[] = {Curve::none, Curve::silu, Curve::gelu, Curve::gelu_tanh, Curve::relu2, Curve::capped, Curve::scaled};
-    return {kCurves[seed % 7], seed % 2 == 0 ? 1.0f : 1.7f, 3, 6, seed % 3 == 0, 0.7f};
-}
 
 Outcome linear(Runtime& runtime, Format format, int64_t rows, uint64_t seed) {
     Outcome outcome;
@@ -292,11 +212,6 @@ Outcome others(Runtime& runtime, int64_t size, uint64_t seed) {
     return outcome;
 }
 
-struct Named {
-    std::string name;
-    Case run;
-};
-
 std::vector<Named> all_cases() {
     std::vector<Named> cases;
     std::vector<std::string> formats = block_format_names();
@@ -318,6 +233,7 @@ std::vector<Named> all_cases() {
                          [format = kv_format_of(name)](Runtime& runtime, int64_t size, uint64_t seed) {
                              return latent_attention(runtime, format, size, seed);
                          }});
+    for (const Named& each : adapter_cases()) cases.push_back(each);
     cases.push_back({"norm", norm});
     cases.push_back({"sampling", sampling});
     cases.push_back({"others", others});
