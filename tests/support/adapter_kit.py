@@ -47,8 +47,9 @@ class AdapterCase:
 def adapted_twin(case: AdapterCase) -> PreTrainedModel:
     """Return PEFT's model with random numbers in the adapter."""
     model = copy.deepcopy(model_of(case.model)).float()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
+        torch.manual_seed(0)  # PEFT draws matrices A
         twin = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **case.config)).eval()
     generator = torch.Generator().manual_seed(len(case.name))
     with torch.no_grad():
