@@ -24,26 +24,16 @@ std::optional<AdapterChange> change_of(const Case& from, const std::string& slot
         change.b = matrix_of(from, key + "b");
         change.rank = from.integer(key + "rank");
         change.scale = from.real(key + "scale");
-        change.bias = from.maybe<float>(key + "bias");
     }
+    change.bias = from.maybe<float>(key + "bias");
     change.factor = from.maybe<float>(key + "factor");
     change.offset = from.maybe<float>(key + "offset");
     if (from.has(key + "replaced")) {
         change.replaced = matrix_of(from, key + "replaced");
         change.replaced_rows = from.maybe<int32_t>(key + "replaced rows");
     }
-    const bool changes = change.b.data != nullptr || change.factor != nullptr || change.replaced.data != nullptr;
-    return changes ? std::optional(change) : std::nullopt;
-}
-
-std::shared_ptr<AdapterSite> site_of(const Case& from) {
-    auto site = std::make_shared<AdapterSite>();
-    for (int64_t slot = 0; slot < from.integer("slots"); ++slot) {
-        std::vector<std::optional<AdapterChange>> changes;
-        for (int64_t i = 0; i < from.integer("matrices"); ++i) changes.push_back(change_of(from, numbered("slot", slot), i));
-        site->set(slot, entry_of(std::move(changes)));
-    }
-    return site;
+    const bool adds = change.b.data != nullptr || change.bias != nullptr;
+    return adds || change.factor != nullptr || change.replaced.data != nullptr ? std::optional(change) : std::nullopt;
 }
 
 Activation activation_of(const Case& from) {
@@ -56,6 +46,16 @@ Activation activation_of(const Case& from) {
 }
 
 }  // namespace
+
+std::shared_ptr<AdapterSite> site_of(const Case& from) {
+    auto site = std::make_shared<AdapterSite>();
+    for (int64_t slot = 0; slot < from.integer("slots"); ++slot) {
+        std::vector<std::optional<AdapterChange>> changes;
+        for (int64_t i = 0; i < from.integer("matrices"); ++i) changes.push_back(change_of(from, numbered("slot", slot), i));
+        site->set(slot, entry_of(std::move(changes)));
+    }
+    return site;
+}
 
 void check_adapt(Runtime& runtime, const Case& from) {
     begin(runtime, from, "");

@@ -132,7 +132,9 @@ const std::map<std::string, Check> kChecks = {{"linear", check_linear},
                                               {"adapted linear", check_adapted_linear},
                                               {"adapt embedding", check_adapt_embedding},
                                               {"activate", check_activate},
-                                              {"experts", check_experts}};
+                                              {"experts", check_experts},
+                                              {"adapted norm", check_adapted_norm},
+                                              {"adapted heads", check_adapted_heads}};
 
 // Return the number of failing cases. Each runs on a new runtime, so that scratch memory has exactly its size.
 int failures(const std::vector<Case>& cases, const std::string& tier_name, int threads) {

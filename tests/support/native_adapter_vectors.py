@@ -171,11 +171,12 @@ def embeddings(rng: np.random.Generator) -> Iterator[Case]:
     for dtype in FLOATS:
         for columns in (1, 33, 96):
             shape = VOCABULARY, columns
+            factors = normal(rng, columns), np.zeros(columns, np.float32)
             some = replacement(rng, shape, [0, 3, 17, *range(20, 30), 40], dtype)
             entries: list[Changes] = [
                 (Change(embedding(rng, shape, 5, dtype), some),),
                 (Change(embedding(rng, shape, 34, dtype)),),
-                (Change(replaced=replacement(rng, shape, None, dtype)),),
+                (Change(embedding(rng, shape, 7, dtype), replacement(rng, shape, None, dtype), *factors),),
             ]
             y, given = normal(rng, ROWS, columns), GivenRows(np.array([1, 8, 21], np.int32), normal(rng, 3, columns))
             site = site_of(kernels, SiteKind.EMBEDDING, [shape], entries)

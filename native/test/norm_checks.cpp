@@ -1,0 +1,48 @@
+#include "adapter_checks.hpp"
+#include "case_inputs.hpp"
+#include "row_norms.hpp"
+
+namespace ferrum {
+
+void check_adapted_norm(Runtime& runtime, const Case& from) {
+    begin(runtime, from, "");
+    const int64_t columns = from.extent("x", 1);
+    std::vector<float> y(from.field("x").bytes.size() / sizeof(float)), total(y.size());
+    const float* delta = from.maybe<float>("delta");
+    const NormArgs args{from.data<float>("x"), delta, from.data<float>("weight"), from.maybe<float>("bias"),
+                        static_cast<float>(from.real("factor")), static_cast<float>(from.real("eps")), from.integer("centred") != 0,
+                        columns, delta != nullptr ? total.data() : nullptr, y.data()};
+    run(runtime, std::make_shared<Norm>(args, kRows, row_norms(runtime, site_of(from), 0, args.weight, args.bias)));
+    expect(from, "y", y.data());
+}
+
+void check_adapted_heads(Runtime& runtime, const Case& from) {
+    const int64_t dim = from.extent("q_norm", 0), heads = from.extent("q", 1) / dim, kv_heads = from.extent("k", 1) / dim;
+    runtime.pool.add({kv_format_of(from.text("store")), from.integer("num_pages"), from.integer("page_size"), 1, kv_heads, dim, dim});
+    begin(runtime, from, "");
+    std::vector<float> turned(from.field("q").bytes.size() / sizeof(float));
+    RopeArgs rope{};
+    rope.q = from.data<float>("q");
+    rope.k = from.data<float>("k");
+    rope.v = from.data<float>("v");
+    rope.q_out = turned.data();
+    rope.num_heads = heads;
+    rope.num_kv_heads = kv_heads;
+    rope.head_dim = dim;
+    rope.pairs = from.extent("cosines", 1);
+    rope.cosines = from.data<float>("cosines");
+    rope.sines = from.data<float>("sines");
+    rope.q_norm = from.data<float>("q_norm");
+    rope.k_norm = from.data<float>("k_norm");
+    rope.norm_last = from.integer("norm_last") != 0;
+    rope.eps = static_cast<float>(from.real("eps"));
+    const auto site = site_of(from);
+    run(runtime, std::make_shared<RopeStore>(rope, 0, kRows, row_norms(runtime, site, 0, rope.q_norm, nullptr),
+                                             row_norms(runtime, site, 1, rope.k_norm, nullptr)));
+    expect(from, "turned", turned.data());
+    std::vector<uint8_t> page(from.field("page").bytes.size());
+    runtime.pool.read_page(0, from.integer("read"), page.data());
+    expect_bytes(from, "page", reinterpret_cast<const char*>(page.data()));
+}
+
+}  // namespace ferrum
