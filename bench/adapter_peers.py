@@ -40,7 +40,7 @@ with needs("gguf"):
 PEER: Final = Path(__file__).with_name("adapter_llamacpp.py")
 QUANTISER: Final = Path(__file__).with_name("quality_llamacpp.py")
 ARCHITECTURE: Final = "qwen3"
-BLOCK: Final = 5
+BLOCK: Final = 20
 """Steps of a cell before the next cell."""
 PROJECTIONS: Final = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
@@ -155,7 +155,7 @@ def measure(python: Path, folder: Path, steps: int) -> dict[str, Any]:
         cell.begin(executor)
     probe = Prober(None)
     for block in range(0, steps, BLOCK):
-        if block % (4 * BLOCK) == 0:
+        if block % (2 * BLOCK) == 0:
             reads.append(probe().read)
         for kind, cell in ours.items():
             for _ in range(BLOCK):
