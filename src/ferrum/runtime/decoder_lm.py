@@ -379,8 +379,10 @@ class DecoderLM(StepwiseLLM):
             self.pages.next_tokens.commit(list(step.outcomes), list(map(_length, results)))
         else:
             for span in step.spans:
-                self._flights.land(span, outcome := step.outcomes[span.cache_id])
-                if span.extras is not None and span.adapters and isinstance(outcome, SpanResult):
+                self._flights.land(span, step.outcomes[span.cache_id])
+        if step.decodes is None or step.decodes.adapters:
+            for span in step.spans:
+                if span.extras is not None and span.adapters and isinstance(step.outcomes[span.cache_id], SpanResult):
                     self.pages.choose(span.cache_id, span.adapters)
         return StepOutput(results)
 

@@ -1,0 +1,117 @@
+"""Steps that decode with adapters go on from the tables of the step before, with the bits of steps made in full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from adapter_cases import BASES
+from ferrum import (
+    AdapterUse,
+    Rows,
+    Sampling,
+    SamplingParams,
+    Span,
+    SpanExtras,
+    SpanResult,
+    StepBatch,
+    Want,
+    load_executor,
+)
+from ferrum.core.config import ModelConfig
+from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.sources.adapters.adapter_file import AdapterFile
+from ferrum.sources.adapters.open_adapter import open_adapter
+from ferrum.sources.read_model import read_spec
+from lora_files import write_lora
+from tiny import directory_of
+
+CASE = BASES["qwen3"]
+PROMPT = (3, 1, 4, 1, 5, 9)
+KEYS = (None, "k0", "k1", "k0")
+SAMPLING = Sampling(SamplingParams(temperature=0.0, logprobs=5), 0, len(PROMPT), [])
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[AdapterFile]:
+    model = read_spec(ModelConfig(model=str(directory_of(CASE))))
+    modules = "q_proj", "down_proj"
+    paths = (write_lora(tmp_path / f"{seed}", CASE, seed, modules=modules) for seed in range(2))
+    return [open_adapter(str(path), model) for path in paths]
+
+
+@pytest.fixture
+def executor(files: list[AdapterFile]) -> Iterator[LocalExecutor]:
+    with load_executor(directory_of(CASE), kv_capacity=512, dtype="float32") as opened:
+        for index, file in enumerate(files):
+            opened.load_adapter(f"k{index}", file)
+        yield opened
+
+
+def decode(executor: LocalExecutor, changes: dict[int, Callable[[], None]], *, fast: bool) -> list[SpanResult]:
+    """Return the results of eight steps of sequences with different adapters; changes come before their steps."""
+    results, tokens, start = list[SpanResult](), [PROMPT] * len(KEYS), 0
+    for step in range(8):
+        changes.get(step, lambda: None)()
+        if not fast:
+            executor.lm.forget()
+        spans = [
+            Span(f"{index}", start, part, Want.TOKEN, Rows.LAST, sampling=SAMPLING, extras=extras_of(key, step))
+            for index, (key, part) in enumerate(zip(KEYS, tokens, strict=True))
+        ]
+        start += len(tokens[0])
+        made = executor.submit(StepBatch(tuple(spans))).result().results
+        tokens = []
+        for each in made:
+            assert isinstance(each, SpanResult), each
+            results.append(each)
+            tokens.append(tuple(each.tokens))
+    executor.reset()
+    return results
+
+
+def extras_of(key: str | None, step: int) -> SpanExtras | None:
+    """Return equal extras in another object at each step; from the fifth on, at half their scale."""
+    return None if key is None else SpanExtras(adapters=(AdapterUse(key, 0.5 if step >= 5 else 1.0),))
+
+
+def test_decodes_with_adapters_take_the_fast_path(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    full, admitted = decode(executor, {}, fast=False), list[str]()
+    refusal = executor.lm._refusal  # each span of a step that is made in full is checked
+
+    def counted(span: Span) -> object:
+        admitted.append(span.cache_id)
+        return refusal(span)
+
+    monkeypatch.setattr(executor.lm, "_refusal", counted)
+    assert decode(executor, {}, fast=True) == full
+    assert len(admitted) == 3 * len(KEYS), "the prompts, the first decodes, and those with another scale"
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_an_adapter_under_a_known_key_is_another_one(
+    executor: LocalExecutor, files: list[AdapterFile], fast: bool
+) -> None:
+    def exchange(index: int) -> Callable[[], None]:
+        def change() -> None:
+            executor.unload_adapter("k0")
+            executor.load_adapter("k0", files[index])
+
+        return change
+
+    changes = {3: exchange(1), 7: exchange(0)}
+    assert decode(executor, changes, fast=fast) == decode(executor, changes, fast=False)
+    assert decode(executor, changes, fast=fast) != decode(executor, {}, fast=fast)
+
+
+def test_the_last_step_decides_which_adapter_a_verb_uses(executor: LocalExecutor) -> None:
+    decode(executor, {}, fast=True)
+    seen = list[tuple[AdapterUse, ...]]()
+
+    def choose() -> None:
+        executor.set_lora_adapter("1", "k1")
+
+    decode(executor, {3: choose, 4: lambda: seen.append(executor.lm.pages.adapters("1"))}, fast=True)
+    assert seen == [(AdapterUse("k0"),)]
