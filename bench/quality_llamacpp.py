@@ -1,7 +1,7 @@
 """llama.cpp's part of `quality_peers.py`, in its own environment: needs llama-cpp-python and numpy.
 
     python bench/quality_llamacpp.py quantize SOURCE.gguf OUT.gguf TYPE
-    python bench/quality_llamacpp.py logits FILE.gguf
+    python bench/quality_llamacpp.py logits FILE.gguf [ADAPTER.gguf]
     python bench/quality_llamacpp.py tokens FILE.gguf
 
 `logits` reads one JSON list of token ids per line of standard input, and writes for each the size of the vocabulary
@@ -43,11 +43,11 @@ def quantize(source: str, out: str, kind: str) -> None:
         raise SystemExit(f"llama.cpp could not make {kind} of {source}")
 
 
-def serve_logits(file: str) -> None:
+def serve_logits(file: str, adapter: str | None = None) -> None:
     """Answer every line of standard input."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # the library may print
-    model = Llama(file, n_ctx=CONTEXT, n_batch=CONTEXT, logits_all=True, verbose=False)
+    model = Llama(file, n_ctx=CONTEXT, n_batch=CONTEXT, logits_all=True, verbose=False, lora_path=adapter)
     for line in sys.stdin:
         tokens = json.loads(line)
         model.reset()

@@ -92,11 +92,12 @@ class LlamaCpp:
     Args:
         python: interpreter that has llama-cpp-python.
         file: the model.
+        adapter: a GGUF file that changes it, or None.
     """
 
-    def __init__(self, python: str, file: Path) -> None:
+    def __init__(self, python: str, file: Path, adapter: Path | None = None) -> None:
         self._file = file
-        command = [python, str(PEER), "logits", str(file)]
+        command = [python, str(PEER), "logits", str(file), *([] if adapter is None else [str(adapter)])]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     @property
