@@ -81,7 +81,6 @@ void expand(const Runtime& runtime, int thread, const std::vector<AdapterJob>& j
 // The jobs of a step at a site.
 class SiteJobs {
 public:
-    SiteJobs() = default;
     SiteJobs(std::shared_ptr<AdapterSite> site, int64_t heads, bool logits) : site_(std::move(site)), heads_(heads), logits_(logits) {}
     // List the rows of each adapter, of heads those of each head.
     void list(const Step& step);

@@ -131,9 +131,9 @@ OperationPointer multiply(const In<float>& x, const In<float>& y, int64_t column
     return std::make_shared<Multiply>(x.data(), y.data(), Rows{out.data(), extent}, columns);
 }
 
-OperationPointer norm(const Runtime& runtime, const In<float>& x, const MaybeFloats& delta, const In<float>& weight, const MaybeFloats& bias, float factor,
-                      float eps, bool centred, const std::optional<Out<float>>& total, const Out<float>& out, int64_t extent,
-                      std::shared_ptr<AdapterSite> site) {
+OperationPointer norm(const Runtime& runtime, const In<float>& x, const MaybeFloats& delta, const In<float>& weight,
+                      const MaybeFloats& bias, float factor, float eps, bool centred, const std::optional<Out<float>>& total,
+                      const Out<float>& out, int64_t extent, std::shared_ptr<AdapterSite> site) {
     require(delta.has_value() == total.has_value(), "delta and total must be given together");
     require(!bias || bias->size() == weight.size(), "weight and bias differ in size");
     const auto columns = static_cast<int64_t>(weight.size());

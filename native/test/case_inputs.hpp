@@ -63,4 +63,26 @@ inline void begin(Runtime& runtime, const Case& from, const std::string& prefix)
     step.strides.push_back(from.extent(prefix + "pages", 1));
 }
 
+// Return the rotation of heads of a case, whose queries go to `turned`.
+inline RopeArgs rope_of(const Case& from, int64_t heads, int64_t kv_heads, int64_t dim, float* turned) {
+    RopeArgs rope{};
+    rope.q = from.data<float>("q");
+    rope.k = from.data<float>("k");
+    rope.v = from.data<float>("v");
+    rope.q_out = turned;
+    rope.num_heads = heads;
+    rope.num_kv_heads = kv_heads;
+    rope.head_dim = dim;
+    rope.pairs = from.has("cosines") ? from.extent("cosines", 1) : 0;
+    rope.cosines = from.maybe<float>("cosines");
+    rope.sines = from.maybe<float>("sines");
+    rope.q_norm = from.maybe<float>("q_norm");
+    rope.k_norm = from.maybe<float>("k_norm");
+    rope.v_norm = from.maybe<float>("v_norm");
+    rope.temperature = from.maybe<float>("temperature");
+    rope.norm_last = from.integer("norm_last") != 0;
+    rope.eps = static_cast<float>(from.real("eps"));
+    return rope;
+}
+
 }  // namespace ferrum

@@ -21,21 +21,7 @@ void check_adapted_heads(Runtime& runtime, const Case& from) {
     runtime.pool.add({kv_format_of(from.text("store")), from.integer("num_pages"), from.integer("page_size"), 1, kv_heads, dim, dim});
     begin(runtime, from, "");
     std::vector<float> turned(from.field("q").bytes.size() / sizeof(float));
-    RopeArgs rope{};
-    rope.q = from.data<float>("q");
-    rope.k = from.data<float>("k");
-    rope.v = from.data<float>("v");
-    rope.q_out = turned.data();
-    rope.num_heads = heads;
-    rope.num_kv_heads = kv_heads;
-    rope.head_dim = dim;
-    rope.pairs = from.extent("cosines", 1);
-    rope.cosines = from.data<float>("cosines");
-    rope.sines = from.data<float>("sines");
-    rope.q_norm = from.data<float>("q_norm");
-    rope.k_norm = from.data<float>("k_norm");
-    rope.norm_last = from.integer("norm_last") != 0;
-    rope.eps = static_cast<float>(from.real("eps"));
+    const RopeArgs rope = rope_of(from, heads, kv_heads, dim, turned.data());
     const auto site = site_of(from);
     run(runtime, std::make_shared<RopeStore>(rope, 0, kRows, row_norms(runtime, site, 0, rope.q_norm, nullptr),
                                              row_norms(runtime, site, 1, rope.k_norm, nullptr)));

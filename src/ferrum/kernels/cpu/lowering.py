@@ -112,9 +112,6 @@ class Lowering:
         extent, native = residual.extent, self._site(site)
         return self.library.norm(self.runtime, *arrays, factor, eps, centred, *outs, extent, native)
 
-    def _site(self, site: AdapterSite | None) -> Any:
-        return None if site is None else self.sites.native(site, self.library)
-
     def add(self, x: Operand, y: Operand, factor: float, scale: float, gate: Operand | None, out: Operand) -> Native:
         arrays = x.array, y.array, _memory(gate)
         return self.library.add(*arrays, factor, scale, x.columns, out.array, x.extent)
@@ -140,9 +137,8 @@ class Lowering:
         outs: Sequence[Operand],
         site: AdapterSite | None = None,
     ) -> Native:
-        native = None if site is None else self.sites.native(site, self.library)
         products = [(w.native, None, b, None, out.array) for w, b, out in zip(weights, biases, outs, strict=True)]
-        return self.library.linear(self.runtime, x.array, products, curve, x.extent, x.max_rows, native)
+        return self.library.linear(self.runtime, x.array, products, curve, x.extent, x.max_rows, self._site(site))
 
     def gated_linear(
         self,
@@ -178,10 +174,8 @@ class Lowering:
     ) -> Native:
         heads = site.groups
         arrays, columns = [out.array for out in outs], [out.columns // heads for out in outs]
-        native = self.sites.native(site, self.library)
-        return self.library.adapt(
-            self.runtime, native, x.array, x.columns // heads, arrays, columns, heads, site.kind is SiteKind.HEAD
-        )
+        inputs, logits = x.columns // heads, site.kind is SiteKind.HEAD
+        return self.library.adapt(self.runtime, self._site(site), x.array, inputs, arrays, columns, heads, logits)
 
     def adapt_embedding(
         self,
@@ -190,8 +184,7 @@ class Lowering:
         scale: float,
         out: Operand,
     ) -> Native:
-        native = self.sites.native(site, self.library)
-        return self.library.adapt_embedding(self.runtime, native, out.array, out.columns, scale)
+        return self.library.adapt_embedding(self.runtime, self._site(site), out.array, out.columns, scale)
 
     def head_linear(self, x: Operand, weight: NativeWeight, heads: int, out: Operand) -> Native:
         rows_of_group(weight, heads, "heads")
@@ -284,6 +277,10 @@ class Lowering:
 
     def finite(self, x: Operand, out: Operand) -> Native:
         return self.library.finite(x.array, out.array, x.columns)
+
+    def _site(self, site: AdapterSite | None) -> Any:
+        """Return the library's site; None without one."""
+        return None if site is None else self.sites.native(site, self.library)
 
 
 def operand(array: Array) -> Operand:
