@@ -164,9 +164,12 @@ class _AdaptedOperations(Operations):
 
     def _norm_site(self, *weights: Vector | None) -> AdapterSite | None:
         """Return the site of norms, or None if no checkpoint has their weights."""
-        found = [each for each in weights if each is not None and id(each) in self._norms]
-        named = {self._norms[id(each)]: len(each) for each in found}
-        return self._sites.norms(tuple(named), tuple(named.values())) if named else None
+        given = [each for each in weights if each is not None]
+        named = {self._norms[id(each)]: len(each) for each in given if id(each) in self._norms}
+        if not named:
+            return None
+        assert weights[0] is not None and len(named) == len(given), "a site's norms are known by their places"
+        return self._sites.norms(tuple(named), tuple(named.values()))
 
     def _site(
         self,
