@@ -6,12 +6,13 @@ change, so here they are separate operations. Rows without an adapter have the s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
 from ferrum.kernels.adapters import AdapterSite, AdapterSites, SiteKind
 from ferrum.kernels.interface import Network, NetworkOutput
-from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, Routing
+from ferrum.kernels.op_attributes import SILU, Activation
 from ferrum.kernels.op_spec import OpSpec
 from ferrum.kernels.operations import Array, Operations, Vector, Weight
 from ferrum.models.tensor_names import HEAD
@@ -39,7 +40,7 @@ class AdaptedNetwork:
 
 
 class _AdaptedOperations(Operations):
-    """Operations of kernels, each followed by what adapters change of its results.
+    """Operations of kernels, with what adapters change of their results.
 
     Args:
         kernels: compute or record.
@@ -51,6 +52,11 @@ class _AdaptedOperations(Operations):
         self._kernels, self._names, self._norms, self._sites = kernels, names, norms, sites
 
     def compute(self, spec: OpSpec, arguments: tuple[Any, ...]) -> Any:
+        if "site" in spec.operands:
+            given = dict(zip(spec.operands, arguments, strict=True))
+            assert given["site"] is None, "the network knows no adapters"
+            given["site"] = self._site_of(spec.name, given)
+            arguments = tuple(given.values())
         method = getattr(self._kernels, spec.name, None)
         return self._kernels.compute(spec, arguments) if method is None else method(*arguments)
 
@@ -94,73 +100,17 @@ class _AdaptedOperations(Operations):
         site = self._site(SiteKind.HEADS, (weight,), groups=heads)
         return self._kernels.adapt(x, (self._kernels.head_linear(x, weight, heads),), site)[0]
 
-    def experts(
-        self,
-        x: Array,
-        scores: Array,
-        routing: Routing,
-        gate: Weight,
-        up: Weight,
-        down: Weight,
-        activation: Activation = SILU,
-        selection_bias: Vector | None = None,
-        expert_scale: Vector | None = None,
-        gate_bias: Vector | None = None,
-        up_bias: Vector | None = None,
-        down_bias: Vector | None = None,
-        site: AdapterSite | None = None,
-    ) -> Array:
-        assert site is None, "the network knows no adapters"
-        weights, biases = (gate, up, down), (gate_bias, up_bias, down_bias)
-        site = self._site(SiteKind.EXPERTS, weights, biases, routing.num_experts)
-        vectors = selection_bias, expert_scale, *biases
-        return self._kernels.experts(x, scores, routing, *weights, activation, *vectors, site)
-
-    def norm(
-        self,
-        x: Array,
-        weight: Vector,
-        eps: float,
-        bias: Vector | None = None,
-        centred: bool = False,
-        site: AdapterSite | None = None,
-    ) -> Array:
-        assert site is None, "the network knows no adapters"
-        return self._kernels.norm(x, weight, eps, bias, centred, self._norm_site(weight))
-
-    def add_norm(
-        self,
-        residual: Array,
-        delta: Array,
-        weight: Vector,
-        eps: float,
-        bias: Vector | None = None,
-        centred: bool = False,
-        factor: float = 1.0,
-        site: AdapterSite | None = None,
-    ) -> tuple[Array, Array]:
-        assert site is None, "the network knows no adapters"
-        site = self._norm_site(weight)
-        return self._kernels.add_norm(residual, delta, weight, eps, bias, centred, factor, site)
-
-    def rope_store(
-        self,
-        q: Array,
-        k: Array | None,
-        v: Array | None,
-        shape: AttentionShape,
-        rope: Vector | None,
-        q_norm: Vector | None,
-        k_norm: Vector | None,
-        eps: float,
-        v_norm: Vector | None = None,
-        norm_last: bool = False,
-        temperature: Vector | None = None,
-        site: AdapterSite | None = None,
-    ) -> Array:
-        assert site is None, "the network knows no adapters"
-        site = self._norm_site(q_norm, k_norm)
-        return self._kernels.rope_store(q, k, v, shape, rope, q_norm, k_norm, eps, v_norm, norm_last, temperature, site)
+    def _site_of(self, name: str, given: Mapping[str, Any]) -> AdapterSite | None:
+        """Return the site of an operation that changes its own results, from its arguments by operand."""
+        match name:
+            case "norm" | "add_norm":
+                return self._norm_site(given["weight"])
+            case "rope_store":
+                return self._norm_site(given["q_norm"], given["k_norm"])
+            case "experts":
+                weights, biases = ([given[f"{each}{end}"] for each in ("gate", "up", "down")] for end in ("", "_bias"))
+                return self._site(SiteKind.EXPERTS, tuple(weights), tuple(biases), given["routing"].num_experts)
+        raise AssertionError(f"{name} has a site that nothing finds")
 
     def _norm_site(self, *weights: Vector | None) -> AdapterSite | None:
         """Return the site of norms, or None if no checkpoint has their weights."""
