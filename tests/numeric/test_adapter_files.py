@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adapter_cases import DENSE, EMBEDDINGS, SPARSE
-from adapter_kit import AdapterCase, adapted_logits, adapted_twin, error_of, save, text_of, twin_logits
-
-TOLERANCE = 1e-5
+from adapter_kit import TOLERANCE, AdapterCase, adapted_logits, adapted_twin, error_of, save, text_of, twin_logits
 
 
 @pytest.mark.parametrize("case", (*DENSE, *EMBEDDINGS, *SPARSE), ids=lambda case: case.name)

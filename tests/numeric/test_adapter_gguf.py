@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from adapter_cases import BASES, EXPERTS
 from adapter_kit import (
+    TOLERANCE,
     AdapterCase,
     adapted_logits,
     adapted_twin,
@@ -27,7 +28,6 @@ from ferrum.core.errors import CheckpointError, Unsupported
 from gguf_twin import write_gguf
 from tiny import BASE, directory_of
 
-TOLERANCE = 1e-5
 LINEAR = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
 
 KINDS = {

@@ -14,6 +14,7 @@ import torch
 
 from adapter_cases import ALL, ATTENTION, BASES, DENSE, EMBEDDINGS, EXPERTS, NORMS, SPARSE, TIED
 from adapter_kit import (
+    TOLERANCE,
     AdapterCase,
     adapted_logits,
     adapted_twin,
@@ -31,8 +32,6 @@ from ferrum.runtime.packing import pack_directory
 from ferrum.sources.model_source import DirectoryModel
 from gguf_twin import write_gguf
 from tiny import Case, directory_of, model_of
-
-TOLERANCE = 1e-5
 
 SHAPES = {"square gate_up": {}, "square down": {"moe_intermediate_size": 64}, "neither": {"moe_intermediate_size": 96}}
 KINDS = (DENSE[0], *DENSE[-6:-1], EMBEDDINGS[0], *EMBEDDINGS[7:9], *EMBEDDINGS[-6:], *NORMS[:3], *SPARSE[:6])

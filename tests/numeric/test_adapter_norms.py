@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from adapter_cases import ATTENTION, BASES, NORM_NAMES, NORMS
 from adapter_kit import (
+    TOLERANCE,
     AdapterCase,
     adapted_logits,
     adapted_twin,
@@ -32,7 +33,6 @@ from ferrum.kernels.interface import StepTables
 from native_twin import TEAMS, Twin, group_of, normal, same_bits, shape_of, tables_of
 from tiny import BASE, directory_of
 
-TOLERANCE = 1e-5
 PAIRS = {"target_modules": ["o_proj"], "modules_to_save": NORM_NAMES}
 
 

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from adapter_cases import ALL, ATTENTION, BASES, DENSE, EMBEDDINGS, NORMS, SPARSE, TIED
 from adapter_kit import (
     LENGTH,
+    TOLERANCE,
     AdapterCase,
     adapted_logits,
     adapted_twin,
@@ -44,8 +45,6 @@ from merged_kit import merged_logits, merged_store, merged_twin
 from packed_kit import logits_of, packed_of
 from tiny import BASE, Case, directory_of, model_of
 from tiny_with_tokenizer import spoken
-
-TOLERANCE = 1e-5
 
 REFUSED = ("lora_bias", "lora_bias without biases", "alora", "alora that is not invoked")
 APART = (

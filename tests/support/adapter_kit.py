@@ -28,6 +28,9 @@ from tiny import Case, directory_of, model_of, tokens_of
 LENGTH = 19
 """Tokens of the compared sequence."""
 
+TOLERANCE = 1e-5
+"""Largest `error_of` logits of one adapter in two engines that compute in float32."""
+
 
 @dataclass(frozen=True)
 class AdapterCase:
