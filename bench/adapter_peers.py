@@ -26,19 +26,20 @@ from numpy.typing import NDArray
 from adapters import PROMPT, RANK, SHAPE, Cell
 from ferrum.bench.machine import Prober
 from ferrum.bench.shapes import shape_config
+from ferrum.cli.doctor import processor_name
 from ferrum.cli.tables import print_table
 from ferrum.core.step import AdapterUse
 from ferrum.engine.build import engine_config
 from ferrum.runtime.load import build_executor
 from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.random_checkpoint import RandomCheckpoint
+from quality_peers import quantize
 from script import needs, positive, run_script
 
 with needs("gguf"):
     from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 
 PEER: Final = Path(__file__).with_name("adapter_llamacpp.py")
-QUANTISER: Final = Path(__file__).with_name("quality_llamacpp.py")
 ARCHITECTURE: Final = "qwen3"
 BLOCK: Final = 20
 """Steps of a cell before the next cell."""
@@ -114,7 +115,7 @@ class PeerProcess:
     """
 
     def __init__(self, python: Path, model: Path, adapter: Path) -> None:
-        command = [str(python), str(PEER), str(model), str(adapter)]
+        command = [str(python), str(PEER), str(model), str(adapter), str(PROMPT)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -141,10 +142,7 @@ def measure(python: Path, folder: Path, steps: int) -> dict[str, Any]:
     plain, model, adapter = (folder / name for name in ("plain.gguf", "model.gguf", "adapter.gguf"))
     print("writing the files", file=sys.stderr)
     write_adapter(adapter, write_model(plain, RandomCheckpoint(SHAPE, shape_config(SHAPE))))
-    quantised = [str(python), str(QUANTISER), "quantize", str(plain), str(model), "q4_k_m"]
-    done = subprocess.run(quantised, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"llama.cpp could not quantise the model: {(done.stderr.strip().splitlines() or [''])[-1]}")
+    quantize(str(python), plain, model, "q4_k_m")
     plain.unlink()
     capacity = 2 * (PROMPT + steps + 128)
     executor = build_executor(engine_config(str(model), {"kv_capacity": capacity}).model)
@@ -186,12 +184,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        report = {
-            "shape": SHAPE,
-            "quantize": "q4_k_m",
-            "rank": RANK,
-            **measure(options.python, Path(folder), options.steps),
-        }
+        host = {"shape": SHAPE, "quantize": "q4_k_m", "rank": RANK, "machine": processor_name()}
+        report = {**host, **measure(options.python, Path(folder), options.steps)}
     rows = [(name, *(f"{value:.2f}" for value in report[name].values())) for name in ("ferrum", "llama.cpp")]
     print_table([("ENGINE", "BASE MS", "ADAPTER MS", "ADDED MS"), *rows])
     print(f"reading {report['adapter_bytes'] / 1e6:.1f} MB takes {report['reading_ms']:.2f} ms")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ import numpy as np
 
 from ferrum.bench.machine import Prober
 from ferrum.bench.shapes import shape_config
+from ferrum.cli.doctor import processor_name
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import AdapterUse, Rows, Sampling, Span, SpanExtras, SpanResult, StepBatch, Want
 from ferrum.engine.build import engine_config
@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--steps", type=positive, default=100, help="steps of a cell")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    host = {"shape": SHAPE, "quantize": QUANTIZE, "rank": RANK, "machine": platform.processor() or platform.machine()}
+    host = {"shape": SHAPE, "quantize": QUANTIZE, "rank": RANK, "machine": processor_name()}
     report = {**host, **measure(options.steps)}
     print(json.dumps(report, indent=1))
     if options.out is not None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,6 +24,7 @@ import numpy as np
 
 from adapters import PROMPT, QUANTIZE, RANK, SHAPE, Cell, random_adapter
 from ferrum.bench.shapes import shape_config
+from ferrum.cli.doctor import processor_name
 from ferrum.core.threads import Pauses, yield_to_steps
 from ferrum.engine.build import engine_config
 from ferrum.kernels.adapters import Change
@@ -109,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    host = {"shape": SHAPE, "quantize": QUANTIZE, "rank": RANK, "machine": platform.processor() or platform.machine()}
+    host = {"shape": SHAPE, "quantize": QUANTIZE, "rank": RANK, "machine": processor_name()}
     report = {**host, **measure()}
     print(json.dumps(report, indent=1))
     if options.out is not None:

@@ -1,12 +1,12 @@
-"""llama.cpp's part of `quality_peers.py`, in its own environment: needs llama-cpp-python and numpy.
+"""llama.cpp's part of `quality_peers.py`, and its quantiser, in its own environment: needs llama-cpp-python and numpy.
 
     python bench/quality_llamacpp.py quantize SOURCE.gguf OUT.gguf TYPE
     python bench/quality_llamacpp.py logits FILE.gguf [ADAPTER.gguf]
     python bench/quality_llamacpp.py tokens FILE.gguf
 
 `logits` reads one JSON list of token ids per line of standard input, and writes for each the size of the vocabulary
-(uint32) and the logits after each token (float32). `tokens` reads one JSON string per line, and writes its token ids as
-a JSON list; special tokens are tokens, and none is added.
+(uint32) and the logits after each token (float32), as ADAPTER changes them. `tokens` reads one JSON string per line,
+and writes its token ids as a JSON list; special tokens are tokens, and none is added.
 """
 
 from __future__ import annotations
