@@ -107,11 +107,14 @@ def test_an_adapter_under_a_known_key_is_another_one(
 
 
 def test_the_last_step_decides_which_adapter_a_verb_uses(executor: LocalExecutor) -> None:
-    decode(executor, {}, fast=True)
     seen = list[tuple[AdapterUse, ...]]()
+
+    def look() -> None:
+        seen.append(executor.lm.pages.adapters("1"))
 
     def choose() -> None:
         executor.set_lora_adapter("1", "k1")
+        look()
 
-    decode(executor, {3: choose, 4: lambda: seen.append(executor.lm.pages.adapters("1"))}, fast=True)
-    assert seen == [(AdapterUse("k0"),)]
+    decode(executor, {3: choose, 4: look}, fast=True)
+    assert [uses[0].key for uses in seen] == ["k1", "k0"] and seen[-1] == (AdapterUse("k0"),)
