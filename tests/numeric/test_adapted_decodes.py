@@ -90,10 +90,7 @@ def test_decodes_with_adapters_take_the_fast_path(executor: LocalExecutor, monke
     assert len(admitted) == 3 * len(KEYS), "the prompts, the first decodes, and those with another scale"
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_an_adapter_under_a_known_key_is_another_one(
-    executor: LocalExecutor, files: list[AdapterFile], fast: bool
-) -> None:
+def test_an_adapter_under_a_known_key_is_another_one(executor: LocalExecutor, files: list[AdapterFile]) -> None:
     def exchange(index: int) -> Callable[[], None]:
         def change() -> None:
             executor.unload_adapter("k0")
@@ -102,8 +99,8 @@ def test_an_adapter_under_a_known_key_is_another_one(
         return change
 
     changes = {3: exchange(1), 7: exchange(0)}
-    assert decode(executor, changes, fast=fast) == decode(executor, changes, fast=False)
-    assert decode(executor, changes, fast=fast) != decode(executor, {}, fast=fast)
+    full = decode(executor, changes, fast=False)
+    assert decode(executor, changes, fast=True) == full != decode(executor, {}, fast=False)
 
 
 def test_the_last_step_decides_which_adapter_a_verb_uses(executor: LocalExecutor) -> None:
