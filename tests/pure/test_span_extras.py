@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +11,17 @@ import pytest
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import AdapterUse, Hidden, Sampling, Span, SpanExtras, Want, is_plain
 from ferrum.scheduler import planner, step_plan
-from ferrum.scheduler.sequence import Sequence, make_span
+from ferrum.scheduler.sequence import make_span
 from scheduler_bench import Bench
 from span_kit import EXTRAS, special
 
 SPECIAL = tuple(field for field in EXTRAS if field != "adapters")
+SLOW = (
+    *(pytest.param(special(field), id=field) for field in SPECIAL),
+    pytest.param(SpanExtras(adapters=(AdapterUse("it", start=1000),)), id="adapters"),
+)
+"""Extras that spans of the fast path do not have; this adapter has not begun."""
+
 PLAIN = Span("a", 5, (1,), sampling=Sampling(SamplingParams(), 0, 1, [1]))
 
 
@@ -55,27 +62,35 @@ def decoding() -> Bench:
     return bench
 
 
-@pytest.mark.parametrize("field", SPECIAL)
-def test_the_fast_path_ends_where_a_span_gets_an_extra(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def made(sequence: Sequence, count: int, **more: Any) -> Span:
-        return replace(make_span(sequence, count, **more), extras=special(field))
+def makes(extras: SpanExtras) -> Callable[..., Span]:
+    """Return a `make_span` whose spans have these extras."""
+    return lambda *given, **more: replace(make_span(*given, **more), extras=extras)
 
+
+@pytest.mark.parametrize("extras", SLOW)
+def test_the_fast_path_ends_where_a_span_gets_an_extra(extras: SpanExtras, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = decoding()
-    monkeypatch.setattr(step_plan, "make_span", made)
+    monkeypatch.setattr(step_plan, "make_span", makes(extras))
     assert bench.scheduler.live.decodes.plan() is None
 
 
-@pytest.mark.parametrize("field", SPECIAL)
-def test_the_fast_path_does_not_begin_from_a_span_with_an_extra(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def made(sequence: Sequence, count: int, **more: Any) -> Span:
-        return replace(make_span(sequence, count, **more), extras=special(field))
-
+@pytest.mark.parametrize("extras", SLOW)
+def test_the_fast_path_does_not_begin_from_a_span_with_an_extra(
+    extras: SpanExtras, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = decoding()
     bench.scheduler.live.decodes.end()
-    monkeypatch.setattr(planner, "make_span", made)
+    monkeypatch.setattr(planner, "make_span", makes(extras))
     plan = bench.scheduler.plan()
-    assert plan is not None and plan.batch.spans[0].extras == special(field)
+    assert plan is not None and plan.batch.spans[0].extras == extras
     assert not bench.scheduler.live.decodes.sequences
+
+
+def test_the_fast_path_goes_on_with_an_adapter_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, extras = decoding(), SpanExtras(adapters=(AdapterUse("it"),))
+    monkeypatch.setattr(step_plan, "make_span", makes(extras))
+    plan = bench.scheduler.live.decodes.plan()
+    assert plan is not None and plan.batch.spans[0].extras == extras
 
 
 def test_the_fast_path_plans_what_the_planner_does() -> None:
