@@ -138,7 +138,7 @@ REFUSED: dict[str, tuple[AdapterSite, Change, str]] = {
     "scaled tokens": (
         TABLE,
         Change(embedding(RNG, (50, 6), 3), magnitude=np.ones(50, np.float32)),
-        r"\[50\], not \[6\]",
+        r"magnitude of embed_tokens\.weight.*\[50\], not \[6\]",
     ),
     "biases of embeddings": (TABLE, Change(bias=np.ones(6, np.float32)), "embed_tokens.weight.*no biases"),
     "scaled embeddings alone": (TABLE, Change(magnitude=np.ones(6, np.float32)), "embed_tokens.weight.*low-rank"),
