@@ -27,7 +27,10 @@ def ferrum(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with adapters: a plain one, a DoRA, an aLoRA, and one of another model."""
+    """A folder with adapters.
+
+    They are a plain one, a DoRA, an aLoRA, one of another model, and one with biases that its model lacks.
+    """
     folder = tmp_path_factory.mktemp("adapters")
     write_lora(folder / "plain", BASE, 0)
     write_lora(folder / "activated", BASE, 0, invocation=[5])
