@@ -176,9 +176,9 @@ def test_invoked_adapters_share_the_pages_before_their_invocations(tmp_path: Pat
     options = {**OPTIONS, "kv_capacity": 16_384, "lora": [f"a{number}={path}" for number, path in enumerate(paths)]}
     prompt = np.random.default_rng(0).integers(20, 90, length).tolist()
     with LLM(str(directory_of(case)), **options, prefix_cache=False) as llm:
-        answer = [token for token, _ in run(llm, None, prompt=prompt)[0]]
-        assert run(llm, "a0", prompt=prompt) == run(llm, None, prompt=prompt), "not invoked"
-        text = [*prompt, *answer]
+        (base,) = run(llm, None, prompt=prompt)
+        assert run(llm, "a0", prompt=prompt) == [base], "not invoked"
+        text = [*prompt, *(token for token, _ in base)]
         prompts = {f"a{number}": [*text, *word, 11, 12] for number, word in enumerate(words)}
         cold = {name: run(llm, name, prompt=each)[0] for name, each in prompts.items()}
         assert len(set(cold.values())) == count
