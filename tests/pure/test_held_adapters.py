@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, cast
@@ -64,7 +65,7 @@ class Engine:
         if events := self.held.add(request):
             return str(events[0].error)
         if not (ready := self.held.ready()):
-            self.held.take(cast(AdapterRead, self.inbox.get(timeout=10)))
+            self.held.take(cast(AdapterRead, self.inbox.get(timeout=60)))
             ready = self.held.ready()
         assert [each for each, _ in ready] == [request]
         self.live.add(request.request_id)
@@ -76,9 +77,11 @@ class Engine:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     monkeypatch.setattr(held_adapters, "KEPT_UNLOADED", 3)
-    return Engine()
+    engine = Engine()
+    yield engine
+    engine.held.close()
 
 
 def test_only_the_last_unloaded_adapters_are_known(engine: Engine) -> None:
@@ -115,7 +118,7 @@ def test_an_adapter_that_is_read_for_an_aborted_request_leaves_memory(engine: En
     request = asking("a")
     assert not engine.held.add(request) and not engine.held.ready()
     engine.held.waiting.abort(request.request_id)
-    engine.held.take(cast(AdapterRead, engine.inbox.get(timeout=10)))
+    engine.held.take(cast(AdapterRead, engine.inbox.get(timeout=60)))
     assert not engine.memory.loaded
 
 
