@@ -141,13 +141,14 @@ def test_an_error_changes_no_adapter(executor: LocalExecutor) -> None:
             executor.set_lora_adapter("x", key)
     with pytest.raises(UnknownSequence, match="reserved"):
         executor.set_lora_adapter("llm-cache-77", "k0")
-    expected = steps(executor, (PROMPT, "k0"), (NEXT[:1], "k0"))[-1]
-    np.testing.assert_array_equal(executor.decode(DecodeInput([NEXT[0]], handle)).logits[0], expected)
+    expected = steps(executor, (PROMPT, "k0"), (NEXT[:1], "k0"), (NEXT[1:2], None))[-2:]
+    np.testing.assert_array_equal(executor.decode(DecodeInput([NEXT[0]], handle)).logits[0], expected[0])
     executor.set_lora_adapter("x", "k1")
     executor.unload_adapter("k1")
     with pytest.raises(RequestError, match="no adapter 'k1' is loaded"):
         executor.decode(DecodeInput([NEXT[1]], executor.handle("x")))
     executor.set_lora_adapter("x", None)
+    np.testing.assert_array_equal(executor.decode(DecodeInput([NEXT[1]], executor.handle("x"))).logits[0], expected[1])
 
 
 @pytest.mark.parametrize("end", ["release", "reset"])
