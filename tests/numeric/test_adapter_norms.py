@@ -27,9 +27,9 @@ from adapter_kit import (
     twin_logits,
 )
 from adapter_writers import FILE, PREFIX, edit, gguf_tensors, write_gguf_adapter
-from changed_sites import Changes, site_of, uses
+from changed_sites import Changes, norm_changes, site_of, uses
 from ferrum.core.errors import CheckpointError, Unsupported
-from ferrum.kernels.adapters import Change, Replacement, SiteKind
+from ferrum.kernels.adapters import Change, SiteKind
 from ferrum.kernels.interface import StepTables
 from native_twin import TEAMS, Twin, group_of, normal, same_bits, shape_of, tables_of
 from tiny import BASE, directory_of
@@ -138,12 +138,6 @@ ADAPTERS = uses((0, 1.0, [0, 1, 2, 9]), (1, 1.0, range(4, 9)), (5, 1.0, [3]), (2
 """Rows of a step of 23; slot 5 is empty."""
 
 
-def entry(rng: np.random.Generator, *sizes: int, bias: bool = False) -> Changes:
-    return tuple(
-        Change(replaced=Replacement(normal(rng, size, 1)), bias=normal(rng, size) if bias else None) for size in sizes
-    )
-
-
 def step(groups: tuple[Any, ...] = ()) -> StepTables:
     return tables_of(np.random.default_rng(0), [(0, 5), (70, 1), (0, 17)], groups)._replace(adapters=ADAPTERS)
 
@@ -158,7 +152,7 @@ def test_replaced_norms_equal_the_reference(team) -> None:
             normal(rng, *shape) for shape in ((23, columns), (23, columns), (columns,), (columns,))
         )
         only_bias = (Change(bias=normal(rng, columns)),)
-        entries: list[Changes] = [entry(rng, columns), entry(rng, columns, bias=True), only_bias]
+        entries: list[Changes] = [norm_changes(rng, columns), norm_changes(rng, columns, bias=True), only_bias]
         sites = [site_of(each, SiteKind.NORM, [(columns, 1)], entries) for each in (twin.native, twin.reference)]
         for own, centred in ((None, False), (bias, False), (bias, True)):
             expected = twin.native.norm(x, weight, 1e-6, own, centred)
@@ -186,7 +180,7 @@ def test_replaced_norms_of_heads_equal_the_reference(team, norm_last: bool) -> N
     twin.begin(step((group,)))
     q, k, v = (normal(rng, 23, heads * 40) for heads in (6, 2, 2))
     norms, frequencies = (normal(rng, 40), normal(rng, 40)), tuple(10.0 ** -np.arange(20))
-    entries: list[Changes] = [entry(rng, 40, 40), (None, *entry(rng, 40)), (*entry(rng, 40), None)]
+    entries: list[Changes] = [norm_changes(rng, 40, 40), (None, *norm_changes(rng, 40)), (*norm_changes(rng, 40), None)]
     results = []
     for kernels in (twin.native, twin.reference):
         site = site_of(kernels, SiteKind.NORM, [(40, 1)] * 2, entries)

@@ -58,6 +58,13 @@ def site_of(
     return site
 
 
+def norm_changes(rng: np.random.Generator, *sizes: int, bias: bool = False) -> Changes:
+    """Return new weights of norms, and biases."""
+    return tuple(
+        Change(replaced=Replacement(normal(rng, size, 1)), bias=normal(rng, size) if bias else None) for size in sizes
+    )
+
+
 def uses(*rows: tuple[int, float, Sequence[int]], logit_rows: Sequence[Sequence[int]] = ()) -> tuple[AdapterRows, ...]:
     """Return adapters of a step: for each the slot, the scale and its rows."""
     logits = logit_rows or ((),) * len(rows)

@@ -7,19 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from changed_operations import APART
-from changed_sites import Changes, site_of
-from ferrum.kernels.adapters import Change, Replacement, SiteKind
+from changed_sites import Changes, norm_changes, site_of
+from ferrum.kernels.adapters import Change, SiteKind
 from ferrum.kernels.reference import ReferenceKernels
 from native_adapter_vectors import ROWS, begin, site_fields
 from native_twin import group_of, normal, shape_of, tables_of
 from vector_fields import Case, tables
-
-
-def entry(rng: np.random.Generator, *sizes: int, bias: bool = False) -> Changes:
-    """Return new weights of norms, and biases."""
-    return tuple(
-        Change(replaced=Replacement(normal(rng, size, 1)), bias=normal(rng, size) if bias else None) for size in sizes
-    )
 
 
 def norms(rng: np.random.Generator) -> Iterator[Case]:
@@ -28,8 +21,8 @@ def norms(rng: np.random.Generator) -> Iterator[Case]:
     step = begin(kernels, APART)
     for columns in (1, 33, 192, 1000):
         entries: list[Changes] = [
-            entry(rng, columns),
-            entry(rng, columns, bias=True),
+            norm_changes(rng, columns),
+            norm_changes(rng, columns, bias=True),
             (Change(bias=normal(rng, columns)),),
         ]
         site = site_of(kernels, SiteKind.NORM, [(columns, 1)], entries)
@@ -50,7 +43,11 @@ def heads(rng: np.random.Generator) -> Iterator[Case]:
             kernels.allocate((group,))
             made = tables_of(rng, [(0, ROWS)], (group,))._replace(adapters=APART)
             kernels.begin(made)
-            entries: list[Changes] = [entry(rng, dim, dim), (None, *entry(rng, dim)), (*entry(rng, dim), None)]
+            entries: list[Changes] = [
+                norm_changes(rng, dim, dim),
+                (None, *norm_changes(rng, dim)),
+                (*norm_changes(rng, dim), None),
+            ]
             site = site_of(kernels, SiteKind.NORM, [(dim, 1)] * 2, entries)
             q, k, v = (normal(rng, ROWS, count * dim) for count in (6, 2, 2))
             q_norm, k_norm, shape = normal(rng, dim), normal(rng, dim), shape_of(group, 3)
