@@ -27,7 +27,7 @@ from adapter_kit import (
     twin_logits,
 )
 from adapter_writers import FILE, PREFIX, edit, gguf_tensors, write_gguf_adapter
-from changed_sites import Changes, norm_changes, site_of, uses
+from changed_sites import Changes, norm_changes, site_of, twin_sites, uses
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.kernels.adapters import Change, SiteKind
 from ferrum.kernels.interface import StepTables
@@ -153,7 +153,7 @@ def test_replaced_norms_equal_the_reference(team) -> None:
         )
         only_bias = (Change(bias=normal(rng, columns)),)
         entries: list[Changes] = [norm_changes(rng, columns), norm_changes(rng, columns, bias=True), only_bias]
-        sites = [site_of(each, SiteKind.NORM, [(columns, 1)], entries) for each in (twin.native, twin.reference)]
+        sites = twin_sites(twin, SiteKind.NORM, [(columns, 1)], entries)
         for own, centred in ((None, False), (bias, False), (bias, True)):
             expected = twin.native.norm(x, weight, 1e-6, own, centred)
             for adapter, (change,) in zip((ADAPTERS[0], ADAPTERS[1], ADAPTERS[3]), entries, strict=True):

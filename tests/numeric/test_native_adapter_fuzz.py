@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from changed_operations import random_change
-from changed_sites import FLOATS, Changes, embedding, low_rank, replacement, site_of
+from changed_sites import FLOATS, Changes, embedding, low_rank, replacement, twin_sites
 from ferrum.kernels.adapters import Change, SiteKind
 from ferrum.kernels.interface import AdapterRows
 from ferrum.kernels.op_attributes import SILU, Routing
@@ -48,11 +46,6 @@ def begin(rng: np.random.Generator, twin: Twin, rows: int, alone: bool) -> tuple
     return adapters
 
 
-def both(twin: Twin, kind: SiteKind, shapes: Any, entries: list[Changes], groups: int = 1) -> list[Any]:
-    """Return the site of the native kernels, and that of the reference."""
-    return [site_of(kernels, kind, shapes, entries, groups) for kernels in (twin.native, twin.reference)]
-
-
 @pytest.mark.parametrize("tier", TIERS)
 @examples(12)
 @given(
@@ -71,7 +64,7 @@ def test_adapted_products(tier, seed, threads, rows, inputs, outputs, rank, dtyp
         entries.append(tuple(None if rng.random() < 0.2 else each for each in made))
     count = len(twin.reference.tables.logit_rows) if head else rows
     x, ys = wild(rng, count, inputs), tuple(normal(rng, count, each) for each in outputs)
-    sites = both(twin, SiteKind.HEAD if head else SiteKind.LINEAR, shapes, entries)
+    sites = twin_sites(twin, SiteKind.HEAD if head else SiteKind.LINEAR, shapes, entries)
     for ours, theirs in zip(twin.native.adapt(x, ys, sites[0]), twin.reference.adapt(x, ys, sites[1]), strict=True):
         same_bits(ours, theirs)
     if head:
@@ -97,7 +90,7 @@ def test_adapted_heads(tier, seed, threads, rows, inputs, outputs, rank, dtype, 
     begin(rng, twin, rows, alone=False)
     entries: list[Changes] = [(Change(low_rank(rng, (outputs, inputs), rank, dtype, heads)),) for _ in range(SLOTS)]
     x, y = normal(rng, rows, heads * inputs), normal(rng, rows, heads * outputs)
-    sites = both(twin, SiteKind.HEADS, [(outputs, inputs)], entries, heads)
+    sites = twin_sites(twin, SiteKind.HEADS, [(outputs, inputs)], entries, heads)
     same_bits(*(each.adapt(x, (y,), site)[0] for each, site in zip((twin.native, twin.reference), sites, strict=True)))
 
 
@@ -116,7 +109,7 @@ def test_adapted_embeddings(tier, seed, threads, rows, columns, rank, dtype, sca
         new = replacement(rng, shape, some if slot else None, dtype) if alone else None
         entries.append((Change(embedding(rng, shape, rank, dtype), new),))
     y = normal(rng, rows, columns)
-    ours, theirs = both(twin, SiteKind.EMBEDDING, [shape], entries)
+    ours, theirs = twin_sites(twin, SiteKind.EMBEDDING, [shape], entries)
     same_bits(twin.native.adapt_embedding(y, ours, scale), twin.reference.adapt_embedding(y, theirs, scale))
 
 
@@ -144,7 +137,7 @@ def test_adapted_experts(tier, seed, threads, rows, experts, columns, hidden, ra
     routing = Routing(experts, int(rng.integers(1, experts + 1)), "sigmoid", late=on_input, on_input=on_input)
     x, scores = normal(rng, rows, 32 * columns), normal(rng, rows, experts)
     given, rest = (x, scores, routing), (SILU, None, None, None, None, None)
-    ours, theirs = both(twin, SiteKind.EXPERTS, sizes, entries, experts)
+    ours, theirs = twin_sites(twin, SiteKind.EXPERTS, sizes, entries, experts)
     same_bits(
         twin.native.experts(*given, *twin._packed(weights), *rest, ours),
         twin.reference.experts(*given, *weights, *rest, theirs),

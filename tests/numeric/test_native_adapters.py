@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from changed_operations import APART, EXPERTS, HIDDEN, INNER, ROUTINGS, SOME, expert_changes, random_change
-from changed_sites import FLOATS, Changes, embedding, low_rank, replacement, site_of, uses
+from changed_sites import FLOATS, Changes, embedding, low_rank, replacement, site_of, twin_sites, uses
 from ferrum.kernels.adapters import Change, LowRank, SiteKind
 from ferrum.kernels.interface import AdapterRows, GivenRows
 from ferrum.kernels.op_attributes import SILU, Activation, Routing
@@ -32,7 +32,7 @@ def both(
 ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
     """Return the (native, reference) results of `adapt`."""
     shapes = [(y.shape[1] // heads, x.shape[1] // heads) for y in ys]
-    sites = (site_of(kernels, kind, shapes, entries, heads) for kernels in (twin.native, twin.reference))
+    sites = twin_sites(twin, kind, shapes, entries, heads)
     ours, theirs = (
         kernels.adapt(x, ys, site) for kernels, site in zip((twin.native, twin.reference), sites, strict=True)
     )
@@ -151,7 +151,7 @@ def test_changed_embeddings_equal_the_reference(team, dtype):
         cases = [(entries, SOME, rows) for rows in (None, GivenRows(given, normal(rng, 3, columns)))]
         for changes, adapters, rows in (*cases, (scaled, APART, cases[1][2])):
             begin(twin, adapters, given=rows)
-            sites = [site_of(each, SiteKind.EMBEDDING, [shape], changes) for each in (twin.native, twin.reference)]
+            sites = twin_sites(twin, SiteKind.EMBEDDING, [shape], changes)
             for scale in (1.0, 6.1):
                 ours = twin.native.adapt_embedding(y, sites[0], scale)
                 same_bits(ours, twin.reference.adapt_embedding(y, sites[1], scale))
@@ -242,7 +242,7 @@ def test_changed_experts_equal_the_reference_and_other_rows_keep_their_bits(team
     given = routing, *weights, replace(SILU, limit=0.75), None, None, *biases
     packed = twin._packed(given)
     entries = expert_changes(rng, 5, dtype)
-    sites = [site_of(kernels, SiteKind.EXPERTS, sizes, entries, EXPERTS) for kernels in (twin.native, twin.reference)]
+    sites = twin_sites(twin, SiteKind.EXPERTS, sizes, entries, EXPERTS)
     begin(twin, SOME)
     ours = twin.native.experts(x, scores, *packed, sites[0])
     same_bits(ours, twin.reference.experts(x, scores, *given, sites[1]))

@@ -11,7 +11,7 @@ import numpy as np
 from ferrum.kernels.adapters import AdapterSite, Change, LowRank, Replacement, SiteKind
 from ferrum.kernels.interface import AdapterRows
 from ferrum.runtime.decoder_lm import DecoderLM
-from native_twin import normal
+from native_twin import Twin, normal
 
 Changes = tuple[Change | None, ...]
 
@@ -56,6 +56,13 @@ def site_of(
     for slot, changes in enumerate(entries):
         kernels.install(site, slot, kernels.adapted(changes))
     return site
+
+
+def twin_sites(
+    twin: Twin, kind: SiteKind, shapes: Sequence[tuple[int, int]], entries: Sequence[Changes], groups: int = 1
+) -> list[AdapterSite]:
+    """Return the site of the native kernels, and that of the reference."""
+    return [site_of(kernels, kind, shapes, entries, groups) for kernels in (twin.native, twin.reference)]
 
 
 def norm_changes(rng: np.random.Generator, *sizes: int, bias: bool = False) -> Changes:
