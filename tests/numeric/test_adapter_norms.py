@@ -27,11 +27,8 @@ from adapter_kit import (
     twin_logits,
 )
 from adapter_writers import FILE, PREFIX, edit, gguf_tensors, write_gguf_adapter
-from changed_sites import Changes, norm_changes, site_of, twin_sites, uses
 from ferrum.core.errors import CheckpointError, Unsupported
-from ferrum.kernels.adapters import Change, SiteKind
-from ferrum.kernels.interface import StepTables
-from native_twin import TEAMS, Twin, group_of, normal, same_bits, shape_of, tables_of
+from native_twin import same_bits
 from tiny import BASE, directory_of
 
 PAIRS = {"target_modules": ["o_proj"], "modules_to_save": NORM_NAMES}
@@ -132,67 +129,3 @@ def test_norms_equal_to_the_bases_change_no_bits(tmp_path) -> None:
     found = adapted_logits(tmp_path, case, text_of(case), "native")
     edit(tmp_path, lambda tensors, _: [tensors.pop(name) for name in list(tensors) if "norm" in name])
     same_bits(found, adapted_logits(tmp_path, case, text_of(case), "native"))
-
-
-ADAPTERS = uses((0, 1.0, [0, 1, 2, 9]), (1, 1.0, range(4, 9)), (5, 1.0, [3]), (2, 1.0, [18, 22]))
-"""Rows of a step of 23; slot 5 is empty."""
-
-
-def step(groups: tuple[Any, ...] = ()) -> StepTables:
-    return tables_of(np.random.default_rng(0), [(0, 5), (70, 1), (0, 17)], groups)._replace(adapters=ADAPTERS)
-
-
-@pytest.mark.parametrize("team", TEAMS)
-def test_replaced_norms_equal_the_reference(team) -> None:
-    """Rows have the bits of a norm with their weight, and rows without an adapter those of the base's."""
-    rng, twin = np.random.default_rng(1), Twin(*team)
-    twin.begin(step())
-    for columns in (1, 33, 192):
-        x, delta, weight, bias = (
-            normal(rng, *shape) for shape in ((23, columns), (23, columns), (columns,), (columns,))
-        )
-        only_bias = (Change(bias=normal(rng, columns)),)
-        entries: list[Changes] = [norm_changes(rng, columns), norm_changes(rng, columns, bias=True), only_bias]
-        sites = twin_sites(twin, SiteKind.NORM, [(columns, 1)], entries)
-        for own, centred in ((None, False), (bias, False), (bias, True)):
-            expected = twin.native.norm(x, weight, 1e-6, own, centred)
-            for adapter, (change,) in zip((ADAPTERS[0], ADAPTERS[1], ADAPTERS[3]), entries, strict=True):
-                assert change is not None
-                new = weight if change.replaced is None else change.replaced.values.ravel()
-                other = own if change.bias is None else change.bias
-                expected[adapter.rows] = twin.native.norm(x[adapter.rows], new, 1e-6, other, centred)
-            for kernels, site in zip((twin.native, twin.reference), sites, strict=True):
-                same_bits(kernels.norm(x, weight, 1e-6, own, centred, site), expected)
-            (total, ours), (_, theirs) = (
-                kernels.add_norm(x, delta, weight, 1e-6, own, centred, 0.22, site)
-                for kernels, site in zip((twin.native, twin.reference), sites, strict=True)
-            )
-            same_bits(ours, theirs)
-            same_bits(ours, twin.native.norm(total, weight, 1e-6, own, centred, sites[0]))
-
-
-@pytest.mark.parametrize("norm_last", [False, True])
-@pytest.mark.parametrize("team", TEAMS)
-def test_replaced_norms_of_heads_equal_the_reference(team, norm_last: bool) -> None:
-    """Queries and the stored keys, which attention reads, have the norms of their rows."""
-    rng, group = np.random.default_rng(2), group_of(40, 2, "float32")
-    twin, shape = Twin(*team, group), shape_of(group, 3)
-    twin.begin(step((group,)))
-    q, k, v = (normal(rng, 23, heads * 40) for heads in (6, 2, 2))
-    norms, frequencies = (normal(rng, 40), normal(rng, 40)), tuple(10.0 ** -np.arange(20))
-    entries: list[Changes] = [norm_changes(rng, 40, 40), (None, *norm_changes(rng, 40)), (*norm_changes(rng, 40), None)]
-    results = []
-    for kernels in (twin.native, twin.reference):
-        site = site_of(kernels, SiteKind.NORM, [(40, 1)] * 2, entries)
-        rope = kernels.rope_table(frequencies, 1.0, 128)
-        kernels.begin(kernels.tables)  # fills the table
-        found = []
-        for given in (None, site):
-            turned = kernels.rope_store(q, k, v, shape, rope, *norms, 1e-6, None, norm_last, None, given)
-            found += [np.array(turned), np.array(kernels.attention(turned, shape))]
-        results.append(found)
-    for ours, theirs in zip(*results, strict=True):
-        same_bits(ours, theirs)
-    plain, before, turned, after = results[0]
-    assert np.flatnonzero((plain != turned).any(axis=1)).tolist() == [0, 1, 2, 9, 18, 22]
-    assert (before[5] != after[5]).any(), "row 5 has another norm of its key alone"

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from changed_operations import APART, EXPERTS, HIDDEN, INNER, ROUTINGS, SOME, expert_changes, random_change
-from changed_sites import FLOATS, Changes, embedding, low_rank, replacement, site_of, twin_sites, uses
+from changed_sites import FLOATS, Changes, embedding, low_rank, norm_changes, replacement, site_of, twin_sites, uses
 from ferrum.kernels.adapters import Change, LowRank, SiteKind
-from ferrum.kernels.interface import AdapterRows, GivenRows
+from ferrum.kernels.interface import AdapterRows, GivenRows, StepTables
 from ferrum.kernels.op_attributes import SILU, Activation, Routing
-from native_twin import TEAMS, TIERS, Twin, normal, same_bits, tables_of
+from native_twin import TEAMS, TIERS, Twin, group_of, normal, same_bits, shape_of, tables_of
 from native_weights import BLOCKS, extreme, weight_of, wild
 
 ROWS = 23
@@ -269,3 +269,67 @@ def test_changed_experts_of_many_rows_are_added_in_strips(tier):
         rows = [row - at.start for row in range(at.start, at.stop) if row < 200]
         begin(twin, uses((0, 1.0, rows)), 40)
         same_bits(twin.native.experts(x[at], scores[at], *rest), whole[at])
+
+
+NORMED = uses((0, 1.0, [0, 1, 2, 9]), (1, 1.0, range(4, 9)), (5, 1.0, [3]), (2, 1.0, [18, 22]))
+"""Rows of a step with adapters of norms; slot 5 is empty."""
+
+
+def norm_step(groups: tuple[Any, ...] = ()) -> StepTables:
+    return tables_of(np.random.default_rng(0), [(0, 5), (70, 1), (0, 17)], groups)._replace(adapters=NORMED)
+
+
+@pytest.mark.parametrize("team", TEAMS)
+def test_replaced_norms_equal_the_reference(team) -> None:
+    """Rows have the bits of a norm with their weight, and rows without an adapter those of the base's."""
+    rng, twin = np.random.default_rng(1), Twin(*team)
+    twin.begin(norm_step())
+    for columns in (1, 33, 192):
+        x, delta, weight, bias = (
+            normal(rng, *shape) for shape in ((ROWS, columns), (ROWS, columns), (columns,), (columns,))
+        )
+        only_bias = (Change(bias=normal(rng, columns)),)
+        entries: list[Changes] = [norm_changes(rng, columns), norm_changes(rng, columns, bias=True), only_bias]
+        sites = twin_sites(twin, SiteKind.NORM, [(columns, 1)], entries)
+        for own, centred in ((None, False), (bias, False), (bias, True)):
+            expected = twin.native.norm(x, weight, 1e-6, own, centred)
+            for adapter, (change,) in zip((NORMED[0], NORMED[1], NORMED[3]), entries, strict=True):
+                assert change is not None
+                new = weight if change.replaced is None else change.replaced.values.ravel()
+                other = own if change.bias is None else change.bias
+                expected[adapter.rows] = twin.native.norm(x[adapter.rows], new, 1e-6, other, centred)
+            for kernels, site in zip((twin.native, twin.reference), sites, strict=True):
+                same_bits(kernels.norm(x, weight, 1e-6, own, centred, site), expected)
+            (total, ours), (_, theirs) = (
+                kernels.add_norm(x, delta, weight, 1e-6, own, centred, 0.22, site)
+                for kernels, site in zip((twin.native, twin.reference), sites, strict=True)
+            )
+            same_bits(ours, theirs)
+            same_bits(ours, twin.native.norm(total, weight, 1e-6, own, centred, sites[0]))
+
+
+@pytest.mark.parametrize("norm_last", [False, True])
+@pytest.mark.parametrize("team", TEAMS)
+def test_replaced_norms_of_heads_equal_the_reference(team, norm_last: bool) -> None:
+    """Queries and the stored keys, which attention reads, have the norms of their rows."""
+    rng, group = np.random.default_rng(2), group_of(40, 2, "float32")
+    twin, shape = Twin(*team, group), shape_of(group, 3)
+    twin.begin(norm_step((group,)))
+    q, k, v = (normal(rng, ROWS, heads * 40) for heads in (6, 2, 2))
+    norms, frequencies = (normal(rng, 40), normal(rng, 40)), tuple(10.0 ** -np.arange(20))
+    entries: list[Changes] = [norm_changes(rng, 40, 40), (None, *norm_changes(rng, 40)), (*norm_changes(rng, 40), None)]
+    results = []
+    for kernels in (twin.native, twin.reference):
+        site = site_of(kernels, SiteKind.NORM, [(40, 1)] * 2, entries)
+        rope = kernels.rope_table(frequencies, 1.0, 128)
+        kernels.begin(kernels.tables)  # fills the table
+        found = []
+        for given in (None, site):
+            turned = kernels.rope_store(q, k, v, shape, rope, *norms, 1e-6, None, norm_last, None, given)
+            found += [np.array(turned), np.array(kernels.attention(turned, shape))]
+        results.append(found)
+    for ours, theirs in zip(*results, strict=True):
+        same_bits(ours, theirs)
+    plain, before, turned, after = results[0]
+    assert np.flatnonzero((plain != turned).any(axis=1)).tolist() == [0, 1, 2, 9, 18, 22]
+    assert (before[5] != after[5]).any(), "row 5 has another norm of its key alone"
