@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from changed_operations import random_change
-from changed_sites import FLOATS, Changes, embedding, low_rank, replacement, twin_sites
+from changed_sites import FLOATS, Changes, embedding, low_rank, norm_changes, replacement, twin_sites
 from ferrum.kernels.adapters import Change, SiteKind
 from ferrum.kernels.interface import AdapterRows
 from ferrum.kernels.op_attributes import SILU, Routing
@@ -111,6 +111,26 @@ def test_adapted_embeddings(tier, seed, threads, rows, columns, rank, dtype, sca
     y = normal(rng, rows, columns)
     ours, theirs = twin_sites(twin, SiteKind.EMBEDDING, [shape], entries)
     same_bits(twin.native.adapt_embedding(y, ours, scale), twin.reference.adapt_embedding(y, theirs, scale))
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@examples(12)
+@given(seed=seeds, threads=teams, rows=rows, columns=widths, biased=st.booleans(), centred=st.booleans())
+def test_adapted_norms(tier, seed, threads, rows, columns, biased, centred):
+    """Adapters replace the weight, the bias, both or neither."""
+    rng, twin = np.random.default_rng(seed), Twin(tier, threads)
+    begin(rng, twin, rows, alone=True)
+    only_bias = (Change(bias=normal(rng, columns)),)
+    kinds = norm_changes(rng, columns), norm_changes(rng, columns, bias=True), only_bias, (None,)
+    entries: list[Changes] = [kinds[int(rng.integers(len(kinds)))] for _ in range(SLOTS)]
+    x, delta, weight = wild(rng, rows, columns), normal(rng, rows, columns), normal(rng, columns)
+    rest = weight, 1e-6, normal(rng, columns) if biased else None, centred
+    sites = twin_sites(twin, SiteKind.NORM, [(columns, 1)], entries)
+    both = [*zip((twin.native, twin.reference), sites, strict=True)]
+    same_bits(*(kernels.norm(x, *rest, site) for kernels, site in both))
+    ours, theirs = (kernels.add_norm(x, delta, *rest, 0.22, site) for kernels, site in both)
+    for one, other in zip(ours, theirs, strict=True):
+        same_bits(one, other)
 
 
 @pytest.mark.parametrize("tier", TIERS)
