@@ -12,9 +12,9 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from adapter_kit import AdapterCase, adapted_twin
+from family_twin import logits_of
 from ferrum.core.config import ModelConfig
 from ferrum.core.lora_option import AdapterToMerge
-from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.merged_adapters import open_adapters, with_adapters
 from ferrum.sources.checkpoint import TensorStore
@@ -41,6 +41,4 @@ def merged_logits(model: Path, adapters: Sequence[AdapterToMerge], tokens: list[
         model=str(model), kernels="reference", dtype="float32", kv_dtype="float32", kv_capacity=len(tokens)
     )
     with build_executor(config, checkpoint=merged_store(model, *adapters)) as executor:
-        span = Span("it", 0, tuple(tokens), Want.LOGITS, Rows.ALL)
-        logits: np.ndarray = executor.submit(StepBatch((span,))).result().results[0].logits
-        return logits
+        return logits_of(executor, tokens)
