@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from adapter_cases import ATTENTION, BASES, NORM_NAMES, NORMS
+from adapter_cases import BASES, NORMS, norms_of
 from adapter_kit import (
     TOLERANCE,
     AdapterCase,
@@ -30,8 +30,6 @@ from adapter_writers import FILE, PREFIX, edit, gguf_tensors, write_gguf_adapter
 from ferrum.core.errors import CheckpointError, Unsupported
 from native_twin import same_bits
 from tiny import BASE, directory_of
-
-PAIRS = {"target_modules": ["o_proj"], "modules_to_save": NORM_NAMES}
 
 
 @pytest.mark.parametrize("case", NORMS, ids=lambda case: case.name)
@@ -66,7 +64,7 @@ def converted_base(directory: Path, target: Path) -> Path:
 )
 def test_norms_in_gguf_files_are_those_of_the_converter(model: str, kind: str, tmp_path) -> None:
     """The converter passes weights of norms on as the model's; of Gemma it adds 1."""
-    case = AdapterCase(f"gguf norms {model}", BASES[model], {**ATTENTION, "lora_alpha": 8, **PAIRS})
+    case = norms_of(model, lora_alpha=8)
     expected = twin_logits(adapted_twin(case), text_of(case))
     stored = gguf_tensors(save(adapted_twin(case), tmp_path), kind, {**BASE, **case.model.changes})
     assert {"output_norm.weight", "blk.1.attn_norm.weight", "blk.1.post_attention_norm.weight"} & stored.keys()
@@ -116,7 +114,7 @@ def test_activated_adapters_replace_no_norms(tmp_path) -> None:
 
 def test_norms_equal_to_the_bases_change_no_bits(tmp_path) -> None:
     """mergekit saves all norms, most of which are those of the base."""
-    case = AdapterCase("equal norms", BASES["gemma3"], {**ATTENTION, **PAIRS})
+    case = norms_of("gemma3")
     model = directory_of(case.model)
     base = load_file(model / "model.safetensors")
 

@@ -26,7 +26,7 @@ NORM_NAMES = ["norm", "layernorm_1", "layernorm_2"]
 """Ends of the names of all norms."""
 
 
-def _norms(model: str, **others: Any) -> AdapterCase:
+def norms_of(model: str, **others: Any) -> AdapterCase:
     """Return an adapter that replaces every norm of a model."""
     return _case(f"norms of {model}", model, ATTENTION, target_modules=["o_proj"], modules_to_save=NORM_NAMES, **others)
 
@@ -96,11 +96,11 @@ EMBEDDINGS = (
 
 NORMS = (
     _case("bias all, norms", "starcoder2", ATTENTION, bias="all"),
-    _norms("gemma3", use_dora=True),
+    norms_of("gemma3", use_dora=True),
     *map(
-        _norms, ("qwen3", "llama2", "phi3", "glm4", "granite", "olmo2", "exaone4", "cohere2", "starcoder2", "hunyuan")
+        norms_of, ("qwen3", "llama2", "phi3", "glm4", "granite", "olmo2", "exaone4", "cohere2", "starcoder2", "hunyuan")
     ),
-    *map(_norms, ("gemma2", "gemma4-shared", "gemma4-experts", "minimax-m2", "deepseek-v2", "deepseek-v3", "llama4")),
+    *map(norms_of, ("gemma2", "gemma4-shared", "gemma4-experts", "minimax-m2", "deepseek-v2", "deepseek-v3", "llama4")),
 )
 
 SPARSE = (
