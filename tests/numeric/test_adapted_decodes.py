@@ -8,25 +8,10 @@ from pathlib import Path
 import pytest
 
 from adapter_cases import BASES
-from ferrum import (
-    AdapterUse,
-    Rows,
-    Sampling,
-    SamplingParams,
-    Span,
-    SpanExtras,
-    SpanResult,
-    StepBatch,
-    Want,
-    load_executor,
-)
-from ferrum.core.config import ModelConfig
+from adapter_kit import executor_with, two_adapters
+from ferrum import AdapterUse, Rows, Sampling, SamplingParams, Span, SpanExtras, SpanResult, StepBatch, Want
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.sources.adapters.adapter_file import AdapterFile
-from ferrum.sources.adapters.open_adapter import open_adapter
-from ferrum.sources.read_model import read_spec
-from lora_files import write_lora
-from tiny import directory_of
 
 CASE = BASES["qwen3"]
 PROMPT = (3, 1, 4, 1, 5, 9)
@@ -36,18 +21,13 @@ SAMPLING = Sampling(SamplingParams(temperature=0.0, logprobs=5), 0, len(PROMPT),
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[AdapterFile]:
-    model = read_spec(ModelConfig(model=str(directory_of(CASE))))
-    modules = "q_proj", "down_proj"
-    paths = (write_lora(tmp_path / f"{seed}", CASE, seed, modules=modules) for seed in range(2))
-    return [open_adapter(str(path), model) for path in paths]
+    return two_adapters(CASE, tmp_path, "q_proj", "down_proj")
 
 
 @pytest.fixture
 def executor(files: list[AdapterFile]) -> Iterator[LocalExecutor]:
-    with load_executor(directory_of(CASE), kv_capacity=512, dtype="float32") as opened:
-        for index, file in enumerate(files):
-            opened.load_adapter(f"k{index}", file)
-        yield opened
+    with executor_with(CASE, files) as executor:
+        yield executor
 
 
 def decode(executor: LocalExecutor, changes: dict[int, Callable[[], None]], *, fast: bool) -> list[SpanResult]:

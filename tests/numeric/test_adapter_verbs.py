@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from adapter_cases import BASES
+from adapter_kit import executor_with, two_adapters
 from ferrum import (
     AdapterUse,
     DecodeInput,
@@ -27,36 +28,26 @@ from ferrum import (
     Want,
     load_executor,
 )
-from ferrum.core.config import ModelConfig
 from ferrum.core.errors import KvExhausted, RequestError, UnknownSequence
 from ferrum.runtime.local_executor import LocalExecutor
-from ferrum.sources.adapters.open_adapter import open_adapter
-from ferrum.sources.read_model import read_spec
-from lora_files import write_lora
-from tiny import Case, directory_of
+from tiny import directory_of
 from two_ranks import TwoRanks
 
 PROMPT, NEXT = (3, 1, 4, 1, 5, 9), (2, 6, 5)
 
 
-def opened(case: Case, path: Path, *modules: str) -> Iterator[LocalExecutor]:
-    """Yield an executor with adapters of some modules under the keys k0 and k1."""
-    directory = directory_of(case)
-    with load_executor(directory, kv_capacity=512, dtype="float32") as executor:
-        for seed in range(2):
-            file = write_lora(path / f"{seed}", case, seed, modules=modules)
-            executor.load_adapter(f"k{seed}", open_adapter(str(file), read_spec(ModelConfig(model=str(directory)))))
+@pytest.fixture
+def executor(tmp_path: Path) -> Iterator[LocalExecutor]:
+    case = BASES["qwen3"]
+    with executor_with(case, two_adapters(case, tmp_path, "q_proj", "down_proj")) as executor:
         yield executor
 
 
 @pytest.fixture
-def executor(tmp_path: Path) -> Iterator[LocalExecutor]:
-    yield from opened(BASES["qwen3"], tmp_path, "q_proj", "down_proj")
-
-
-@pytest.fixture
 def latent(tmp_path: Path) -> Iterator[LocalExecutor]:
-    yield from opened(BASES["deepseek-v3"], tmp_path, "kv_b_proj")
+    case = BASES["deepseek-v3"]
+    with executor_with(case, two_adapters(case, tmp_path, "kv_b_proj")) as executor:
+        yield executor
 
 
 def steps(executor: LocalExecutor, *parts: tuple[tuple[int, ...], str | None]) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,6 +23,7 @@ from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.sources.adapters.adapter_file import AdapterFile
 from ferrum.sources.adapters.open_adapter import open_adapter
 from ferrum.sources.read_model import read_spec
+from lora_files import write_lora
 from tiny import Case, directory_of, model_of, tokens_of
 
 LENGTH = 19
@@ -85,6 +86,21 @@ def executor_of(model: Path, kernels: str = "reference") -> LocalExecutor:
 def opened(path: Path, model: Path) -> AdapterFile:
     """Read an adapter for a model."""
     return open_adapter(str(path), read_spec(ModelConfig(model=str(model))))
+
+
+def two_adapters(case: Case, folder: Path, *modules: str) -> list[AdapterFile]:
+    """Write two adapters of these modules in a folder, and read them."""
+    paths = [write_lora(folder / f"{seed}", case, seed, modules=modules) for seed in range(2)]
+    return [opened(path, directory_of(case)) for path in paths]
+
+
+@contextmanager
+def executor_with(case: Case, files: Iterable[AdapterFile]) -> Iterator[LocalExecutor]:
+    """Yield an executor in float32 that holds adapters under the keys k0, k1 and so on."""
+    with load_executor(directory_of(case), kv_capacity=512, dtype="float32") as executor:
+        for index, file in enumerate(files):
+            executor.load_adapter(f"k{index}", file)
+        yield executor
 
 
 @contextmanager
