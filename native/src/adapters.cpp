@@ -6,10 +6,10 @@ namespace ferrum {
 
 namespace {
 
-constexpr int64_t kRows = 16, kOutputs = 8;  // of a piece of work of dot products
+constexpr int64_t kPieceRows = 16, kPieceOutputs = 8;  // of a piece of work of dot products
 constexpr int64_t kLine = 64;                  // bytes that memory gives at once
 constexpr int64_t kPanelBytes = 4096;          // of matrices B that are read next to a panel
-constexpr int64_t kFetched = 256 << 10;        // bytes that stay in a second-level cache
+constexpr int64_t kMaxPrefetched = 256 << 10;  // bytes that stay in a second-level cache
 
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -38,10 +38,10 @@ private:
 
 // Compute the pieces [begin, end) of dot products of `rows` rows by `outputs` outputs.
 void dot_pieces(const Runtime& runtime, const DotArgs& args, int64_t rows, int64_t outputs, const Share& part) {
-    const int64_t across = ceil_divide(outputs, kOutputs);
+    const int64_t across = ceil_divide(outputs, kPieceOutputs);
     for (int64_t piece = part.begin; piece < part.end; ++piece) {
-        const int64_t row = piece / across * kRows, output = piece % across * kOutputs;
-        runtime.kernels.dots(args, row, std::min(row + kRows, rows), output, std::min(output + kOutputs, outputs));
+        const int64_t row = piece / across * kPieceRows, output = piece % across * kPieceOutputs;
+        runtime.kernels.dots(args, row, std::min(row + kPieceRows, rows), output, std::min(output + kPieceOutputs, outputs));
     }
 }
 
@@ -62,7 +62,23 @@ bool shared_before(const AdapterEntry& entry, size_t begin, size_t i) {
     return false;
 }
 
-int64_t pieces_of(int64_t rows, int64_t outputs) { return ceil_divide(rows, kRows) * ceil_divide(outputs, kOutputs); }
+int64_t pieces_of(int64_t rows, int64_t outputs) {
+    return ceil_divide(rows, kPieceRows) * ceil_divide(outputs, kPieceOutputs);
+}
+
+// A thread changes some outputs of all rows, so that the adapters of a row are added in order.
+void expand_panels(const Runtime& runtime, const std::vector<AdapterJob>& jobs, const AdaptedProducts& of, size_t i, const Share& part) {
+    for (const AdapterJob& job : jobs) {
+        const auto& c = job.entry->changes[i];
+        if (!c) continue;
+        const bool adds = c->b.data != nullptr;
+        const std::byte* b = adds ? b_of(*c, job.group, of.whole > 0 ? of.whole : of.outputs[i], of.first) : nullptr;
+        runtime.kernels.expand({c->b.format, b, c->rank, of.outputs[i], adds ? of.t + job.first + c->first : nullptr, job.entry->rank,
+                                job.outputs, job.count, static_cast<float>(c->scale * job.scale), c->bias, c->factor, c->offset,
+                                of.ys[i]},
+                               part.begin, part.end);
+    }
+}
 
 }  // namespace
 
@@ -109,20 +125,6 @@ void shrink(const Runtime& runtime, int thread, const std::vector<AdapterJob>& j
     visit([&](const DotArgs& args, int64_t rows, int64_t outputs) {
         dot_pieces(runtime, args, rows, outputs, pieces.next(pieces_of(rows, outputs)));
     });
-}
-
-// A thread changes some outputs of all rows, so that the adapters of a row are added in order.
-void expand_panels(const Runtime& runtime, const std::vector<AdapterJob>& jobs, const AdaptedProducts& of, size_t i, const Share& part) {
-    for (const AdapterJob& job : jobs) {
-        const auto& c = job.entry->changes[i];
-        if (!c) continue;
-        const bool adds = c->b.data != nullptr;
-        const std::byte* b = adds ? b_of(*c, job.group, of.whole > 0 ? of.whole : of.outputs[i], of.first) : nullptr;
-        runtime.kernels.expand({c->b.format, b, c->rank, of.outputs[i], adds ? of.t + job.first + c->first : nullptr, job.entry->rank,
-                                job.outputs, job.count, static_cast<float>(c->scale * job.scale), c->bias, c->factor, c->offset,
-                                of.ys[i]},
-                               part.begin, part.end);
-    }
 }
 
 void expand(const Runtime& runtime, int thread, const std::vector<AdapterJob>& jobs, const AdaptedProducts& of) {
@@ -190,29 +192,26 @@ AdaptedLinear::AdaptedLinear(Runtime& runtime, Rows x, std::vector<Product> prod
     for (const Product& p : products_) {
         ys_.push_back(p.y);
         outputs_.push_back(p.weight->outputs());
+        places_.push_back(places_end_);
+        places_end_ += p.weight->panels();
         packed_ = std::max(packed_, runtime.kernels.packed_bytes(p.weight->format(), max_rows, p.weight->inputs()));
     }
     packed_ = ceil_divide(packed_, kLine) * kLine;
-    for (const Product& p : products_) {
-        const bool first = p.weight->format() == products_.front().weight->format();
-        places_.push_back(first ? places_end_ : -1);
-        places_end_ += first ? p.weight->panels() : 0;
-    }
 }
 
 // Find the work of the step. If the rows are few, those of a panel are multiplied in one piece.
 void AdaptedLinear::prepare() {
     jobs_.list(runtime_.step);
-    fetched_.clear();
-    fetched_bytes_ = 0;
+    prefetched_.clear();
+    prefetched_bytes_ = 0;
     if (jobs_.none()) return;
     for (const AdapterJob& job : jobs_.all())
         for (size_t i = 0; i < ys_.size(); ++i)
             if (const auto& c = job.entry->changes[i]; c && c->b.data != nullptr && !shared_before(*job.entry, 0, i)) {
-                fetched_.push_back(&*c);
-                fetched_bytes_ += bytes_of(c->a);
+                prefetched_.push_back(&*c);
+                prefetched_bytes_ += bytes_of(c->a);
             }
-    if (fetched_bytes_ > kFetched) fetched_bytes_ = 0;
+    if (prefetched_bytes_ > kMaxPrefetched) prefetched_.clear(), prefetched_bytes_ = 0;
     runtime_.reserve(packed_ + jobs_.bytes(), 0);
     replaces_ = jobs_.replaces();
     by_panel_ = !replaces_ && jobs_.panel_bytes() <= kPanelBytes;
@@ -240,22 +239,23 @@ void AdaptedLinear::pack(Runtime& runtime, int thread) {
     if (!replaces_) shrink(runtime, thread, jobs_.all(), adapted(runtime));
 }
 
-// Fetch the matrices B of the panel while the panel is multiplied, and a part of the matrices A of the next operation.
+// Prefetch the matrices B of the panel while the panel is multiplied, and a part of the matrices A of the next operation.
 void AdaptedLinear::begin_panel(const Runtime&, size_t product, int64_t panel) {
-    for (const AdapterJob& job : jobs_.all()) {
-        const auto& c = job.entry->changes[product];
-        if (!by_panel_ || !c || c->b.data == nullptr) continue;
-        const int64_t bytes = c->rank * kPanel * item_bytes(c->b.format);
-        for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(c->b.data + panel * bytes + at);
-    }
-    if (next_ == nullptr || places_[product] < 0) return;
-    const int64_t lines = next_->fetched_bytes_ / kLine, place = places_[product] + panel;
-    next_->fetch(lines * place / places_end_ * kLine, lines * (place + 1) / places_end_ * kLine);
+    if (by_panel_)
+        for (const AdapterJob& job : jobs_.all()) {
+            const auto& c = job.entry->changes[product];
+            if (!c || c->b.data == nullptr) continue;
+            const int64_t bytes = c->rank * kPanel * item_bytes(c->b.format);
+            for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(c->b.data + panel * bytes + at);
+        }
+    if (next_ == nullptr || next_->prefetched_bytes_ == 0) return;
+    const int64_t lines = next_->prefetched_bytes_ / kLine, place = places_[product] + panel;
+    next_->prefetch(lines * place / places_end_ * kLine, lines * (place + 1) / places_end_ * kLine);
 }
 
-// Fetch bytes of the matrices A, counted from the first one's.
-void AdaptedLinear::fetch(int64_t begin, int64_t end) const {
-    for (const AdapterChange* c : fetched_) {
+// Prefetch bytes of the matrices A, counted from the first one's.
+void AdaptedLinear::prefetch(int64_t begin, int64_t end) const {
+    for (const AdapterChange* c : prefetched_) {
         const int64_t bytes = bytes_of(c->a);
         for (int64_t at = std::max<int64_t>(begin, 0); at < std::min(end, bytes); at += kLine) __builtin_prefetch(c->a.data + at, 0, 2);
         begin -= bytes;
@@ -268,11 +268,12 @@ void AdaptedLinear::end_panel(const Runtime& runtime, size_t product, int64_t pa
     if (by_panel_) expand_panels(runtime, jobs_.all(), adapted(runtime), product, {panel, panel + 1});
 }
 
-void follow_adapters(const Operations& operations) {
+void link_adapted(const Operations& operations) {
     AdaptedLinear* last = nullptr;
     for (const auto& operation : operations)
         if (auto* const found = dynamic_cast<AdaptedLinear*>(operation.get())) {
-            if (last != nullptr) last->precede(*found);
+            found->set_next(nullptr);
+            if (last != nullptr) last->set_next(found);
             last = found;
         }
 }
@@ -288,7 +289,7 @@ void AdaptEmbedding::prepare() {
 // A thread changes some rows, by all their adapters in order.
 void AdaptEmbedding::run(Runtime& runtime, int thread) {
     const Step& step = runtime.step;
-    const auto [begin, end] = share(runtime, step.count(-1), thread);
+    const auto [begin, end] = share(runtime, step.count(kRows), thread);
     for (const StepAdapter& each : step.adapters) {
         const AdapterEntry* entry = site_->entry(each.slot);
         if (entry == nullptr) continue;

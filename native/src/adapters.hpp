@@ -44,10 +44,14 @@ std::shared_ptr<const AdapterEntry> entry_of(std::vector<std::optional<AdapterCh
 // The entries of a place of the network by slot. They change between steps only.
 class AdapterSite {
 public:
+    // The rows of the site are those of logits, or of the step.
+    explicit AdapterSite(bool logits = false) : logits_(logits) {}
+    bool logits() const { return logits_; }
     void set(int64_t slot, std::shared_ptr<const AdapterEntry> entry);
     const AdapterEntry* entry(int64_t slot) const;
 
 private:
+    bool logits_;
     std::vector<std::shared_ptr<const AdapterEntry>> entries_;
 };
 
@@ -81,21 +85,20 @@ void expand(const Runtime& runtime, int thread, const std::vector<AdapterJob>& j
 // The jobs of a step at a site.
 class SiteJobs {
 public:
-    SiteJobs(std::shared_ptr<AdapterSite> site, int64_t heads, bool logits) : site_(std::move(site)), heads_(heads), logits_(logits) {}
+    explicit SiteJobs(std::shared_ptr<AdapterSite> site, int64_t heads = 1) : site_(std::move(site)), heads_(heads) {}
     // List the rows of each adapter, of heads those of each head.
     void list(const Step& step);
     const std::vector<AdapterJob>& all() const { return jobs_; }
     bool none() const { return jobs_.empty(); }
     bool replaces() const;  // whether an adapter replaces rows of a matrix
-    int64_t panel_bytes() const;  // of all matrices B for a panel of the matrix with the most
+    int64_t panel_bytes() const;  // of B that a panel reads: per job, those of its widest change
     int64_t bytes() const { return numbers_ * static_cast<int64_t>(sizeof(float)); }  // of products by A
 
 private:
-    const std::vector<int32_t>& rows_of(const StepAdapter& each) const { return logits_ ? each.logit_rows : each.rows; }
+    const std::vector<int32_t>& rows_of(const StepAdapter& each) const { return site_->logits() ? each.logit_rows : each.rows; }
 
     std::shared_ptr<AdapterSite> site_;
-    int64_t heads_ = 1;
-    bool logits_ = false;  // the inputs have the rows of logits
+    int64_t heads_;
     // Of a step:
     std::vector<AdapterJob> jobs_;
     std::vector<int32_t> ids_;  // of heads of rows
@@ -121,22 +124,22 @@ private:
 
 // A linear operation whose products adapters change. Products by A are computed while rows are packed. Few adapters of
 // few rows change the outputs of a panel as soon as it is multiplied, without a barrier; more adapters would be read in
-// too many places at a time. The threads also fetch the matrices A of the next such operation, whose few products would
-// wait for memory.
+// too many places at a time. The threads also prefetch the matrices A of the next such operation, whose few products
+// would wait for memory.
 class AdaptedLinear final : public Operation, private LinearWork {
 public:
     AdaptedLinear(Runtime& runtime, Rows x, std::vector<Product> products, int64_t max_rows, SiteJobs jobs);
     void prepare() override;
     void run(Runtime& runtime, int thread) override;
-    // Set the next such operation of the program, which outlives this one.
-    void precede(const AdaptedLinear& next) { next_ = &next; }
+    // Set the next such operation of the program, or null. It is prepared whenever this one is.
+    void set_next(const AdaptedLinear* next) { next_ = next; }
 
 private:
     void pack(Runtime& runtime, int thread) override;
     void begin_panel(const Runtime& runtime, size_t product, int64_t panel) override;
     void end_panel(const Runtime& runtime, size_t product, int64_t panel) override;
     AdaptedProducts adapted(const Runtime& runtime) const;
-    void fetch(int64_t begin, int64_t end) const;
+    void prefetch(int64_t begin, int64_t end) const;
 
     Runtime& runtime_;
     Rows x_;
@@ -146,18 +149,18 @@ private:
     std::vector<float*> ys_;
     std::vector<int64_t> outputs_;
     int64_t packed_ = 0;  // bytes of packed rows
-    std::vector<int64_t> places_;  // of the first panel of each product among those of the first format; -1: of another one
+    std::vector<int64_t> places_;  // of the first panel of each product among all panels
     int64_t places_end_ = 0;
     const AdaptedLinear* next_ = nullptr;
-    std::vector<const AdapterChange*> fetched_;  // different matrices A of the step, if they fit in a cache
-    int64_t fetched_bytes_ = 0;
     // Of a step:
+    std::vector<const AdapterChange*> prefetched_;  // different matrices A, if they fit in a cache
+    int64_t prefetched_bytes_ = 0;
     bool replaces_ = false;  // rows of matrices, whose outputs the products would overwrite
     bool by_panel_ = false;  // as soon as a panel is multiplied
 };
 
-// Introduce the linear operations of a program that adapters change to the ones after them.
-void follow_adapters(const Operations& operations);
+// Link each AdaptedLinear of a program to the next, whose matrices A it prefetches.
+void link_adapted(const Operations& operations);
 
 // Embeddings that adapters change in place; given rows stay as they are.
 class AdaptEmbedding final : public Operation {

@@ -69,13 +69,12 @@ void take_adapters(Step& step, const std::vector<StepAdapterTuple>& adapters) {
 }
 
 std::shared_ptr<Operation> adapt(Runtime& runtime, std::shared_ptr<AdapterSite> site, const Out<float>& x, int64_t inputs,
-                                 const std::vector<Out<float>>& ys, const std::vector<int64_t>& outputs, int64_t heads,
-                                 bool logits) {
+                                 const std::vector<Out<float>>& ys, const std::vector<int64_t>& outputs, int64_t heads) {
     require(heads > 0 && (heads == 1 || ys.size() == 1), "heads have one matrix");
     require(ys.size() == outputs.size(), "expected one result per matrix");
     std::vector<float*> data;
     for (const auto& y : ys) data.push_back(y.data());
-    return std::make_shared<Adapt>(runtime, SiteJobs(std::move(site), heads, logits), x.data(), inputs, std::move(data), outputs);
+    return std::make_shared<Adapt>(runtime, SiteJobs(std::move(site), heads), x.data(), inputs, std::move(data), outputs);
 }
 
 std::shared_ptr<Operation> adapt_embedding(Runtime& runtime, std::shared_ptr<AdapterSite> site, const Out<float>& y,

@@ -30,8 +30,7 @@ void set_entry(AdapterSite& site, int64_t slot, const std::optional<std::vector<
 void take_adapters(Step& step, const std::vector<StepAdapterTuple>& adapters);
 
 std::shared_ptr<Operation> adapt(Runtime& runtime, std::shared_ptr<AdapterSite> site, const Out<float>& x, int64_t inputs,
-                                 const std::vector<Out<float>>& ys, const std::vector<int64_t>& outputs, int64_t heads,
-                                 bool logits);
+                                 const std::vector<Out<float>>& ys, const std::vector<int64_t>& outputs, int64_t heads);
 
 std::shared_ptr<Operation> adapt_embedding(Runtime& runtime, std::shared_ptr<AdapterSite> site, const Out<float>& y,
                                            int64_t columns, double scale);

@@ -170,8 +170,9 @@ OperationPointer linear(Runtime& runtime, const Out<float>& x, const std::vector
         }
     }
     if (site == nullptr) return std::make_shared<Linear>(runtime, Rows{x.data(), extent}, std::move(all), max_rows);
-    for (const Product& p : all) require(p.up == nullptr && p.activation.curve == Curve::none, "adapters change plain products only");
-    return std::make_shared<AdaptedLinear>(runtime, Rows{x.data(), extent}, std::move(all), max_rows, SiteJobs(std::move(site), 1, false));
+    for (const Product& p : all)
+        require(p.up == nullptr && !p.gates && p.activation.curve == Curve::none, "adapters change plain products only");
+    return std::make_shared<AdaptedLinear>(runtime, Rows{x.data(), extent}, std::move(all), max_rows, SiteJobs(std::move(site)));
 }
 
 // Fill rows of a rope table from the position `begin` on.
@@ -273,7 +274,7 @@ NB_MODULE(_native, module) {
         .def("rows", &read_rows, as_is, as_is);
     nb::class_<Operation>(module, "Operation").def_prop_ro("experts_read", &Operation::experts_read);
     nb::class_<Program>(module, "Program").def("__init__", [](Program* self, Operations all) {
-        follow_adapters(all);
+        link_adapted(all);
         new (self) Program{std::move(all)};
     });
     nb::class_<Runtime>(module, "Runtime")
@@ -309,7 +310,7 @@ NB_MODULE(_native, module) {
              released)
         .def("run", &run_all, released);
     nb::class_<AdapterSite>(module, "AdapterSite")
-        .def(nb::init<>())
+        .def(nb::init<bool>())
         .def("set", &set_entry, nb::arg(), nb::arg().none());
     nb::class_<SamplerTeam>(module, "SamplerTeam")
         .def(nb::init<Runtime&>(), nb::keep_alive<1, 2>())
@@ -326,7 +327,7 @@ NB_MODULE(_native, module) {
     module.def("norm", &norm, nb::arg(), as_is, as_is_or_none, as_is, as_is_or_none, nb::arg(), nb::arg(), nb::arg(), as_is_or_none, as_is,
                nb::arg(), nb::arg().none());
     module.def("add", &add, as_is, as_is, as_is_or_none, nb::arg(), nb::arg(), nb::arg(), as_is, nb::arg());
-    module.def("adapt", &adapt, nb::arg(), nb::arg(), as_is, nb::arg(), as_is, nb::arg(), nb::arg(), nb::arg());
+    module.def("adapt", &adapt, nb::arg(), nb::arg(), as_is, nb::arg(), as_is, nb::arg(), nb::arg());
     module.def("adapt_embedding", &adapt_embedding, nb::arg(), nb::arg(), as_is, nb::arg(), nb::arg());
     module.def("activate", &activate, as_is, as_is_or_none, nb::arg().none(), nb::arg(), as_is, nb::arg());
     module.def("linear", &linear, nb::arg(), as_is, as_is, nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none());

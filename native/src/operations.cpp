@@ -127,10 +127,8 @@ void Linear::multiply(Runtime& runtime, const TiledRows& tiled, int thread, Line
 }
 
 void RopeStore::prepare() {
-    for (const RowNormsPointer& each : {q_norms_, k_norms_})
-        if (each != nullptr) each->choose();
-    if (q_norms_ != nullptr) args_.q_norms = q_norms_->weights();
-    if (k_norms_ != nullptr) args_.k_norms = k_norms_->weights();
+    if (q_norms_ != nullptr) q_norms_->choose(), args_.q_norms = q_norms_->weights();
+    if (k_norms_ != nullptr) k_norms_->choose(), args_.k_norms = k_norms_->weights();
 }
 
 void RopeStore::run(Runtime& runtime, int thread) {

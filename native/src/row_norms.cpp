@@ -10,7 +10,7 @@ void RowNorms::choose() {
         const AdapterEntry* entry = site_->entry(each.slot);
         if (entry == nullptr || !entry->changes[index_]) continue;
         const AdapterChange& change = *entry->changes[index_];
-        const auto rows = static_cast<size_t>(step.count(-1));
+        const auto rows = static_cast<size_t>(step.count(kRows));
         weights_.resize(rows, weight_);
         biases_.resize(rows, bias_);
         const auto* weight = change.replaced.data == nullptr ? weight_ : reinterpret_cast<const float*>(change.replaced.data);

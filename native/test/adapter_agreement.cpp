@@ -108,7 +108,7 @@ Outcome products(Runtime& runtime, Format format, int64_t rows, uint64_t seed) {
     std::vector<float*> ys;
     for (const int64_t each : outputs) results.push_back(numbers.floats(rows * heads * each, style));
     for (std::vector<float>& each : results) ys.push_back(each.data());
-    run(runtime, std::make_shared<Adapt>(runtime, SiteJobs(site, heads, false), x.data(), inputs, ys, outputs));
+    run(runtime, std::make_shared<Adapt>(runtime, SiteJobs(site, heads), x.data(), inputs, ys, outputs));
     const Rows first{ys[0], rows};
     run(runtime, std::make_shared<Activate>(any_activation(seed), ys[0], seed % 3 == 0 ? results[0].data() : nullptr, first,
                                             heads * outputs[0]));
@@ -119,7 +119,7 @@ Outcome products(Runtime& runtime, Format format, int64_t rows, uint64_t seed) {
         const Format of_weight = i < 2 ? format : format_of("q8_0");
         all.push_back({weight_of(runtime, of_weight, outputs[i], inputs, numbers, style, outcome), nullptr, nullptr, ys[i]});
     }
-    run(runtime, std::make_shared<AdaptedLinear>(runtime, Rows{x.data(), rows}, all, rows, SiteJobs(site, 1, false)));
+    run(runtime, std::make_shared<AdaptedLinear>(runtime, Rows{x.data(), rows}, all, rows, SiteJobs(site)));
     for (const std::vector<float>& each : results) outcome.add(each);
     return outcome;
 }

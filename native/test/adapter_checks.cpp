@@ -36,19 +36,10 @@ std::optional<AdapterChange> change_of(const Case& from, const std::string& slot
     return adds || change.factor != nullptr || change.replaced.data != nullptr ? std::optional(change) : std::nullopt;
 }
 
-Activation activation_of(const Case& from) {
-    Activation activation{from.has("curve") ? curve_of(from.text("curve")) : Curve::none};
-    if (from.has("slope")) activation.slope = static_cast<float>(from.real("slope"));
-    if (from.has("top")) activation.top = static_cast<float>(from.real("top"));
-    if (from.has("span")) activation.span = static_cast<float>(from.real("span"));
-    if (from.has("limit")) activation.limited = true, activation.limit = static_cast<float>(from.real("limit"));
-    return activation;
-}
-
 }  // namespace
 
 std::shared_ptr<AdapterSite> site_of(const Case& from) {
-    auto site = std::make_shared<AdapterSite>();
+    auto site = std::make_shared<AdapterSite>(from.has("logits") && from.integer("logits") != 0);
     for (int64_t slot = 0; slot < from.integer("slots"); ++slot) {
         std::vector<std::optional<AdapterChange>> changes;
         for (int64_t i = 0; i < from.integer("matrices"); ++i) changes.push_back(change_of(from, numbered("slot", slot), i));
@@ -68,12 +59,12 @@ void check_adapt(Runtime& runtime, const Case& from) {
         ys.push_back(results.back().data());
         outputs.push_back(from.extent(numbered("y", i), 1) / heads);
     }
-    const SiteJobs jobs(site_of(from), heads, from.integer("logits") != 0);
+    const SiteJobs jobs(site_of(from), heads);
     run(runtime, std::make_shared<Adapt>(runtime, jobs, from.data<float>("x"), from.extent("x", 1) / heads, ys, outputs));
     for (size_t i = 0; i < results.size(); ++i) expect(from, numbered("changed", static_cast<int64_t>(i)), ys[i]);
 }
 
-// Two such operations, the first of which fetches matrices of the second.
+// Two such operations, the first of which prefetches matrices of the second.
 void check_adapted_linear(Runtime& runtime, const Case& from) {
     begin(runtime, from, "");
     const Rows x{floats(from, "x"), from.extent("x", 0)};
@@ -84,10 +75,10 @@ void check_adapted_linear(Runtime& runtime, const Case& from) {
         results.emplace_back(static_cast<size_t>(x.extent * weight->outputs()));
         products.push_back({weight, nullptr, from.maybe<float>(numbered("bias", i)), results.back().data()});
     }
-    const SiteJobs jobs(site_of(from), 1, false);
+    const SiteJobs jobs(site_of(from));
     Operations operations;
     for (int i = 0; i < 2; ++i) operations.push_back(std::make_shared<AdaptedLinear>(runtime, x, products, x.extent, jobs));
-    follow_adapters(operations);
+    link_adapted(operations);
     run_all(runtime, operations);
     for (size_t i = 0; i < results.size(); ++i) expect(from, numbered("changed", static_cast<int64_t>(i)), results[i].data());
 }

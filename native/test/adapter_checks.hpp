@@ -19,8 +19,8 @@ void check_adapt_embedding(Runtime& runtime, const Case& from);
 void check_activate(Runtime& runtime, const Case& from);
 // Experts with the adapters of their site, and without.
 void check_experts(Runtime& runtime, const Case& from);
-// Norms of rows, and of heads of queries and of stored keys, with weights of adapters.
-void check_adapted_norm(Runtime& runtime, const Case& from);
+// Norms of rows, with weights of adapters if the case has some; of heads of queries and of stored keys, with them.
+void check_norm(Runtime& runtime, const Case& from);
 void check_adapted_heads(Runtime& runtime, const Case& from);
 
 }  // namespace ferrum

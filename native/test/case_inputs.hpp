@@ -63,6 +63,16 @@ inline void begin(Runtime& runtime, const Case& from, const std::string& prefix)
     step.strides.push_back(from.extent(prefix + "pages", 1));
 }
 
+// Return the curve of a case, with its numbers and its limit.
+inline Activation activation_of(const Case& from) {
+    Activation activation{from.has("curve") ? curve_of(from.text("curve")) : Curve::none};
+    if (from.has("slope")) activation.slope = static_cast<float>(from.real("slope"));
+    if (from.has("top")) activation.top = static_cast<float>(from.real("top"));
+    if (from.has("span")) activation.span = static_cast<float>(from.real("span"));
+    if (from.has("limit")) activation.limited = true, activation.limit = static_cast<float>(from.real("limit"));
+    return activation;
+}
+
 // Return the rotation of heads of a case, whose queries go to `turned`.
 inline RopeArgs rope_of(const Case& from, int64_t heads, int64_t kv_heads, int64_t dim, float* turned) {
     RopeArgs rope{};

@@ -25,24 +25,9 @@ void check_linear(Runtime& runtime, const Case& from) {
     const int64_t rows = from.extent("x", 0);
     std::vector<float> y(from.field("y").bytes.size() / sizeof(float));
     const WeightPointer up = from.has("up") ? weight_of(runtime, from, "up") : nullptr;
-    Activation activation{from.has("curve") ? curve_of(from.text("curve")) : Curve::none};
-    if (from.has("limit")) activation.limited = true, activation.limit = static_cast<float>(from.real("limit"));
     const Product product{weight_of(runtime, from, "weight"), up,         from.maybe<float>("bias"), y.data(),
-                          activation,                         from.maybe<float>("up bias")};
+                          activation_of(from),                from.maybe<float>("up bias")};
     run(runtime, std::make_shared<Linear>(runtime, Rows{floats(from, "x"), rows}, std::vector<Product>{product}, rows));
-    expect(from, "y", y.data());
-}
-
-void check_norm(Runtime& runtime, const Case& from) {
-    const int64_t rows = from.extent("x", 0), columns = from.extent("x", 1);
-    std::vector<float> y(static_cast<size_t>(rows * columns)), total(y.size());
-    const float* delta = from.maybe<float>("delta");
-    const auto eps = static_cast<float>(from.real("eps"));
-    const NormArgs args{from.data<float>("x"), delta, from.data<float>("weight"), from.maybe<float>("bias"),
-                        delta != nullptr ? static_cast<float>(from.real("factor")) : 1, eps, from.integer("centred") != 0, columns,
-                        delta != nullptr ? total.data() : nullptr, y.data()};
-    run(runtime, std::make_shared<Norm>(args, rows));
-    if (delta != nullptr) expect(from, "total", total.data());
     expect(from, "y", y.data());
 }
 
@@ -81,8 +66,7 @@ void check_attention(Runtime& runtime, const Case& from) {
     args.num_heads = heads;
     args.num_kv_heads = kv_heads;
     args.head_dim = dim;
-    args.scaling = {curve_of(from.text("curve")), static_cast<float>(from.real("slope")), static_cast<float>(from.real("top")),
-                    static_cast<float>(from.real("span"))};
+    args.scaling = activation_of(from);
     args.sinks = from.maybe<float>("sinks");
     args.window = from.integer("window");
     args.chunk = from.integer("chunk");
@@ -117,7 +101,6 @@ const std::map<std::string, Check> kChecks = {{"linear", check_linear},
                                               {"adapt embedding", check_adapt_embedding},
                                               {"activate", check_activate},
                                               {"experts", check_experts},
-                                              {"adapted norm", check_adapted_norm},
                                               {"adapted heads", check_adapted_heads}};
 
 // Return the number of failing cases. Each runs on a new runtime, so that scratch memory has exactly its size.

@@ -4,15 +4,18 @@
 
 namespace ferrum {
 
-void check_adapted_norm(Runtime& runtime, const Case& from) {
-    begin(runtime, from, "");
-    const int64_t columns = from.extent("x", 1);
-    std::vector<float> y(from.field("x").bytes.size() / sizeof(float)), total(y.size());
+void check_norm(Runtime& runtime, const Case& from) {
+    const auto site = from.has("slots") ? site_of(from) : nullptr;
+    if (site != nullptr) begin(runtime, from, "");
+    const int64_t rows = from.extent("x", 0), columns = from.extent("x", 1);
+    std::vector<float> y(static_cast<size_t>(rows * columns)), total(y.size());
     const float* delta = from.maybe<float>("delta");
+    const auto eps = static_cast<float>(from.real("eps"));
     const NormArgs args{from.data<float>("x"), delta, from.data<float>("weight"), from.maybe<float>("bias"),
-                        static_cast<float>(from.real("factor")), static_cast<float>(from.real("eps")), from.integer("centred") != 0,
-                        columns, delta != nullptr ? total.data() : nullptr, y.data()};
-    run(runtime, std::make_shared<Norm>(args, kRows, row_norms(runtime, site_of(from), 0, args.weight, args.bias)));
+                        delta != nullptr ? static_cast<float>(from.real("factor")) : 1, eps, from.integer("centred") != 0, columns,
+                        delta != nullptr ? total.data() : nullptr, y.data()};
+    run(runtime, std::make_shared<Norm>(args, rows, row_norms(runtime, site, 0, args.weight, args.bias)));
+    if (delta != nullptr) expect(from, "total", total.data());
     expect(from, "y", y.data());
 }
 

@@ -30,9 +30,9 @@ def norms(rng: np.random.Generator) -> Iterator[Case]:
             normal(rng, *each) for each in ((ROWS, columns), (ROWS, columns), (columns,), (columns,))
         )
         fields = {**step, **site_fields(entries), "x": x, "weight": weight, "eps": 1e-6, "factor": 0.22}
-        yield "adapted norm", {**fields, "centred": 0, "y": kernels.norm(x, weight, 1e-6, site=site)}
-        _, y = kernels.add_norm(x, delta, weight, 1e-6, bias, True, 0.22, site)
-        yield "adapted norm", {**fields, "delta": delta, "bias": bias, "centred": 1, "y": y}
+        yield "norm", {**fields, "centred": 0, "y": kernels.norm(x, weight, 1e-6, site=site)}
+        total, y = kernels.add_norm(x, delta, weight, 1e-6, bias, True, 0.22, site)
+        yield "norm", {**fields, "delta": delta, "bias": bias, "centred": 1, "total": total, "y": y}
 
 
 def heads(rng: np.random.Generator) -> Iterator[Case]:

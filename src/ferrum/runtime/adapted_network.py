@@ -20,7 +20,7 @@ from ferrum.nn.named_weight import norm_names, weight_names
 
 
 class AdaptedNetwork:
-    """A `Network` that runs another one with an operation for adapters at each site.
+    """A `Network` that runs another one and adds the adapters of each row.
 
     Args:
         network: holds its matrices in dataclasses.
@@ -87,7 +87,7 @@ class _AdaptedOperations(Operations):
 
     def head(self, x: Array, weight: Weight, scale: float = 1.0, softcap: float | None = None) -> Array:
         site = self._sites.site(SiteKind.HEAD, (HEAD,), ((weight, None),))
-        (logits,) = self._kernels.adapt(x, (self._kernels.head(x, weight),), site)
+        (logits,) = self._kernels.linear(x, (weight,), (None,), None, site)
         return logits if (scale, softcap) == (1.0, None) else self._kernels.scale_logits(logits, scale, softcap)
 
     def embed(self, table: Weight, scale: float = 1.0, stride: int = 1, offset: int = 0) -> Array:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.adapters import AdapterSite, Change, LowRank, Replacement
+from ferrum.kernels.adapters import AdapterSite, Change, LowRank, Replacement, SiteKind
 from ferrum.kernels.cpu.weights import native_floats
 from ferrum.kernels.group_weights import PANEL
 
@@ -68,7 +68,7 @@ class NativeSites:
 
     def native(self, site: AdapterSite, library: Any) -> Any:
         """Return the library's site."""
-        return self.found.setdefault(site, library.AdapterSite())
+        return self.found.setdefault(site, library.AdapterSite(site.kind is SiteKind.HEAD))
 
     def set(self, site: AdapterSite, slot: int, entry: NativeEntry | None, library: Any) -> None:
         """Set the entry of a slot, or remove it."""

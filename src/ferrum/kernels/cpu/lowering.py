@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.adapters import AdapterSite, SiteKind
+from ferrum.kernels.adapters import AdapterSite
 from ferrum.kernels.cpu.adapter_sites import NativeSites
 from ferrum.kernels.cpu.weights import NativeWeight
 from ferrum.kernels.group_weights import rows_of_group
@@ -174,8 +174,7 @@ class Lowering:
     ) -> Native:
         heads = site.groups
         arrays, columns = [out.array for out in outs], [out.columns // heads for out in outs]
-        inputs, logits = x.columns // heads, site.kind is SiteKind.HEAD
-        return self.library.adapt(self.runtime, self._site(site), x.array, inputs, arrays, columns, heads, logits)
+        return self.library.adapt(self.runtime, self._site(site), x.array, x.columns // heads, arrays, columns, heads)
 
     def adapt_embedding(
         self,
