@@ -17,6 +17,9 @@ const std::byte* row_of(const Floats& matrix, int64_t row) {
     return matrix.data + row * matrix.columns * item_bytes(matrix.format);
 }
 
+// Bytes of B that a panel takes.
+int64_t panel_bytes_of(const AdapterChange& c) { return c.rank * kPanel * item_bytes(c.b.format); }
+
 int64_t bytes_of(const Floats& matrix) { return matrix.rows * matrix.columns * item_bytes(matrix.format); }
 
 // The share of a thread in pieces of work of several lists, one after another.
@@ -36,12 +39,14 @@ private:
     int64_t before_ = 0;
 };
 
-// Compute the pieces [begin, end) of dot products of `rows` rows by `outputs` outputs.
-void dot_pieces(const Runtime& runtime, const DotArgs& args, int64_t rows, int64_t outputs, const Share& part) {
-    const int64_t across = ceil_divide(outputs, kPieceOutputs);
-    for (int64_t piece = part.begin; piece < part.end; ++piece) {
-        const int64_t row = piece / across * kPieceRows, output = piece % across * kPieceOutputs;
-        runtime.kernels.dots(args, row, std::min(row + kPieceRows, rows), output, std::min(output + kPieceOutputs, outputs));
+// Compute the pieces [begin, end) of dot products of `rows` rows, those of the same rows at once.
+void dot_pieces(const Runtime& runtime, const DotArgs& args, int64_t rows, const Share& part) {
+    const int64_t across = ceil_divide(args.outputs, kPieceOutputs);
+    for (int64_t piece = part.begin; piece < part.end;) {
+        const int64_t block = piece / across, first = block * across, last = std::min(part.end, first + across);
+        runtime.kernels.dots(args, block * kPieceRows, std::min((block + 1) * kPieceRows, rows), (piece - first) * kPieceOutputs,
+                             std::min((last - first) * kPieceOutputs, args.outputs));
+        piece = last;
     }
 }
 
@@ -66,16 +71,23 @@ int64_t pieces_of(int64_t rows, int64_t outputs) {
     return ceil_divide(rows, kPieceRows) * ceil_divide(outputs, kPieceOutputs);
 }
 
+// Return the panels of B of a job from a panel on, or null if its adapter leaves matrix i as it is or adds nothing.
+const std::byte* panels_of(const AdapterJob& job, const AdaptedProducts& of, size_t i, int64_t panel) {
+    const auto& c = job.entry->changes[i];
+    if (!c || c->b.data == nullptr) return nullptr;
+    return b_of(*c, job.group, of.whole > 0 ? of.whole : of.outputs[i], of.first) + panel * panel_bytes_of(*c);
+}
+
 // A thread changes some outputs of all rows, so that the adapters of a row are added in order.
 void expand_panels(const Runtime& runtime, const std::vector<AdapterJob>& jobs, const AdaptedProducts& of, size_t i, const Share& part) {
-    for (const AdapterJob& job : jobs) {
-        const auto& c = job.entry->changes[i];
+    for (auto job = jobs.begin(); job != jobs.end(); ++job) {
+        const auto& c = job->entry->changes[i];
         if (!c) continue;
-        const bool adds = c->b.data != nullptr;
-        const std::byte* b = adds ? b_of(*c, job.group, of.whole > 0 ? of.whole : of.outputs[i], of.first) : nullptr;
-        runtime.kernels.expand({c->b.format, b, c->rank, of.outputs[i], adds ? of.t + job.first + c->first : nullptr, job.entry->rank,
-                                job.outputs, job.count, static_cast<float>(c->scale * job.scale), c->bias, c->factor, c->offset,
-                                of.ys[i]},
+        const std::byte* b = panels_of(*job, of, i, 0);
+        const std::byte* next = job + 1 != jobs.end() ? panels_of(job[1], of, i, part.begin) : nullptr;
+        runtime.kernels.expand({c->b.format, b, next, c->rank, of.outputs[i], b != nullptr ? of.t + job->first + c->first : nullptr,
+                                job->entry->rank, job->outputs, job->count, static_cast<float>(c->scale * job->scale), c->bias, c->factor,
+                                c->offset, of.ys[i]},
                                part.begin, part.end);
     }
 }
@@ -109,22 +121,20 @@ void shrink(const Runtime& runtime, int thread, const std::vector<AdapterJob>& j
             for (size_t i = of.begin; i < of.end; ++i) {
                 const auto& c = job.entry->changes[i];
                 if (c && c->b.data != nullptr && !shared_before(*job.entry, of.begin, i))
-                    work(DotArgs{c->a.format, a_of(*c, job.group), of.inputs, of.x, job.inputs, t + c->first, job.entry->rank, false,
-                                 nullptr},
-                         job.count, c->rank);
+                    work(DotArgs{c->a.format, a_of(*c, job.group), c->rank, of.inputs, of.x, job.inputs, t + c->first, job.entry->rank,
+                                 false, nullptr, !of.cached},
+                         job.count);
                 if (c && c->replaced.data != nullptr)
-                    work(DotArgs{c->replaced.format, c->replaced.data, of.inputs, of.x, job.inputs, of.ys[i], of.outputs[i], true,
-                                 c->replaced_rows},
-                         job.count, c->replaced.rows);
+                    work(DotArgs{c->replaced.format, c->replaced.data, c->replaced.rows, of.inputs, of.x, job.inputs, of.ys[i],
+                                 of.outputs[i], true, c->replaced_rows, true},
+                         job.count);
             }
         }
     };
     int64_t all = 0;
-    visit([&](const DotArgs&, int64_t rows, int64_t outputs) { all += pieces_of(rows, outputs); });
+    visit([&](const DotArgs& args, int64_t rows) { all += pieces_of(rows, args.outputs); });
     Pieces pieces(share(runtime, all, thread));
-    visit([&](const DotArgs& args, int64_t rows, int64_t outputs) {
-        dot_pieces(runtime, args, rows, outputs, pieces.next(pieces_of(rows, outputs)));
-    });
+    visit([&](const DotArgs& args, int64_t rows) { dot_pieces(runtime, args, rows, pieces.next(pieces_of(rows, args.outputs))); });
 }
 
 void expand(const Runtime& runtime, int thread, const std::vector<AdapterJob>& jobs, const AdaptedProducts& of) {
@@ -168,7 +178,7 @@ int64_t SiteJobs::panel_bytes() const {
     int64_t bytes = 0;
     for (const AdapterJob& job : jobs_) {
         int64_t most = 0;
-        for (const auto& c : job.entry->changes) most = std::max(most, c ? c->rank * kPanel * item_bytes(c->b.format) : int64_t{0});
+        for (const auto& c : job.entry->changes) most = std::max(most, c ? panel_bytes_of(*c) : int64_t{0});
         bytes += most;
     }
     return bytes;
@@ -221,7 +231,7 @@ void AdaptedLinear::prepare() {
 
 AdaptedProducts AdaptedLinear::adapted(const Runtime& runtime) const {
     auto* t = reinterpret_cast<float*>(runtime.shared() + packed_);
-    return {0, ys_.size(), x_.data, products_.front().weight->inputs(), ys_.data(), outputs_.data(), t};
+    return {0, ys_.size(), x_.data, products_.front().weight->inputs(), ys_.data(), outputs_.data(), t, 0, 0, prefetched_bytes_ > 0};
 }
 
 void AdaptedLinear::run(Runtime& runtime, int thread) {
@@ -245,7 +255,7 @@ void AdaptedLinear::begin_panel(const Runtime&, size_t product, int64_t panel) {
         for (const AdapterJob& job : jobs_.all()) {
             const auto& c = job.entry->changes[product];
             if (!c || c->b.data == nullptr) continue;
-            const int64_t bytes = c->rank * kPanel * item_bytes(c->b.format);
+            const int64_t bytes = panel_bytes_of(*c);
             for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(c->b.data + panel * bytes + at);
         }
     if (next_ == nullptr || next_->prefetched_bytes_ == 0) return;
@@ -319,7 +329,7 @@ void AdaptEmbedding::change(Runtime& runtime, const StepAdapter& group, const Ad
     auto* t = reinterpret_cast<float*>(runtime.own(thread));
     runtime.kernels.widen(c.a.format, row_of(c.a, token), c.rank, 1, t);
     const auto scale = static_cast<float>(c.scale * (group.scale * scale_));
-    runtime.kernels.expand({c.b.format, c.b.data, c.rank, columns_, t, c.rank, &row, 1, scale, c.bias, c.factor, c.offset, y_}, 0,
+    runtime.kernels.expand({c.b.format, c.b.data, nullptr, c.rank, columns_, t, c.rank, &row, 1, scale, c.bias, c.factor, c.offset, y_}, 0,
                            ceil_divide(columns_, kPanel));
 }
 

@@ -75,6 +75,7 @@ struct AdaptedProducts {
     const int64_t* outputs;
     float* t;  // products by A of all jobs
     int64_t first = 0, whole = 0;  // with a whole, the outputs are those from `first` on of as many
+    bool cached = false;           // the matrices A have been prefetched
 };
 
 // Compute the thread's share of products by A, and of outputs of replaced rows.

@@ -109,18 +109,19 @@ struct AddArgs {
     float* out;
 };
 
-// Dot products of rows of x [.., depth] with rows of a matrix of floats [.., depth], summed in 64 accumulators. They are
+// Dot products of rows of x [.., depth] with rows of a matrix of floats [outputs, depth], summed in 64 accumulators. They are
 // written to the rows 0.. of out [count, stride], or to the rows of x; output j to column j, or to columns[j].
 struct DotArgs {
     Format format;
     const std::byte* matrix;
-    int64_t depth;
+    int64_t outputs, depth;
     const float* x;
     const int32_t* rows;  // of x
     float* out;
     int64_t stride;
     bool in_rows;
     const int32_t* columns;  // or null
+    bool prefetches;         // the next rows of the matrix
 };
 
 // Of rows of y [.., outputs]: y = factor (y + scale (t b^T + bias)) + offset, where b is in panels [panel][rank][kPanel].
@@ -128,6 +129,7 @@ struct DotArgs {
 struct ExpandArgs {
     Format format;
     const std::byte* b;
+    const std::byte* next;  // panels that are read after these, or null; the kernel prefetches some if it reads several
     int64_t rank, outputs;
     const float* t;  // [count, stride]
     int64_t stride;

@@ -38,7 +38,7 @@ public:
     BlockScales(const std::byte* block, int vector) : subs_(block + kFormat.sub_at() + vector * kLanes) {
         for (int v = 0; v < NV; ++v) {
             const std::byte* at = block + (vector + v) * kLanes * 2;
-            d_[v] = kFormat.wide_range ? (vf)(__builtin_convertvector(load<vh>(at), vu) << 16) : widen_halves(at);
+            d_[v] = kFormat.wide_range ? (vf)(widen_words(at) << 16) : widen_halves(at);
             if (kFormat.minima) m_[v] = widen_halves(at + kPanel * 2);
         }
     }

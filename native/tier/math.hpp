@@ -59,6 +59,16 @@ inline vu upper_bf16(vf x) {
 
 inline vh round_bf16(vf x) { return __builtin_convertvector(upper_bf16(x) >> 16, vh); }
 
+// kLanes words of 16 bits in words of 32. GCC converts the two halves of a vector of 16 lanes and joins them.
+template <class T>
+inline vu widen_words(const T* from) {
+#if defined(__AVX512VNNI__)
+    return (vu)_mm512_cvtepu16_epi32(load<__m256i>(from));
+#else
+    return __builtin_convertvector(load<vh>(from), vu);
+#endif
+}
+
 // Convert kLanes halves to floats, exactly.
 inline vf widen_halves(const std::byte* from) {
 #if defined(__AVX512VNNI__)
@@ -69,7 +79,7 @@ inline vf widen_halves(const std::byte* from) {
     return (vf)vcvt_f32_f16(vreinterpret_f16_u16(load<uint16x4_t>(from)));
 #else
     // Move the exponent: 2^112 is the ratio of the biases. Then restore infinities and NaN.
-    const vu half = __builtin_convertvector(load<vh>(from), vu);
+    const vu half = widen_words(from);
     const vf scaled = (vf)((half & 0x7fffu) << 13) * spread(5.192296858534828e33f);
     const vu special = ((half & 0x7fffu) << 13) | 0x7f800000u;
     const vu magnitude = (half & 0x7c00u) == 0x7c00u ? special : (vu)scaled;

@@ -30,7 +30,7 @@ struct FloatStore {
 
     // The bits of kLanes elements.
     static vu widen(const Element* from) {
-        if constexpr (P::kItem == 2) return __builtin_convertvector(load<vh>(from), vu);
+        if constexpr (P::kItem == 2) return widen_words(from);
         return load<vu>(from);
     }
 };
