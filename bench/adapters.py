@@ -116,29 +116,26 @@ def counted(lm: DecoderLM) -> Iterator[list[int]]:
 
 def measure(steps: int) -> dict[str, Any]:
     """Time the steps of all cells."""
-    rooms = (2 * TOGETHER + 3) * (PROMPT + 2 * steps + 128)  # the base is measured before loads too, in whole pages
+    rooms = (3 * TOGETHER + 3) * (PROMPT + steps + 128)  # in whole pages
     config = engine_config(SHAPE, {"quantize": QUANTIZE, "max_batch_size": 64, "kv_capacity": rooms})
     executor = build_executor(config.model, checkpoint=RandomCheckpoint(SHAPE, shape_config(SHAPE)))
     lm, probe, reads = executor.lm, Prober(None), list[float]()
-    base = Cell("base", [None])
-    without = [base, Cell("base of 16", [None] * TOGETHER)]
-    for cell in without:
+    empty = _bases("none loaded")
+    for cell in empty:
         cell.begin(executor)
-    for _ in range(0, steps, BLOCK):  # nothing is loaded yet
-        for cell in without:
+    for _ in range(0, steps, BLOCK):
+        for cell in empty:
             for _ in range(BLOCK):
                 cell.step(executor)
-    before = {cell.name: median(cell.seconds) for cell in without}
     for index in range(LOADED):
         lm.adapters.add(str(index), lm.adapters.prepare(random_adapter(lm, index)))
     size = lm.adapters.nbytes // LOADED
     one = Cell("one adapter", [AdapterUse("0")])
     many = Cell("16 adapters", [AdapterUse(str(index)) for index in range(TOGETHER)])
-    for cell in without:
-        cell.seconds.clear()
-    for cell in (one, many):
-        cell.begin(executor)
+    without = _bases(f"{LOADED} loaded")
     unused, cells = 0, [*without, one, many]
+    for cell in cells:  # all have sequences of the same length
+        cell.begin(executor)
     for block in range(0, steps, BLOCK):
         if block % (4 * BLOCK) == 0:
             reads.append(probe().read)
@@ -154,12 +151,16 @@ def measure(steps: int) -> dict[str, Any]:
         "read_bytes_per_second": round(max(reads)),
         "steps_with_adapters_of_sequences_without": unused,
         "cells": [
-            *(_row(f"{cell.name}, none loaded", before[cell.name]) for cell in without),
-            *(_row(f"{cell.name}, {LOADED} loaded", median(cell.seconds)) for cell in without),
+            *(_row(cell.name, median(cell.seconds)) for cell in (*empty, *without)),
             _added(one, without[0], size / max(reads)),
             _added(many, without[1], TOGETHER * size / max(reads)),
         ],
     }
+
+
+def _bases(when: str) -> list[Cell]:
+    """Return sequences without an adapter."""
+    return [Cell(f"base, {when}", [None]), Cell(f"base of {TOGETHER}, {when}", [None] * TOGETHER)]
 
 
 def _row(name: str, seconds: float) -> dict[str, Any]:
