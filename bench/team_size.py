@@ -1,93 +1,86 @@
-"""Time decode steps on a crowded machine, by the rule that sets the number of threads of a step.
+"""Compare rules that set the number of threads of a step, on a quiet machine and next to other processes.
 
-    python bench/team_size.py
+    python bench/team_size.py --out bench/results/team_size.json
 
-Each rule runs steps of the built-in model for a second, in turn, five times, while another process loops without rest.
+A Q4_K_M model of the shape of Qwen3-0.6B with random weights, and the built-in model, run prompts and decodes. Rules
+take samples in turn. Other processes: none; one that uses a core for two seconds now and then; one that loops without
+rest; six that do. For each rule the table has the median of tokens per second, the slowest and fastest sample, and how
+many samples were below 0.8 of the median.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import multiprocessing
-import os
+import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import Any, Final, Protocol
 
+from ferrum.bench.shapes import shape_config
+from ferrum.bench.subject import ExecutorSubject
+from ferrum.bench.workloads import Kind, Workload
+from ferrum.cli.doctor import processor_name
 from ferrum.core.policy_config import POLICY
+from ferrum.engine.build import engine_config
 from ferrum.kernels.cpu.library import available_threads
-from ferrum.kernels.cpu.native_kernels import TeamSize, count_preemptions
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.step_tables import Piece, stage
-from script import run_script
+from ferrum.kernels.cpu.team_size import StepTeam
+from ferrum.runtime.load import build_executor
+from ferrum.sources.random_checkpoint import RandomCheckpoint
+from script import positive, run_script
 
-ROUNDS: Final = 5
-CONTEXT: Final = 64
-STEPS: Final = ((1, 1), (8, 1), (1, 128))
-"""Sequences, and tokens of each."""
+SHAPE: Final = "qwen3-0.6b"
+QUANTIZE: Final = "q4_k_m"
+SMALL: Final = "ferrum-tiny"
+STEPS: Final = (
+    (SHAPE, Workload("prefill512", Kind.PREFILL, 1, 0, 512)),
+    (SHAPE, Workload("prefill2048", Kind.PREFILL, 1, 0, 2048)),
+    (SHAPE, Workload("decode", Kind.DECODE, 1, 128, 16)),
+    (SHAPE, Workload("decode of 8", Kind.DECODE, 8, 128, 8)),
+    (SMALL, Workload("prefill128", Kind.PREFILL, 1, 0, 128)),
+    (SMALL, Workload("decode", Kind.DECODE, 1, 128, 256)),
+    (SMALL, Workload("decode of 8", Kind.DECODE, 8, 128, 64)),
+)
+BURST_SECONDS: Final = 2.0
+PAUSE_SECONDS: Final = (1.0, 5.0)
 
 
 class Rule(Protocol):
-    """A rule: the number of threads of the next step, and what it learns from the last one."""
+    """The part of `StepTeam` that kernels use."""
 
-    threads: int
-
-    def observe(self, seconds: float) -> None: ...
+    def begin(self, rows: int, operations: int) -> int: ...
+    def end(self) -> None: ...
 
 
 class Fixed:
     """The same number of threads for every step."""
 
     def __init__(self, threads: int) -> None:
-        self.threads = threads
+        self._threads = threads
 
-    def observe(self, seconds: float) -> None:
+    def begin(self, rows: int, operations: int) -> int:  # noqa: ARG002 - no step differs
+        """Return the number of threads."""
+        return self._threads
+
+    def end(self) -> None:
         """Ignore the step."""
 
 
-class Idle(Fixed):
-    """As many threads as cores that no other process uses, by the load average of the last minute."""
-
-    _seconds = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self._seconds += seconds
-        if self._seconds < POLICY.team_interval_seconds:  # to read it takes long
-            return
-        self._seconds = 0.0
-        others = os.getloadavg()[0] - self.threads
-        self.threads = max(1, min(available_threads(), round((os.cpu_count() or 1) - others)))
-
-
-class Counter:
-    """Preemptions of this thread while one rule runs."""
-
-    def __init__(self) -> None:
-        self._total = self._before = 0
-
-    def resume(self) -> None:
-        """Ignore the preemptions since the last call."""
-        self._before = count_preemptions()
-
-    def __call__(self) -> int:
-        """Return the count."""
-        now = count_preemptions()
-        self._total, self._before = self._total + now - self._before, now
-        return self._total
-
-
-@contextmanager
-def busy_process() -> Iterator[None]:
-    """Run a process that loops without rest for as long as the context lasts."""
-    process = multiprocessing.get_context("spawn").Process(target=_spin, daemon=True)
-    process.start()
-    try:
-        yield
-    finally:
-        process.kill()
-        process.join()
+def rules() -> dict[str, Rule]:
+    """Return the rule in use, the same for steps of any length, and fixed teams."""
+    threads = available_threads()
+    return {
+        "adaptive": StepTeam(threads),
+        "long steps too": StepTeam(threads, policy=replace(POLICY, team_long_operation_seconds=math.inf)),
+        f"{threads} threads": Fixed(threads),
+        "1 thread": Fixed(1),
+    }
 
 
 def _spin() -> None:
@@ -95,60 +88,103 @@ def _spin() -> None:
         pass
 
 
-def step_of(sequences: int, tokens: int) -> Callable[[Rule], None]:
-    """Return a step of the built-in model."""
-    lm: Any = load_executor("ferrum-tiny", kv_capacity=4096).lm
-    pieces = []
-    for name in map(str, range(sequences)):
-        assert lm.pages.reserve(name, CONTEXT + tokens)
-        pieces.append(Piece(name, CONTEXT, [5] * tokens, range(1), range(0)))
-    lm.replay.submit(lm.kernels, stage(pieces, lm.pages))
-    runtime, program = lm.kernels.lowering.runtime, lm.replay._native
-
-    def step(rule: Rule, lm: Any = lm) -> None:  # noqa: ARG001 - the program borrows the memory of lm
-        runtime.use(rule.threads)
-        begun = time.perf_counter()
-        runtime.run(program)
-        rule.observe(time.perf_counter() - begun)
-
-    return step
+def _burst() -> None:
+    pauses = random.Random(0)
+    while True:
+        end = time.monotonic() + BURST_SECONDS
+        while time.monotonic() < end:
+            pass
+        time.sleep(pauses.uniform(*PAUSE_SECONDS))
 
 
-def measure(step: Callable[[Rule], None], seconds: float) -> dict[str, list[float]]:
-    """Return the seconds of a step by rule, one value per round."""
-    counter = Counter()
-    rules: dict[str, Rule] = {
-        "adaptive": TeamSize(available_threads(), counter),
-        "all threads": Fixed(available_threads()),
-        "load average": Idle(available_threads()),
-    }
-    seen: dict[str, list[float]] = {name: [] for name in rules}
-    for turn in range(ROUNDS):
-        for name in sorted(rules, reverse=bool(turn % 2)):
-            counter.resume()
-            steps, begun = 0, time.perf_counter()
-            while time.perf_counter() < begun + seconds:
-                step(rules[name])
-                steps += 1
-            seen[name].append((time.perf_counter() - begun) / steps)
-    return seen
+NEIGHBOURS: Final[Mapping[str, Sequence[Callable[[], None]]]] = {
+    "none": (),
+    "bursts": (_burst,),
+    "one": (_spin,),
+    "six": (_spin,) * 6,
+}
+
+
+@contextmanager
+def neighbours(programs: Sequence[Callable[[], None]]) -> Iterator[None]:
+    """Run other processes for as long as the context lasts."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=program, daemon=True) for program in programs]
+    for process in processes:
+        process.start()
+    try:
+        time.sleep(0.5 if processes else 0.0)  # they import this module first
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def subject_of(model: str) -> ExecutorSubject:
+    """Load a model."""
+    longest = 64 + max(each.sequences * (each.length + 64) for name, each in STEPS if name == model)
+    options = {"kv_capacity": -(-longest // 64) * 64}
+    if model == SMALL:
+        config = engine_config(SMALL, options)
+        return ExecutorSubject(build_executor(config.model), config, SMALL)
+    config = engine_config(SHAPE, {"quantize": QUANTIZE, "max_batch_size": 8, **options})
+    executor = build_executor(config.model, checkpoint=RandomCheckpoint(SHAPE, shape_config(SHAPE)))
+    return ExecutorSubject(executor, config, SHAPE)
+
+
+def measure(subject: ExecutorSubject, workload: Workload, names: Sequence[str], samples: int) -> dict[str, list[float]]:
+    """Return tokens per second by rule, one value per sample; rules take turns."""
+    kernels: Any = subject.executor.lm.kernels
+    chosen = {name: rule for name, rule in rules().items() if name in names}
+    rates: dict[str, list[float]] = {name: [] for name in chosen}
+    with subject.staged(workload) as passes:
+        for _ in range(samples):
+            for name, rule in chosen.items():
+                kernels._team = rule
+                begun = time.perf_counter()
+                for tables in passes:
+                    subject.forward(tables)
+                rates[name].append(workload.counted_tokens / (time.perf_counter() - begun))
+    return rates
+
+
+def line(label: str, rates: Mapping[str, list[float]]) -> str:
+    """Return a row of the table."""
+    cells = []
+    for each in rates.values():
+        middle = median(each)
+        slow = sum(rate < 0.8 * middle for rate in each)
+        cells.append(f"{middle:.0f} ({min(each):.0f}-{max(each):.0f}; {slow})")
+    return f"| {label} | {' | '.join(cells)} |"
 
 
 def main() -> None:
-    """Measure each step, and print a row of a table per step."""
+    """Measure each step next to each group of processes, print the table, and write the samples."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=1.0)
-    seconds = parser.parse_args().seconds
-    if not seconds > 0:
-        parser.error(f"--seconds must be above 0, not {seconds}")
-    with busy_process():
-        for sequences, tokens in STEPS:
-            seen = measure(step_of(sequences, tokens), seconds)
-            cells = [
-                f"{name} {1e3 * median(each):.2f} ms ({1e3 * min(each):.2f}-{1e3 * max(each):.2f})"
-                for name, each in seen.items()
-            ]
-            print(f"{sequences} x {tokens}:", ", ".join(cells), "load", round(os.getloadavg()[0], 1))
+    parser.add_argument("--samples", type=positive, default=20)
+    parser.add_argument("--steps", default="", help="only steps whose model and name contain this text")
+    parser.add_argument("--rules", nargs="*", choices=[*rules()], default=[*rules()])
+    parser.add_argument("--neighbours", nargs="*", choices=[*NEIGHBOURS], default=[*NEIGHBOURS])
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    chosen = [(model, each) for model, each in STEPS if options.steps in f"{model} {each.name}"]
+    if not chosen:
+        parser.error(f"--steps {options.steps!r} names none of {', '.join(f'{m} {w.name}' for m, w in STEPS)}")
+    print(f"| step | others | {' | '.join(options.rules)} |")
+    print(f"|---|---|{'---|' * len(options.rules)}")
+    results: list[dict[str, Any]] = []
+    for model in dict.fromkeys(model for model, _ in chosen):
+        with subject_of(model) as subject:
+            for workload in [each for name, each in chosen if name == model]:
+                for others in options.neighbours:
+                    with neighbours(NEIGHBOURS[others]):
+                        rates = measure(subject, workload, options.rules, options.samples)
+                    print(line(f"{model} {workload.name} | {others}", rates), flush=True)
+                    results.append({"model": model, "step": workload.name, "others": others, "rates": rates})
+    if options.out is not None:
+        report = {"processor": processor_name(), "threads": available_threads(), "results": results}
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

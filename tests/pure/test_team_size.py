@@ -1,11 +1,12 @@
-"""The team shrinks on a crowded machine, grows back on a calm one, and retries a size that failed less often."""
+"""The team of short steps shrinks on a crowded machine and grows back on a calm one; long steps keep all threads."""
 
 from __future__ import annotations
 
 import pytest
 
 from ferrum.core.policy_config import POLICY
-from ferrum.kernels.cpu.native_kernels import TeamSize, count_preemptions
+from ferrum.kernels.cpu import team_size
+from ferrum.kernels.cpu.team_size import StepTeam, TeamSize, count_preemptions
 
 INTERVAL = POLICY.team_interval_seconds
 CROWDED = int(POLICY.team_crowded_rate * INTERVAL) + 2
@@ -80,3 +81,48 @@ def test_wait_shortens_while_the_whole_team_runs_undisturbed() -> None:
 def test_system_count_never_decreases() -> None:
     before = count_preemptions()
     assert 0 <= before <= count_preemptions()
+
+
+class Steps:
+    """Steps on two threads of a machine whose processor and wall clocks the test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self.clock, self.busy = 0, 0.0, 0.0
+        monkeypatch.setattr(team_size, "perf_counter", lambda: self.clock)
+        monkeypatch.setattr(team_size, "thread_time", lambda: self.busy)
+        self.team = StepTeam(2, lambda: self.count)
+
+    def run(self, rows: int, seconds: float, *, preemptions: int = 0, slowdown: float = 1.0) -> int:
+        """Run a step of 100 operations that takes `seconds` on an idle machine; return its threads."""
+        threads = self.team.begin(rows, OPERATIONS)
+        self.busy += seconds * 2 / threads
+        self.clock += seconds * 2 / threads * slowdown
+        self.count += preemptions
+        self.team.end()
+        return threads
+
+
+OPERATIONS = 100
+LONG = POLICY.team_long_operation_seconds * OPERATIONS
+SHORT = LONG / 10
+
+
+def test_long_steps_keep_all_threads_on_a_crowded_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch)
+    for _ in range(20):
+        assert steps.run(512, 20 * LONG, preemptions=int(2000 * LONG), slowdown=2.0) == 2
+
+
+def test_preemptions_of_long_steps_do_not_shrink_the_team_of_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch)
+    assert steps.run(512, 2 * LONG, preemptions=1000) == 2
+    steps.run(512, 2 * LONG, preemptions=1000)
+    assert [steps.run(1, SHORT) for _ in range(60)] == [2] * 60
+
+
+def test_short_steps_adapt_although_the_crowd_makes_them_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch)
+    sizes = [steps.run(128, SHORT, preemptions=int(2 * SHORT * 20 * 60), slowdown=20.0) for _ in range(20)]
+    assert sizes[0] == 2
+    assert sizes[-1] == 1
+    assert steps.run(512, 2 * LONG) == 2  # no size of step decides for another one

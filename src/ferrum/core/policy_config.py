@@ -67,6 +67,9 @@ class PolicyConfig:
     team_calm_rate: float = 20
     """Preemptions per second up to which the team may be doubled."""
 
+    team_long_operation_seconds: float = 0.0005
+    """Mean seconds of an operation, on all threads, from which on a step keeps the whole team."""
+
     team_max_patience: int = 32
     """Calm intervals to wait before a doubling, at most. The wait doubles after each doubling that did not hold."""
 

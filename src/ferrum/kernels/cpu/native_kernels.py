@@ -1,28 +1,23 @@
-"""The native CPU backend, and the number of threads it gives a step.
-
-A step has many barriers, and each waits for the slowest thread. On a crowded machine the system preempts one thread now
-and then, and fewer threads are faster.
-"""
+"""The native CPU backend."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
 from typing import Any, Final, cast
 
 import numpy as np
 
 from ferrum.cache.page_table import PageCopy
 from ferrum.core.errors import ConfigError, Unsupported
-from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.kernels.adapters import AdapterSite, Change
 from ferrum.kernels.cpu.adapter_sites import AdapterMemory, NativeEntry, native_entry
 from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
 from ferrum.kernels.cpu.lowering import Lowering, operand
 from ferrum.kernels.cpu.native_services import NativeRowSampler, native_page_sums, native_quantize
 from ferrum.kernels.cpu.program import NativeProgram
+from ferrum.kernels.cpu.team_size import StepTeam
 from ferrum.kernels.cpu.weights import NativeWeight, native_weight
 from ferrum.kernels.interface import Kernels, PoolGroup, StatePool, StepTables, row_counts, with_carried
 from ferrum.kernels.numerics import NUMERICS_ID
@@ -30,65 +25,6 @@ from ferrum.kernels.op_spec import Extent, OpSpec, Program, Value, as_tuple
 from ferrum.kernels.operations import F32, Array, Bytes, Weight
 from ferrum.kernels.services import PageSums, PanelQuantizer
 from ferrum.kernels.state_memory import StateMemory
-
-try:
-    import resource
-except ImportError:  # not every system has it
-    resource = None  # type: ignore[assignment]
-
-
-def count_preemptions() -> int:
-    """Return how often the system preempted this thread so far; 0 if the system does not count it."""
-    which = getattr(resource, "RUSAGE_THREAD", None)
-    return 0 if which is None else resource.getrusage(which).ru_nivcsw
-
-
-class TeamSize:
-    """Policy for the number of threads, from the preemptions of the thread that runs the steps.
-
-    Args:
-        max_threads: size of the whole team.
-        preemptions: counts the preemptions of the calling thread.
-        policy: rates and intervals.
-
-    Attributes:
-        threads: for the next step.
-    """
-
-    def __init__(
-        self, max_threads: int, preemptions: Callable[[], int] = count_preemptions, policy: PolicyConfig = POLICY
-    ) -> None:
-        self.threads = max_threads
-        self._max_threads, self._preemptions, self._policy = max_threads, preemptions, policy
-        self._before, self._seconds = preemptions(), 0.0
-        self._patience, self._calm = 1, 0
-        self._grown = False
-
-    def observe(self, seconds: float) -> None:
-        """Record the duration of a step, and adapt the team once per interval."""
-        self._seconds += seconds
-        if self._seconds < self._policy.team_interval_seconds:
-            return
-        now = self._preemptions()
-        rate = (now - self._before) / self._seconds
-        self._before, self._seconds = now, 0.0
-        grown, self._grown = self._grown, False
-        if rate >= self._policy.team_crowded_rate:
-            if grown:  # the last growth did not hold: wait twice as long before the next one
-                self._patience = min(2 * self._patience, self._policy.team_max_patience)
-            self._calm, self.threads = 0, max(1, self.threads // 2)
-        elif rate <= self._policy.team_calm_rate:
-            self._grow()
-
-    def _grow(self) -> None:
-        if self.threads == self._max_threads:
-            self._patience = max(1, self._patience // 2)
-            return
-        self._calm += 1
-        if self._calm >= self._patience:
-            self._calm, self._grown = 0, True
-            self.threads = min(self._max_threads, 2 * self.threads)
-
 
 CHUNK: Final = 1024
 """Positions filled at once. One chunk delays a step by one or two milliseconds."""
@@ -164,7 +100,7 @@ class NativeKernels(Kernels):
         self.captured: list[list[Array]] | None = None
         self.lowering = Lowering(library, _runtime(library, tier, threads or available_threads()))
         self.table_bytes = 0
-        self._team_size = TeamSize(self.threads)
+        self._team = StepTeam(self.threads)
         self._ropes: list[GrowingRope] = []
         self._groups: dict[str, int] = {}
         self._tables: StepTables | None = None
@@ -172,7 +108,7 @@ class NativeKernels(Kernels):
 
     @property
     def threads(self) -> int:
-        """Size of the team. A step may use fewer threads (`TeamSize`)."""
+        """Size of the team. A step may use fewer threads (`StepTeam`)."""
         return int(self.lowering.runtime.threads)
 
     @property
@@ -248,13 +184,12 @@ class NativeKernels(Kernels):
     def page_sums(self) -> PageSums:
         return partial(native_page_sums, self.lowering.runtime)
 
-    def run(self, program: Any) -> None:
-        """Run a program of the library on the current step."""
-        runtime = self.lowering.runtime
-        runtime.use(self._team_size.threads)
-        begun = perf_counter()
+    def run(self, program: Any, operations: int) -> None:
+        """Run a program of the library, which has that many operations, on the current step."""
+        runtime, rows = self.lowering.runtime, len(self.tables.token_ids)
+        runtime.use(self._team.begin(rows, operations))
         runtime.run(program)
-        self._team_size.observe(perf_counter() - begun)
+        self._team.end()
 
     @property
     def tables(self) -> StepTables:

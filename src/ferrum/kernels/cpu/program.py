@@ -48,7 +48,7 @@ class NativeProgram(Replay):
     def submit(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
         counts = row_counts(tables, self._limits)  # as `_begin`, which is one more call per step
         kernels.begin(tables)
-        self._kernels.run(self._native)
+        self._kernels.run(self._native, len(self._operations))
         rows = list[NDArray[Any]]()  # filled by a loop, since a comprehension is one more call per step
         for extent, matrix in self._output:
             rows.append(matrix[: counts[extent]])
