@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum.contract.verbs import check_threshold
-from ferrum.core.errors import RequestError, StepError
+from ferrum.core.errors import StepError
 from ferrum.core.step import Sampling
-from ferrum.sampling.sampler import Sampled, Verification, count_likely
+from ferrum.sampling.sampler import Sampled, Verification
 from ferrum.sampling.sampler import accept as accept_all
 from sampling_twin import F32, accept, best_of, request, sample
 
@@ -126,31 +125,3 @@ def test_sequences_of_a_batch_get_the_results_of_each_alone() -> None:
         if not isinstance(outcome, StepError):
             assert [outcome] == accept_all([verification])
             assert outcome == accept(verification.logits, verification.drafts, verification.sampling)
-
-
-PEAKS = np.log(np.array([[0.5, 0.3, 0.2], [0.2, 0.4, 0.4], [0.6, 0.3, 0.1]])).astype(np.float32)
-
-
-@pytest.mark.parametrize(
-    ("drafts", "threshold", "count"),
-    [
-        ([0, 1, 0], 1.0, 3),
-        ([0, 2, 0], 1.0, 3),
-        ([1, 1, 0], 1.0, 0),
-        ([1, 1, 0], 0.59, 3),
-        ([1, 1, 0], 0.61, 0),
-        ([0, 0, 0], 0.45, 3),
-        ([0, 0, 2], 0.45, 2),
-        ([2, 0, 2], 0.0, 3),
-        ([], 0.5, 0),
-    ],
-)
-def test_lossy_threshold_compares_with_the_most_likely_token(drafts: list[int], threshold: float, count: int) -> None:
-    assert count_likely(PEAKS, drafts, threshold) == count
-
-
-@pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan"), True, "x"])
-def test_invalid_threshold_is_refused(threshold: object) -> None:
-    with pytest.raises(RequestError) as caught:
-        check_threshold(threshold)
-    assert caught.value.param == "acceptance_threshold"

@@ -32,7 +32,7 @@ from ferrum.contract.handles import NamedSequences
 from ferrum.contract.io_types import ModelInfo
 from ferrum.contract.pool_usage import cache_snapshot, memory_efficiency
 from ferrum.contract.sequences import SequenceStore
-from ferrum.contract.verbs import CountLikely, NamedVerbs, verb
+from ferrum.contract.verbs import NamedVerbs, verb
 from ferrum.core.errors import EngineDead, ExecutorInUse, FerrumError, InvalidTransition, Unsupported
 from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements
 from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, SpeculationCounts
@@ -102,7 +102,7 @@ class ModelExecutor(ABC):
     @property
     def verbs(self) -> NamedVerbs:
         """The named verbs as one object."""
-        parts = self.sequences, self.traits, self._exclusive, self._count_drafts, self._count_likely, self._adapters_for
+        parts = self.sequences, self.traits, self._exclusive, self._count_drafts, self._adapters_for
         return NamedVerbs(self.submit, *parts)  # not kept: a cycle would keep the model of a dropped executor alive
 
     # Methods of a backend
@@ -121,11 +121,6 @@ class ModelExecutor(ABC):
 
     def _close(self) -> None:  # noqa: B027 - optional
         """Free what the executor holds; nothing runs after this."""
-
-    @property
-    def _count_likely(self) -> CountLikely | None:
-        """Lossy verification, if the backend has it; see `NamedVerbs`."""
-        return None
 
     def _adapters_for(self, cache_id: str, name: str | None) -> tuple[AdapterUse, ...]:
         """Return what `set_lora_adapter` chooses for a sequence. Raises Unsupported, RequestError."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import wraps
-from numbers import Real
-from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from ferrum.contract.capabilities import ExecutorTraits
+from ferrum.contract.draft_acceptance import check_threshold, count_accepted
 from ferrum.contract.executor_log import logger
 from ferrum.contract.handles import NamedSequences, check_name
 from ferrum.contract.input_checks import as_prompt, check_positions, real_tokens
@@ -35,7 +35,7 @@ from ferrum.contract.verb_outputs import decode_output, prefill_output, row_of, 
 from ferrum.core.errors import RequestError, Unsupported
 from ferrum.core.span_checks import check_kind, check_tokens, inputs_of
 from ferrum.core.step import AdapterUse, Array, Hidden, PendingStep, Rows, Span, SpanExtras, SpanResult, StepBatch, Want
-from ferrum.core.values import kept_length, shown
+from ferrum.core.values import kept_length
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -52,8 +52,6 @@ SPAN_WANTS: Final = {
 _HIDDEN: Final[dict[bool | str, Hidden]] = {False: Hidden.NONE, True: Hidden.ALL, LAYERS: Hidden.LAYERS}
 """A value of `return_hidden_states` as a span's `hidden`; each includes those before it."""
 
-CountLikely: TypeAlias = Callable[[Array, Sequence[int], float], int]
-
 
 @dataclass(frozen=True, slots=True)
 class NamedVerbs:
@@ -66,8 +64,6 @@ class NamedVerbs:
         exclusive: holds the executor for one verb. Raises ExecutorInUse if an engine has its lease, and
             InvalidTransition if it is shut down and the verb may not follow that (`ended`).
         count_drafts: counts drafts and accepted ones for the reports.
-        count_likely: returns how many leading drafts a threshold accepts, given logits [k + 1, V]; None if the executor
-            only verifies exactly.
         adapters_for: returns what `set_lora_adapter` chooses for a sequence. Raises Unsupported, RequestError.
     """
 
@@ -76,7 +72,6 @@ class NamedVerbs:
     traits: ExecutorTraits
     exclusive: Callable[..., AbstractContextManager[None]]
     count_drafts: Callable[[int, int], None]
-    count_likely: CountLikely | None
     adapters_for: Callable[[str, str | None], tuple[AdapterUse, ...]]
 
     # Prompts
@@ -167,8 +162,7 @@ class NamedVerbs:
         Returns:
             The accepted drafts; the sequence's length is start + 1 + accepted.
 
-        Raises: as `decode`; Unsupported for a threshold if the executor has none, and by a model with its own sequences
-            that cannot roll back that many drafts; RequestError for an invalid threshold.
+        Raises: as `decode`; RequestError for an invalid threshold.
         """
         check_kind(inputs, DecodeInput, param="inputs")
         with self.exclusive():
@@ -177,11 +171,7 @@ class NamedVerbs:
                 raise Unsupported(
                     "speculative_decode with hidden states or attention weights", "it returns logits only"
                 )
-            if acceptance_threshold is not None:
-                if self.count_likely is None:
-                    reason = f"this executor only verifies exactly: leave out {shown(acceptance_threshold)}"
-                    raise Unsupported("acceptance_threshold", reason)
-                check_threshold(acceptance_threshold)
+            check_threshold(acceptance_threshold)
             first = self._decode_span(inputs)
             self._check_tokens((inputs.token,), first.start, "input_ids")
             self._check_tokens(drafts, first.start + 1, "draft_tokens")
@@ -190,10 +180,7 @@ class NamedVerbs:
             )
             with self.sequences.undo.guard([span], settled=not drafts):
                 (result,) = self._step([span], "draft_tokens")
-                if acceptance_threshold is None or self.count_likely is None:
-                    accepted = _count_equal(result.logits, drafts)
-                else:
-                    accepted = self.count_likely(result.logits, drafts, acceptance_threshold)
+                accepted = count_accepted(result.logits, drafts, acceptance_threshold)
                 self.sequences.pages.truncate(span.cache_id, span.start + 1 + accepted)
             if drafts:
                 self.count_drafts(len(drafts), accepted)
@@ -382,17 +369,3 @@ def verb(method: Callable[Concatenate[NamedVerbs, P], Result]) -> Callable[Conca
         return method(self.verbs, *args, **kwargs)
 
     return call
-
-
-def check_threshold(threshold: object) -> None:
-    """Raise RequestError for an invalid threshold of lossy verification."""
-    if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= cast(float, threshold) <= 1:
-        raise RequestError(f"must be a number between 0 and 1, got {shown(threshold)}", param="acceptance_threshold")
-
-
-def _count_equal(logits: Array, drafts: Sequence[int]) -> int:
-    """Return how many leading drafts equal the token of greedy decoding: the lowest id of the largest logit."""
-    accepted = 0
-    while accepted < len(drafts) and int(logits[accepted].argmax()) == drafts[accepted]:
-        accepted += 1
-    return accepted

@@ -13,7 +13,6 @@ from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.executor import ModelExecutor
 from ferrum.contract.executor_state import ExecutorState
 from ferrum.contract.io_types import ModelInfo
-from ferrum.contract.verbs import CountLikely
 from ferrum.core.adapter_facts import AdapterFacts
 from ferrum.core.config import MAX_RUN_AHEAD
 from ferrum.core.errors import ConfigError, InvalidTransition, RequestError, Unsupported
@@ -32,7 +31,6 @@ from ferrum.runtime.kv_tiers.page_tier import DiskTier
 from ferrum.runtime.kv_tiers.swap import SwapTier
 from ferrum.runtime.memory import free_memory, memory_for, return_free_memory
 from ferrum.runtime.step_queue import StepInFlight, StepQueue
-from ferrum.sampling.sampler import count_likely
 from ferrum.sampling.top_k import top
 from ferrum.sources.adapters.adapter_file import AdapterFile
 
@@ -268,10 +266,6 @@ class LocalExecutor(ModelExecutor):
         except BaseException:
             self._lifecycle.move(ExecutorState.ERROR)
             raise
-
-    @property
-    def _count_likely(self) -> CountLikely:
-        return count_likely
 
     def _log_row(self, span: Span, logits: F32) -> None:
         best = top(logits, 5)

@@ -23,7 +23,7 @@ from ferrum.kernels.operations import Array
 from ferrum.kernels.reference.reference_math import log
 from ferrum.sampling.logprobs import token_logprobs
 from ferrum.sampling.philox import uniform
-from ferrum.sampling.probability_mass import F32, exp
+from ferrum.sampling.probability_mass import F32
 from ferrum.sampling.rules import Candidates, Neutral, Row, distribution, permitted, takes_best
 
 
@@ -270,17 +270,3 @@ def _sample_ready(inputs: Sequence[SamplerInput | StepError], sampler: Sampler) 
 def _accepted(chosen: Sequence[Sampled]) -> Accepted:
     logprobs = tuple([each.logprobs for each in chosen if each.logprobs is not None])
     return Accepted(tuple([each.token for each in chosen]), logprobs or None, len(chosen) - 1)
-
-
-def count_likely(logits: F32, drafts: Sequence[int], threshold: float) -> int:
-    """Return how many leading drafts lossy verification accepts: p(draft) >= threshold x max p, from raw logits.
-
-    Args:
-        logits: f32 [k + 1, V] or [k, V].
-        drafts: k draft tokens.
-        threshold: 0 accepts every draft, 1 only a most likely one; see `check_threshold`.
-    """
-    rows = logits[: len(drafts)]
-    below = rows[np.arange(len(drafts)), np.array(drafts, np.int64)] - rows.max(axis=1)
-    refused = np.flatnonzero(~(exp(below) >= np.float32(threshold)))
-    return int(refused[0]) if refused.size else len(drafts)
