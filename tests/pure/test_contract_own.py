@@ -86,7 +86,7 @@ def test_a_model_of_four_methods_has_every_verb() -> None:
         assert draft.accepted_tokens == (6, 2) and best(draft.next_logits) == [4]
         with pytest.raises(RequestError):
             executor.decode(DecodeInput([11], draft.kv_cache))
-        assert executor.kv_capacity() == 32 * 32 and executor.supports_batch_size(32)
+        assert executor.kv_capacity() is None and executor.supports_batch_size(32)
         executor.release_cache(two.kv_cache)
         assert set(model.sums) == {draft.kv_cache.cache_id}
     assert model.sums == {}
@@ -119,7 +119,7 @@ def test_a_model_may_have_no_limit_and_no_wrong_one(capacity: Any) -> None:
         assert caught.value.param == "kv_capacity"
         return
     executor = LlmExecutor(model, INFO, max_batch_size=4)
-    assert executor.kv_capacity() == (capacity or 4 * 32)
+    assert executor.kv_capacity() == capacity
     for _ in range(8):
         executor.prefill([1] * 8)
     assert executor.supports_batch_size(1) is (capacity is None)

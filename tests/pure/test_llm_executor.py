@@ -12,9 +12,10 @@ from contract_kit import INFO, FakeLM, Options, make_llm
 from ferrum.contract.capabilities import AttentionType
 from ferrum.contract.decoder_llm import UnifiedItem
 from ferrum.contract.io_types import PrefillInput
-from ferrum.core.errors import KvExhausted, NonFiniteLogits, RequestError, StepError, UnknownSequence, Unsupported
+from ferrum.core.errors import NonFiniteLogits, RequestError, StepError, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Span, SpanResult, StepBatch, Want
+from ferrum.runtime.adapted_llm import AdaptedLLM
 from ferrum.runtime.llm_executor import LlmExecutor
 
 contract = pytest.mark.contract
@@ -55,16 +56,15 @@ def test_a_hand_written_model_has_estimated_reports():
 @contract("3.LlmExecutor")
 @contract("2.status")
 def test_a_report_counts_while_a_step_begins_sequences(monkeypatch):
-    lm = FakeLM(Options())
-    executor = LlmExecutor(lm, INFO, max_batch_size=6)
+    executor = LlmExecutor(FakeLM(Options()), INFO, max_batch_size=6)
     executor.prefill(PrefillInput(PROMPT))
 
-    def begin_another(cache_id: str) -> int:
+    def begin_another(_: AdaptedLLM, cache_id: str) -> int:
         """Begin a sequence, as another thread's step may at any moment."""
         executor.pages.advance(f"{cache_id}-more")
         return 7
 
-    monkeypatch.setattr(lm, "length", begin_another)
+    monkeypatch.setattr(AdaptedLLM, "length", begin_another)
     assert executor.status().memory_usage.used_bytes > executor.memory_plan.weights
 
 
@@ -115,22 +115,18 @@ def test_an_unsupported_span_fails_alone():
 
 @contract("3.LlmExecutor")
 @contract("2.errors")
-@pytest.mark.parametrize("beside", [False, True])
-def test_a_model_without_truncation_rolls_back_by_a_copy_or_forgets(beside):
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_model_without_truncation_rolls_back_by_computing_again(count):
     lm = Broken(Options(window=6))
     executor = LlmExecutor(lm, INFO, max_batch_size=6)
-    handle, other = (executor.prefill(PrefillInput(PROMPT)).kv_cache for _ in range(2))
-    chunks = [PrefillInput(PROMPT * 6, kv_cache=each) for each in (handle, other)]
+    handles = [executor.prefill(PrefillInput(PROMPT)).kv_cache for _ in range(2)]
+    chunks = [PrefillInput(PROMPT * 6, kv_cache=each) for each in handles]
     lm.broken = True
     with pytest.raises(NonFiniteLogits):
-        executor.batch_prefill(chunks if beside else chunks[:1])
+        executor.batch_prefill(chunks[:count])
     lm.broken = False
-    assert executor.handle(other.cache_id) == other
-    if beside:
-        assert executor.prefill(chunks[0]).kv_cache.sequence_length == 49
-    else:
-        with pytest.raises(UnknownSequence):
-            executor.prefill(chunks[0])
+    assert [executor.handle(each.cache_id) for each in handles] == handles
+    assert executor.prefill(chunks[0]).kv_cache.sequence_length == 49
     lm.pages.check()
     assert sorted(lm.pages.ids()) == sorted(executor.pages.ids())
 
@@ -154,22 +150,3 @@ def test_a_model_chooses_the_adapters_of_its_sequences():
     with pytest.raises(Unsupported, match="mine"):
         plain.set_lora_adapter("y", "mine")
     assert "y" not in plain.pages
-
-
-@contract("3.LlmExecutor")
-@contract("2.errors")
-def test_a_failed_copy_leaves_no_copies(monkeypatch):
-    kit = make_llm()
-    handles = [kit.executor.prefill(PrefillInput(PROMPT)).kv_cache for _ in range(2)]
-    pages, fork = kit.executor.pages, kit.executor.pages.fork
-
-    def fork_one(source, target):
-        if source == handles[1].cache_id:
-            raise KvExhausted("no room for another copy")
-        fork(source, target)
-
-    monkeypatch.setattr(pages, "fork", fork_one)
-    with pytest.raises(KvExhausted):
-        kit.executor.batch_prefill([PrefillInput(PROMPT, kv_cache=handle) for handle in handles])
-    assert sorted(pages.ids()) == sorted(handle.cache_id for handle in handles)
-    kit.check()

@@ -177,5 +177,5 @@ class StepwiseLLM(DecoderOnlyLLM):
     def reset(self) -> None:
         self.pages.reset()
 
-    def kv_capacity(self) -> int:
+    def kv_capacity(self) -> int | None:
         return self.pages.capacity_tokens

@@ -75,7 +75,7 @@ class ModelExecutor(ABC):
         self._owner: str | None = None
         self._batch_size = 0
         self._last: float | None = None
-        self._memory = MemoryUse(pages, traits.memory)
+        self._memory = MemoryUse(pages, traits.memory, info.kv_bytes_per_token(traits.kv_dtype))
         self._fastest: int | None = None
         log_made(info, traits)
 
@@ -322,8 +322,8 @@ class ModelExecutor(ABC):
         """The formula that bounds the memory for work of a given size."""
         return self.capabilities().memory_requirements
 
-    def kv_capacity(self) -> int:
-        """Return the number of tokens that fit in the KV pool; 0 after the shutdown."""
+    def kv_capacity(self) -> int | None:
+        """Return the number of tokens that fit in the KV pool; None without a limit, 0 after the shutdown."""
         return 0 if self._ended else self.pages.capacity_tokens
 
     def supports_batch_size(self, size: int) -> bool:

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
+from ferrum.contract.pool_usage import stored_tokens
 from ferrum.contract.sequences import SequenceStore
 from ferrum.core.errors import InvalidTransition
 from ferrum.core.json_record import JsonRecord
@@ -199,7 +200,7 @@ class ExecutorMemoryUsage(JsonRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorStatus(JsonRecord):
-    """An executor's status at one moment.
+    """An executor's status at one moment. The JSON of the Rust engine has the fields up to `memory_usage`.
 
     Attributes:
         state: Initializing, Ready, Busy, Error or Shutdown.
@@ -222,9 +223,9 @@ class ExecutorStatus(JsonRecord):
     avg_prefill_time_ms: float
     avg_decode_time_ms: float
     memory_usage: ExecutorMemoryUsage
-    last_operation: float | None
-    backend: str
-    numerics_id: str
+    last_operation: float | None = None
+    backend: str = ""
+    numerics_id: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -234,10 +235,12 @@ class MemoryUse:
     Args:
         pages: its sequences.
         plan: its memory.
+        token_bytes: bytes of a stored token, which a store without a limit allocates as it grows.
     """
 
-    def __init__(self, pages: SequenceStore, plan: MemoryPlan) -> None:
+    def __init__(self, pages: SequenceStore, plan: MemoryPlan, token_bytes: int) -> None:
         self._pages = pages
+        self._token_bytes = token_bytes
         self._total = plan.total
         self._page_bytes = [(part.name, part.page_bytes) for part in plan.pool]
         self._slot_bytes = 0 if plan.states is None else plan.states.slot_bytes
@@ -252,9 +255,15 @@ class MemoryUse:
 
     def usage(self, *, freed: bool) -> ExecutorMemoryUsage:
         """Return a report; nothing is held once the executor's memory is `freed`."""
-        held, used = (0, 0) if freed else (self._total, self._used())
+        grown = self._grown()
+        held, used = (0, 0) if freed else (self._total + grown, self._used())
         return ExecutorMemoryUsage(held, used, max(self._peak, used), 100.0 * used / held if held else 0.0)
 
     def _used(self) -> int:
         slots = self._pages.free_slots * self._slot_bytes if self._slot_bytes else 0
-        return self._total - slots - sum(self._pages.free(name) * each for name, each in self._page_bytes)
+        free = sum(self._pages.free(name) * each for name, each in self._page_bytes)
+        return self._total + self._grown() - slots - free
+
+    def _grown(self) -> int:
+        """Return the bytes of tokens that are not planned for."""
+        return stored_tokens(self._pages) * self._token_bytes if self._pages.capacity_tokens is None else 0

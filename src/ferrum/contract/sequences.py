@@ -40,8 +40,8 @@ class SequenceStore(Protocol):
         """The layer groups; empty for a store without pages."""
 
     @property
-    def capacity_tokens(self) -> int:
-        """Tokens that the whole pool holds."""
+    def capacity_tokens(self) -> int | None:
+        """Tokens that the whole pool holds; None without a limit, for a store that grows."""
 
     @property
     def used(self) -> int:

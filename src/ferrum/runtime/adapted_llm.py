@@ -1,79 +1,112 @@
-"""`AdaptedLLM`: a model of four methods as a `DecoderOnlyLLM`, by computing again what it cannot share or undo."""
+"""`AdaptedLLM`: any model as a `DecoderOnlyLLM` that can always go back, by computing again what it cannot undo."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final, Protocol
 
 import numpy as np
 
 from ferrum.contract.decoder_llm import DecoderOnlyLLM, LlmRuntimeConfig, UnifiedItem
 from ferrum.contract.io_types import LogitsPolicy
-from ferrum.core.errors import RequestError, UnknownSequence
+from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
 from ferrum.core.span_checks import check_kind, check_tokens
 from ferrum.core.values import kept_length, shown, whole
 from ferrum.kernels.operations import F32
+from ferrum.runtime.chunked_prefill import ChunkedPrefill
+from ferrum.runtime.returned_logits import logits_of, one_per
 
 METHODS: Final = ("config", "prefill", "decode", "release")
 
 
 class MinimalLLM(Protocol):
-    """The least that a model must have. Logits are any kind of array of float32 numbers, [V]."""
+    """The least that a model must have. Logits are any kind of array of numbers, [V] or [1, V].
+
+    What else it has is used: `kv_capacity`, `unified_forward`, `truncate_kv`, `fork`, `reset` and `set_lora_adapter` as
+    in `DecoderOnlyLLM`; `decode_batch` and `forward_verify` with logits of any kind. A method that raises Unsupported
+    or NotImplementedError counts as missing.
+    """
 
     @property
+    @abstractmethod
     def config(self) -> LlmRuntimeConfig:
         """The sizes needed to run it."""
 
+    @abstractmethod
     def prefill(self, cache_id: str, tokens: Sequence[int]) -> Any:
-        """Begin the sequence with these tokens, and return the logits after the last one."""
+        """Begin the sequence with these tokens, or continue it, and return the logits after the last one.
 
+        A model that cannot continue is noticed at its first second chunk, and then decodes chunks token by token.
+        """
+
+    @abstractmethod
     def decode(self, cache_id: str, token: int, pos: int) -> Any:
         """Process one more token at position `pos`, and return the logits after it."""
 
+    @abstractmethod
     def release(self, cache_id: str) -> None:
         """Forget the sequence; an unknown one is no error."""
 
 
 class AdaptedLLM(DecoderOnlyLLM):
-    """A model of four methods with defaults for the others.
+    """A model with all verbs: those that it has, and defaults for the others.
 
-    It keeps the tokens of each sequence. A chunk and a verification decode token by token; a fork, a truncation and an
-    error process the tokens again. A model that can do better implements `DecoderOnlyLLM`.
+    It keeps the tokens of each sequence. A truncation, a fork or an error that the model cannot handle processes them
+    again. Without `decode_batch` a batch is decoded one by one, without `forward_verify` a verification token by token.
 
     Args:
-        model: the model; it may also have `kv_capacity()`. Only this adapter may change its sequences from now on.
+        model: the model. Only this adapter may change its sequences from now on.
 
     Raises:
-        RequestError: the model lacks one of the four, or its `config` is no `LlmRuntimeConfig`.
+        RequestError: the model lacks one of the four methods, or its `config` is no `LlmRuntimeConfig`.
     """
 
-    def __init__(self, model: MinimalLLM) -> None:
+    def __init__(self, model: DecoderOnlyLLM | MinimalLLM) -> None:
         if missing := [name for name in METHODS if isinstance(model, type) or not hasattr(model, name)]:
             reason = f"must be a DecoderOnlyLLM, or an object with {', '.join(METHODS)}: {shown(model)} lacks "
             raise RequestError(reason + ", ".join(missing), param="model")
         check_kind(model.config, LlmRuntimeConfig, param="config")
         self.model = model
-        self._tokens: dict[str, tuple[int, ...]] = {}
+        self._tokens: dict[str, list[int]] = {}
+        self._adapters: dict[str, list[tuple[int, str | None]]] = {}  # id -> the position from which each is used
+        self._chunks = ChunkedPrefill(model, self._row)
 
     @property
     def config(self) -> LlmRuntimeConfig:
         return self.model.config
 
+    def __contains__(self, cache_id: str) -> bool:
+        return cache_id in self._tokens
+
     def length(self, cache_id: str) -> int:
         return len(self._tokens.get(cache_id, ()))
 
+    # Steps
+
     def unified_forward(self, items: Sequence[UnifiedItem]) -> list[F32 | None]:
+        """Process any mixture of items, as `DecoderOnlyLLM`. Raises also StepError for logits of a wrong shape."""
         if len({item.cache_id for item in items}) < len(items):
             raise RequestError("a sequence appears twice", param="cache_id")
         for item in items:
             self._check(item)
-        before = {item.cache_id: self._tokens.get(item.cache_id) for item in items}
+        if not items:
+            return []
+        moved = set[str]()
         try:
-            return [self._run(item) for item in items]
-        except BaseException:
-            for cache_id, tokens in before.items():
-                self._set(cache_id, tokens)
-            raise
+            outputs = self._run(items, moved)
+        except BaseException as error:
+            doubted = [self._restore(cache_id) for cache_id in moved]
+            if not (any(doubted) and isinstance(error, Exception)):
+                raise
+            self._chunks.refute()
+            return self.unified_forward(items)
+        for item in items:
+            self._tokens.setdefault(item.cache_id, []).extend(map(int, item.tokens))
+        return outputs
 
     def _check(self, item: UnifiedItem) -> None:
         if item.cache_id not in self._tokens and item.pos:
@@ -83,52 +116,211 @@ class AdaptedLLM(DecoderOnlyLLM):
         size, longest = self.config.vocab_size, self.config.max_seq_len
         check_tokens(item.tokens, stored, vocab_size=size, max_sequence_length=longest)
 
-    def _run(self, item: UnifiedItem) -> F32 | None:
-        cache_id, stored, every = item.cache_id, self.length(item.cache_id), item.policy is LogitsPolicy.ALL
-        rows: list[Any] = []
-        begun = 0 if stored else (1 if every else len(item.tokens))
-        tokens = [int(token) for token in item.tokens]
-        if begun:
-            rows.append(self.model.prefill(cache_id, tokens[:begun]))
-        for index, token in enumerate(tokens[begun:], begun):
-            rows.append(self.model.decode(cache_id, token, stored + index))
-        self._tokens[cache_id] = (*self._tokens.get(cache_id, ()), *tokens)
+    def _run(self, items: Sequence[UnifiedItem], moved: set[str]) -> list[F32 | None]:
+        """Return each item's logits; `moved` receives the sequences that the model may have changed."""
+        with self._together("unified_forward", items, moved) as forward:
+            outputs = one_per(forward(items), len(items), "unified_forward")
+            return [self._rows_of(item, each) for item, each in zip(items, outputs, strict=True)]
+        rows = dict[str, F32]()
+        for item in items:
+            if not _is_decode(item):
+                moved.add(item.cache_id)
+                rows[item.cache_id] = self._prompt(item)
+        if decodes := [item for item in items if _is_decode(item)]:
+            rows |= self._decodes(decodes, moved)
+        return [None if item.policy is LogitsPolicy.NONE else rows[item.cache_id] for item in items]
+
+    def _rows_of(self, item: UnifiedItem, logits: Any) -> F32 | None:
         if item.policy is LogitsPolicy.NONE:
             return None
-        return np.stack([np.asarray(row, np.float32).reshape(-1) for row in (rows if every else rows[-1:])])
+        count = len(item.tokens) if item.policy is LogitsPolicy.ALL else 1
+        return logits_of(logits, [(count, self.config.vocab_size)], item.cache_id)
 
-    def _set(self, cache_id: str, tokens: tuple[int, ...] | None) -> None:
-        """Begin a sequence again with these tokens; None forgets it."""
-        self.release(cache_id)
-        if tokens:
-            self.model.prefill(cache_id, list(tokens))
-        if tokens is not None:
-            self._tokens[cache_id] = tokens
+    def _prompt(self, item: UnifiedItem) -> F32:
+        """Process a prompt or chunk, and return the logits of its last token, or of all for policy ALL."""
+        cache_id, tokens, stored = item.cache_id, [int(token) for token in item.tokens], item.pos
+        if item.policy is not LogitsPolicy.ALL:
+            if stored:
+                return self._chunk(cache_id, tokens)
+            return self._row(self.model.prefill(cache_id, tokens), cache_id)
+        rows: list[F32] = []
+        if not stored:
+            rows.append(self._row(self.model.prefill(cache_id, tokens[:1]), cache_id))
+        if rest := tokens[len(rows) :]:
+            rows.append(self._verify(cache_id, rest, stored + len(rows)))
+        return np.concatenate(rows)
 
-    def _known(self, cache_id: str) -> tuple[int, ...]:
-        if cache_id not in self._tokens:
-            raise UnknownSequence(f"unknown sequence {shown(cache_id)}", param="cache_id")
-        return self._tokens[cache_id]
+    def _chunk(self, cache_id: str, tokens: list[int]) -> F32:
+        stored, capacity = self._tokens[cache_id], self.kv_capacity()
+        free = math.inf if capacity is None else capacity - sum(map(len, self._tokens.values()))
+        can_try = len(stored) + len(tokens) <= free and cache_id not in self._adapters
+        return self._chunks.process(cache_id, stored, tokens, partial(self._refill, cache_id), can_try=can_try)
+
+    def _verify(self, cache_id: str, tokens: list[int], pos: int) -> F32:
+        if len(tokens) > 1:
+            with suppress(Unsupported):
+                count, size = len(tokens), self.config.vocab_size
+                logits = self._own("forward_verify")(cache_id, tokens)
+                return logits_of(logits, [(count, size), (count * size,)], cache_id).reshape(count, size)
+        decoded = [self.model.decode(cache_id, token, pos + index) for index, token in enumerate(tokens)]
+        return np.concatenate([self._row(logits, cache_id) for logits in decoded])
+
+    def _decodes(self, items: Sequence[UnifiedItem], moved: set[str]) -> dict[str, F32]:
+        """Process one more token of each of several sequences."""
+        steps = [(item.cache_id, int(item.tokens[0]), item.pos) for item in items]
+        if len(steps) > 1:
+            with self._together("decode_batch", items, moved) as decode_batch:
+                logits = one_per(decode_batch(steps), len(steps), "decode_batch")
+                return {step[0]: self._row(each, step[0]) for step, each in zip(steps, logits, strict=True)}
+        rows = dict[str, F32]()
+        for cache_id, token, pos in steps:
+            moved.add(cache_id)
+            rows[cache_id] = self._row(self.model.decode(cache_id, token, pos), cache_id)
+        return rows
+
+    def _row(self, logits: Any, cache_id: str) -> F32:
+        size = self.config.vocab_size
+        return logits_of(logits, [(size,), (1, size)], cache_id)
+
+    @contextmanager
+    def _together(self, name: str, items: Sequence[UnifiedItem], moved: set[str]) -> Iterator[Callable[..., Any]]:
+        """Enter a context in which a method runs several items; it ends early if the model does not have the method."""
+        names = {item.cache_id for item in items} - moved
+        moved |= names
+        try:
+            yield self._own(name)
+        except Unsupported:
+            moved -= names
+
+    def _own(self, name: str) -> Callable[..., Any]:
+        """Return a method that the model may lack: it then raises Unsupported, also for NotImplementedError."""
+        method = getattr(self.model, name, None)
+
+        def call(*args: Any) -> Any:
+            if method is None:
+                raise Unsupported(name, f"{type(self.model).__name__} has none")
+            try:
+                return method(*args)
+            except NotImplementedError as error:
+                raise Unsupported(name, f"{type(self.model).__name__} does not implement it") from error
+
+        return call
+
+    # Ways back
+
+    def _restore(self, cache_id: str) -> bool:
+        """Return a sequence of a failed step to its tokens; one that cannot be is released.
+
+        Returns: whether it may have failed because `prefill` does not continue sequences.
+        """
+        doubted = self._chunks.doubts(cache_id)
+        try:
+            if cache_id not in self._tokens:
+                self.model.release(cache_id)
+            elif doubted:
+                self._chunks.forget(cache_id)
+                self._refill(cache_id)
+            else:
+                self._go_back(cache_id)
+        except Exception:  # noqa: BLE001 - the step's own error is raised; later calls raise UnknownSequence
+            self.release(cache_id)
+            return False
+        return doubted
+
+    def _go_back(self, cache_id: str) -> None:
+        """Let the model forget what it stores beyond the sequence's tokens."""
+        length, keeps_empty = self.length(cache_id), isinstance(self.model, DecoderOnlyLLM)
+        if isinstance(self.model, DecoderOnlyLLM) and self.model.length(cache_id) == length:
+            return
+        if length or keeps_empty:
+            with suppress(Exception):  # also a model that refuses a length it already has
+                self._own("truncate_kv")(cache_id, length)
+                return
+        self._refill(cache_id)
+
+    def _refill(self, cache_id: str) -> None:
+        """Begin a sequence again in the model, with its tokens and the adapters they were computed with."""
+        tokens, adapters = self._tokens[cache_id], self._adapters.get(cache_id, [])
+        self.model.release(cache_id)
+        ends = [*(start for start, _ in adapters), len(tokens)]
+        self._feed(cache_id, tokens[: ends[0]], 0)
+        for (start, name), end in zip(adapters, ends[1:], strict=True):
+            self._own("set_lora_adapter")(cache_id, name)
+            self._feed(cache_id, tokens[start:end], start)
+
+    def _feed(self, cache_id: str, tokens: list[int], pos: int) -> None:
+        if not tokens:
+            return
+        try:
+            self._own("unified_forward")([UnifiedItem(cache_id, tuple(tokens), pos, LogitsPolicy.NONE)])
+        except Unsupported:
+            if pos:
+                self._verify(cache_id, tokens, pos)
+            else:
+                self.model.prefill(cache_id, tokens)
+
+    # Sequences
 
     def truncate_kv(self, cache_id: str, length: int) -> None:
         tokens = self._known(cache_id)
-        if (kept := kept_length("length", length, len(tokens))) < len(tokens):
-            self._set(cache_id, tokens[:kept])
+        if (kept := kept_length("length", length, len(tokens))) == len(tokens):
+            return
+        del tokens[kept:]
+        adapters = self._adapters.pop(cache_id, [])
+        if adapters:
+            self._adapters[cache_id] = [(min(start, kept), name) for start, name in adapters]
+        try:
+            self._go_back(cache_id)
+        except BaseException:
+            self.release(cache_id)
+            raise
 
     def fork(self, source: str, target: str) -> None:
         tokens = self._known(source)
         if target in self._tokens:
             raise RequestError(f"{shown(target)} exists", param="cache_id")
-        self._set(target, tokens)
+        self._tokens[target] = list(tokens)
+        if source in self._adapters:
+            self._adapters[target] = list(self._adapters[source])
+        try:
+            try:
+                self._own("fork")(source, target)
+            except Unsupported:
+                self._refill(target)
+        except BaseException:
+            self.release(target)
+            raise
+
+    def set_lora_adapter(self, cache_id: str, name: str | None) -> None:
+        if not hasattr(self.model, "set_lora_adapter"):
+            raise Unsupported(
+                "adapters", f"{shown(name)} for {shown(cache_id)}: {type(self.model).__name__} takes none"
+            )
+        self._own("set_lora_adapter")(cache_id, name)
+        self._adapters.setdefault(cache_id, []).append((self.length(cache_id), name))
+        self._tokens.setdefault(cache_id, [])
+
+    def _known(self, cache_id: str) -> list[int]:
+        if cache_id not in self._tokens:
+            raise UnknownSequence(f"unknown sequence {shown(cache_id)}", param="cache_id")
+        return self._tokens[cache_id]
 
     def release(self, cache_id: str) -> None:
         self.model.release(cache_id)
         self._tokens.pop(cache_id, None)
+        self._adapters.pop(cache_id, None)
+        self._chunks.forget(cache_id)
 
     def reset(self) -> None:
         for cache_id in tuple(self._tokens):
             self.release(cache_id)
+        with suppress(Unsupported):
+            self._own("reset")()
 
     def kv_capacity(self) -> int | None:
         own = getattr(self.model, "kv_capacity", None)
         return None if own is None else own()
+
+
+def _is_decode(item: UnifiedItem) -> bool:
+    return item.pos > 0 and len(item.tokens) == 1

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from secrets import token_hex
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final
 
 from ferrum.contract.capabilities import ExecutorTraits
@@ -34,8 +33,8 @@ class LlmExecutor(ModelExecutor):
     """An executor that runs steps through a model's `unified_forward`. A failed step is run again span by span.
 
     Args:
-        model: the model, or one of four methods, which becomes an `AdaptedLLM`. Only this executor may change its
-            sequences from now on.
+        model: the model, with all methods or the four of `MinimalLLM`; an `AdaptedLLM` around it adds the others. Only
+            this executor may change its sequences from now on.
         info: its description.
         max_batch_size: maximum sequences of one step.
         cache_prefix: see `ModelExecutor`.
@@ -53,14 +52,11 @@ class LlmExecutor(ModelExecutor):
         max_batch_size: int = MAX_BATCH_SIZE,
         cache_prefix: str = "llm-cache",
     ) -> None:
-        own = type(model)
-        if not isinstance(model, DecoderOnlyLLM):
-            model = AdaptedLLM(model)
         check_kind(info, ModelInfo, param="info")
         check_number("max_batch_size", max_batch_size, 1, limits.MAX_BATCH_SIZE)
-        self._model = model
-        self._sequences = LlmSequences(model, max_batch_size * model.config.max_seq_len)
-        traits = llm_traits(model.config, info, max_batch_size, own, self._sequences.capacity_tokens)
+        self._model = AdaptedLLM(model)
+        self._sequences = LlmSequences(self._model)
+        traits = llm_traits(self._model.config, info, max_batch_size, type(model), self._sequences.capacity_tokens)
         super().__init__(info, traits, self._sequences, cache_prefix=cache_prefix)
         self.warmup()
 
@@ -110,14 +106,12 @@ class LlmExecutor(ModelExecutor):
         return result
 
     def _take_back(self, span: Span) -> None:
-        """Roll a failed span back; if the model cannot, forget the whole sequence."""
+        """Roll a failed span back, without a new generation: none has counted its tokens yet."""
         if span.cache_id not in self._sequences:
             self._model.release(span.cache_id)
             return
-        try:  # also an empty sequence, if it was truncated to no tokens
-            self._sequences.go_back(span.cache_id, span.start)
-        except Unsupported:
-            self._sequences.release(span.cache_id)
+        with suppress(Exception):  # the span's own error is raised; the model has lost the sequence
+            self._model.truncate_kv(span.cache_id, span.start)
 
 
 def _policy(rows: SpanRows) -> LogitsPolicy:
@@ -131,18 +125,15 @@ class LlmSequences:
     """A sequence store over a model with its own cache: names, lengths and generations, but no pages.
 
     Args:
-        model: the model.
-        usual: its capacity in tokens if it reports none.
+        model: the model. A sequence that it has lost is unknown here too.
     """
 
     groups: tuple[StoreGroup, ...] = ()
     used = shared = free_slots = 0
 
-    def __init__(self, model: DecoderOnlyLLM, usual: int) -> None:
+    def __init__(self, model: AdaptedLLM) -> None:
         self._model = model
-        self._usual = usual
         self._generations: dict[str, int] = {}
-        self._copies: dict[str, str] = {}
         self._clock = 0
 
     @property
@@ -151,17 +142,17 @@ class LlmSequences:
         return self._clock
 
     @property
-    def capacity_tokens(self) -> int:
-        """Tokens that the model's cache holds. Raises RequestError if the model reports none but no integer."""
+    def capacity_tokens(self) -> int | None:
+        """Tokens that the model's cache holds; None without a limit. Raises RequestError for a wrong one."""
         capacity = self._model.kv_capacity()
-        return self._usual if capacity is None else whole("kv_capacity", capacity, least=1)
+        return None if capacity is None else whole("kv_capacity", capacity, least=1)
 
     def __contains__(self, cache_id: str) -> bool:
-        return cache_id in self._generations
+        return cache_id in self._generations and cache_id in self._model
 
     def ids(self) -> tuple[str, ...]:
         """Return a copy of the ids: a step may change them while a report counts."""
-        return tuple(self._generations)
+        return tuple(filter(self._model.__contains__, tuple(self._generations)))
 
     def advance(self, cache_id: str) -> None:
         """Record that a sequence began or changed."""
@@ -175,10 +166,9 @@ class LlmSequences:
 
     def generation(self, cache_id: str) -> int:
         """Return a number that every change raises. Raises UnknownSequence."""
-        try:
-            return self._generations[cache_id]
-        except KeyError:
-            raise UnknownSequence(f"unknown sequence {cache_id!r}", param="cache_id") from None
+        if cache_id not in self:
+            raise UnknownSequence(f"unknown sequence {cache_id!r}", param="cache_id")
+        return self._generations[cache_id]
 
     def row(self, cache_id: str, group: str) -> Sequence[int]:
         """Raise Unsupported: there are no pages."""
@@ -199,43 +189,19 @@ class LlmSequences:
     def free(self, group: str) -> int:
         """Return the tokens that still fit, without regard to sharing by forks."""
         assert group == _CACHE, "the only part of the plan"
-        if self._model.kv_capacity() is None:
-            return self._usual
-        return max(0, self.capacity_tokens - sum(map(self._model.length, self.ids())))
+        capacity = self.capacity_tokens
+        assert capacity is not None, "a plan without a limit has no part"
+        return max(0, capacity - sum(map(self._model.length, self.ids())))
 
     def truncate(self, cache_id: str, length: int) -> None:
         """Forget the tokens from `length` on. Raises UnknownSequence, RequestError, Unsupported."""
         if length != self.length(cache_id):
-            self.go_back(cache_id, length)
+            self._model.truncate_kv(cache_id, length)
             self.advance(cache_id)
 
-    def go_back(self, cache_id: str, length: int) -> None:
-        """Truncate without a new generation, for tokens that no generation has counted yet."""
-        copy = self._copies.get(cache_id)
-        if copy is not None and length == self.length(copy):
-            self._model.release(cache_id)
-            self._model.fork(copy, cache_id)
-        else:
-            self._model.truncate_kv(cache_id, length)
-
-    @contextmanager
-    def holding(self, cache_ids: Collection[str]) -> Iterator[None]:
-        """Keep copies of these sequences within this context: the model may be unable to truncate that far.
-
-        Raises UnknownSequence, and the model's error if it has no room for another copy.
-        """
-        held: list[str] = []
-        try:
-            for cache_id in cache_ids:
-                if cache_id not in self._copies:
-                    copy = f"{cache_id}-undo-{token_hex(8)}"
-                    self.fork(cache_id, copy)
-                    self._copies[cache_id] = copy
-                    held.append(cache_id)
-            yield
-        finally:
-            for cache_id in held:
-                self.release(self._copies.pop(cache_id))
+    def holding(self, cache_ids: Collection[str]) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Hold nothing: the model can be truncated to any length."""
+        return nullcontext()
 
     def fork(self, source: str, target: str) -> None:
         """Begin `target` as a copy of `source`. Raises UnknownSequence."""
@@ -259,18 +225,18 @@ class LlmSequences:
 
 
 def llm_traits(
-    config: LlmRuntimeConfig, info: ModelInfo, max_batch_size: int, kind: type, capacity: int
+    config: LlmRuntimeConfig, info: ModelInfo, max_batch_size: int, kind: type, capacity: int | None
 ) -> ExecutorTraits:
-    """Return the traits of a model of some class and capacity: its memory is estimated from its dtype."""
+    """Return the traits of a model of some class and capacity: its memory is estimated from its dtype.
+
+    Without a capacity nothing is planned for tokens: `status` counts the stored ones.
+    """
     for name in ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "vocab_size"):
         if (found := getattr(info, name)) != (expected := getattr(config, name)):
             raise ConfigError(f"{name} is {found}, but the model's config has {expected}", param="info")
-    part = PoolPart(
-        name=_CACHE,
-        num_pages=capacity,
-        page_size=1,
-        page_bytes=info.kv_bytes_per_token(info.dtype),
-    )
+    pool: tuple[PoolPart, ...] = ()
+    if capacity is not None:
+        pool = (PoolPart(name=_CACHE, num_pages=capacity, page_size=1, page_bytes=info.kv_bytes_per_token(info.dtype)),)
     weights = info.num_parameters * info.dtype.bits // 8
     return ExecutorTraits(
         backend=kind.__name__,
@@ -278,7 +244,7 @@ def llm_traits(
         kv_dtype=DataType(info.dtype),
         max_batch_size=max_batch_size,
         max_sequence_length=config.max_seq_len,
-        memory=MemoryPlan(weights=weights, activations=0, activation_row=0, tables=0, pool=(part,)),
+        memory=MemoryPlan(weights=weights, activations=0, activation_row=0, tables=0, pool=pool),
         paged=False,
         notes=("memory is estimated from the model's configuration",),
     )

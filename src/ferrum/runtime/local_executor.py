@@ -203,6 +203,10 @@ class LocalExecutor(ModelExecutor):
 
     # Running ahead
 
+    def kv_capacity(self) -> int:
+        """Return the number of tokens that fit in the KV pool; 0 after the shutdown."""
+        return 0 if self._ended else self.pages.capacity_tokens
+
     def run_ahead(self, depth: int) -> None:
         """Let `submit` return while up to `depth` earlier steps and its own are in flight; 0 computes at once.
 
