@@ -188,3 +188,99 @@ def test_a_registry_takes_anything_that_has_the_verbs() -> None:
     del remote.decode
     with pytest.raises(RequestError, match="lacks decode"):
         registry.register("remote", remote)
+
+
+class Five(ferrum.AnyExecutor):
+    """An executor of the five required methods: handles count the tokens, and logits name the token."""
+
+    info = INFO
+
+    def prefill(self, inputs: ferrum.PrefillInput) -> ferrum.PrefillOutput:
+        stored = 0 if inputs.kv_cache is None else inputs.kv_cache.sequence_length
+        logits = np.eye(10, dtype=np.float32)[[inputs.input_ids[0][-1:]]]
+        return ferrum.PrefillOutput(logits, handle_of(stored + inputs.sequence_length))
+
+    def decode(self, inputs: DecodeInput) -> ferrum.DecodeOutput:
+        logits = np.eye(10, dtype=np.float32)[[inputs.token]]
+        return ferrum.DecodeOutput(logits, handle_of(inputs.kv_cache.sequence_length + 1))
+
+    def capabilities(self) -> ferrum.ExecutorCapabilities:
+        return LlmExecutor(Sum(), INFO).capabilities()
+
+    def status(self) -> ferrum.ExecutorStatus:
+        return LlmExecutor(Sum(), INFO).status()
+
+
+def handle_of(length: int) -> ferrum.KvCacheHandle:
+    return ferrum.KvCacheHandle(
+        cache_id="a",
+        sequence_length=length,
+        num_layers=1,
+        num_kv_heads=1,
+        head_dim=1,
+        dtype=DataType.FLOAT32,
+        device=ferrum.Device.CPU,
+        block_table=(),
+        generation=0,
+        executor_id="five",
+    )
+
+
+@contract("2.BatchModelExecutor")
+def test_an_executor_of_five_methods_has_the_defaults_of_the_trait() -> None:
+    executor = Five()
+    outputs = executor.batch_prefill([ferrum.PrefillInput([1, 2]), ferrum.PrefillInput([3])])
+    assert [best(output.logits) for output in outputs] == [[2], [3]]
+    outputs = executor.batch_decode([DecodeInput([4], handle_of(2)), DecodeInput([5], handle_of(7))])
+    assert [output.kv_cache.sequence_length for output in outputs] == [3, 8]
+    rows = executor.forward_verify([DecodeInput([token], handle_of(2)) for token in (1, 2, 3)])
+    assert [row.kv_cache.sequence_length for row in rows] == [3, 4, 5]
+    assert executor.truncate_kv(rows[-1].kv_cache, 3) == handle_of(3)
+    assert executor.kv_capacity() is executor.cache_metrics_snapshot() is executor.lora_metrics_snapshot() is None
+    assert executor.warmup() is executor.release_cache("a") is executor.shutdown() is None
+    for call in (executor.forward, executor.unified_decode):
+        with pytest.raises(ferrum.Unsupported, match="Five does not implement it"):
+            call([[1]])
+    registry = ExecutorRegistry()
+    registry.register("five", executor)
+    with pytest.raises(ferrum.Unsupported):
+        registry.get_metrics("five")
+    assert registry.remove("five") is executor
+
+
+@contract("2.BatchModelExecutor")
+def test_executors_are_instances_of_their_protocols() -> None:
+    inner = LlmExecutor(Sum(), INFO)
+    for executor in (inner, Echo(), Five(), AsyncModelExecutor(inner)):
+        assert isinstance(executor, ferrum.AnyExecutor)
+    assert isinstance(inner, ferrum.BatchModelExecutor) and not isinstance(Five(), ferrum.BatchModelExecutor)
+    assert not isinstance(object(), ferrum.AnyExecutor)
+
+
+@contract("3.LlmExecutor")
+@pytest.mark.parametrize("protocol", [ferrum.AnyExecutor, ferrum.BatchModelExecutor, ferrum.MinimalLLM])
+def test_a_required_method_is_not_left_out_silently(protocol: type) -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        type("Lacking", (protocol,), {})()
+
+
+@contract("2.speculative_decode")
+def test_a_threshold_works_for_an_executor_by_hand() -> None:
+    with Echo() as executor:
+        handle = executor.prefill([1, 2]).kv_cache
+        output = executor.speculative_decode(DecodeInput([3], handle), [3, 4, 5], np.exp(-1.001))
+        assert output.accepted_tokens == (3, 4, 5)
+        assert executor.speculative_decode(DecodeInput([3], output.kv_cache), [3, 4], 0.4).accepted_tokens == (3,)
+
+
+@contract("2.status")
+@contract("2.serialisation")
+def test_a_status_of_the_rust_engine_is_read() -> None:
+    with LlmExecutor(Sum(), INFO) as executor:
+        executor.prefill([1])
+        own = executor.status().to_dict()
+    eight = """state is_ready current_batch_size prefill_operations decode_operations avg_prefill_time_ms
+               avg_decode_time_ms memory_usage"""
+    status = ferrum.ExecutorStatus.from_dict({name: own[name] for name in eight.split()})
+    assert status.prefill_operations == 1 and status.last_operation is None and status.backend == ""
+    assert ferrum.ExecutorStatus.from_json(status.to_json()) == status

@@ -25,7 +25,7 @@ class ExecutorRegistry:
         missing = [verb for verb in VERBS if isinstance(executor, type) or not hasattr(executor, verb)]
         if missing:
             reason = f"must have the verbs of an executor: {shown(executor)} lacks {', '.join(missing)}"
-            raise RequestError(reason, param="executor")
+            raise RequestError(f"{reason} (inherit AnyExecutor for defaults)", param="executor")
         self._executors.add(name, executor)
 
     def get(self, name: str) -> AnyExecutor:
