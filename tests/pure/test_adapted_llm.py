@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from counted_models import CONFIG, INFO, SIZE, Able, Beginning, Counted, LastToken, Whole, logits_after
 from ferrum import (
     DataType,
     DecodeInput,
     KvExhausted,
     LlmExecutor,
-    LlmRuntimeConfig,
     LogitsPolicy,
-    ModelInfo,
     NonFiniteLogits,
     PrefillInput,
     RequestError,
@@ -27,96 +27,6 @@ from ferrum import (
 )
 
 contract = pytest.mark.contract
-SIZE = 10
-CONFIG = LlmRuntimeConfig(hidden_size=1, num_layers=2, num_kv_heads=1, head_dim=4, vocab_size=SIZE, max_seq_len=400)
-INFO = ModelInfo(
-    model_id="counted",
-    family="Counted",
-    num_parameters=1,
-    vocab_size=SIZE,
-    max_sequence_length=400,
-    hidden_size=1,
-    num_layers=2,
-    num_heads=1,
-    num_kv_heads=1,
-    head_dim=4,
-    dtype=DataType.FLOAT32,
-)
-
-
-def logits_after(tokens: Sequence[int]) -> np.ndarray:
-    """Return logits that depend on all tokens and on their order."""
-    return np.random.default_rng([len(tokens), *tokens]).standard_normal(SIZE, np.float32)
-
-
-class Counted:
-    """A model of four methods that counts the tokens it computes, and whose cache is full at some length."""
-
-    config = CONFIG
-    shape: Callable[[np.ndarray], Any] = staticmethod(lambda row: row)
-
-    def __init__(self, capacity: int = 400) -> None:
-        self.capacity = capacity
-        self.computed = 0
-        self.calls: list[str] = []
-        self.cache: dict[str, list[int]] = {}
-
-    def kv_capacity(self) -> int:
-        return self.capacity
-
-    def prefill(self, cache_id: str, tokens: Sequence[int]) -> Any:
-        self.calls.append("prefill")
-        return self.shape(self.take(cache_id, tokens)[-1])
-
-    def decode(self, cache_id: str, token: int, pos: int) -> Any:
-        self.calls.append("decode")
-        assert pos == len(self.cache[cache_id])
-        return self.shape(self.take(cache_id, [token])[-1])
-
-    def release(self, cache_id: str) -> None:
-        self.cache.pop(cache_id, None)
-
-    def take(self, cache_id: str, tokens: Sequence[int]) -> list[np.ndarray]:
-        if sum(map(len, self.cache.values())) + len(tokens) > self.capacity:
-            raise KvExhausted("full")
-        stored = self.cache.setdefault(cache_id, [])
-        self.computed += len(tokens)
-        stored += tokens
-        rows = [logits_after(stored[: len(stored) - len(tokens) + count]) for count in range(1, len(tokens) + 1)]
-        return [row * np.nan if 9 in tokens else row for row in rows]
-
-
-class Able(Counted):
-    """A model with the optional methods of the Rust trait; it verifies with flat logits, as models do there."""
-
-    def decode_batch(self, steps: Sequence[tuple[str, int, int]]) -> Any:
-        self.calls.append("decode_batch")
-        return [self.take(cache_id, [token])[-1] for cache_id, token, _ in steps]
-
-    def forward_verify(self, cache_id: str, tokens: Sequence[int]) -> Any:
-        self.calls.append("forward_verify")
-        return np.concatenate(self.take(cache_id, tokens))
-
-    def truncate_kv(self, cache_id: str, length: int) -> None:
-        self.calls.append("truncate_kv")
-        assert length < len(self.cache[cache_id]), "the model refuses to keep all"
-        del self.cache[cache_id][length:]
-
-
-class Beginning(Counted):
-    """A model whose `prefill` only begins sequences: it forgets what was stored."""
-
-    def prefill(self, cache_id: str, tokens: Sequence[int]) -> Any:
-        self.cache.pop(cache_id, None)
-        return super().prefill(cache_id, tokens)
-
-
-class LastToken(Beginning):
-    """The same with logits that depend on the last token alone."""
-
-    def take(self, cache_id: str, tokens: Sequence[int]) -> list[np.ndarray]:
-        super().take(cache_id, tokens)
-        return [logits_after([token]) for token in tokens]
 
 
 def decodes(tokens: Sequence[int], handles: Sequence[Any]) -> list[DecodeInput]:
@@ -236,18 +146,6 @@ def test_later_chunks_are_decoded_by_a_model_that_only_begins_sequences(kind: ty
     assert list(model.cache.values()) == [tokens]
 
 
-class Whole(Counted):
-    """A model with `unified_forward`, which returns what a test wants."""
-
-    def unified_forward(self, items: Sequence[Any]) -> Any:
-        rows = [np.stack(self.take(item.cache_id, item.tokens)) for item in items]
-        return self.returned(
-            [row[-1:] if item.policy == "last" else row for row, item in zip(rows, items, strict=True)]
-        )
-
-    returned: Callable[[list[np.ndarray]], Any] = staticmethod(lambda rows: rows)
-
-
 WRONG = {
     r"\[1, 9\], not \[1, 10\]": lambda row: row[:, :-1],
     r"\[1, 1, 10\], not \[1, 10\]": lambda row: row[None],
@@ -263,7 +161,7 @@ WRONG = {
 @contract("3.unified_forward")
 @contract("3.errors")
 @pytest.mark.parametrize("words", WRONG)
-def test_logits_of_a_wrong_kind_are_refused_and_nobody_moves(words: str) -> None:
+def test_logits_of_a_wrong_kind_are_refused_and_no_sequence_moves(words: str) -> None:
     model = Whole()
     executor = LlmExecutor(model, INFO)
     handle = executor.prefill([1, 2]).kv_cache
@@ -283,7 +181,7 @@ def test_logits_of_a_wrong_kind_are_refused_and_nobody_moves(words: str) -> None
 @contract("3.errors")
 @pytest.mark.parametrize("words", WRONG)
 @pytest.mark.parametrize("kind", [Counted, Able])
-def test_rows_of_a_wrong_kind_are_refused_and_nobody_moves(kind: type[Counted], words: str) -> None:
+def test_rows_of_a_wrong_kind_are_refused_and_no_sequence_moves(kind: type[Counted], words: str) -> None:
     model = kind()
     executor = LlmExecutor(model, INFO)
     handles = [executor.prefill([1, 2]).kv_cache for _ in range(2)]
@@ -410,10 +308,7 @@ def test_a_sequence_that_the_model_lost_is_unknown() -> None:
 @contract("3.config")
 @pytest.mark.parametrize("config", [vars, {"vocab_size": 10}, None])
 def test_a_configuration_of_another_kind_is_refused_by_name(config: Any) -> None:
-    class Wrong(Counted):
-        pass
-
-    model: Any = Wrong()
+    model: Any = Counted()
     model.config = config
     with pytest.raises(RequestError, match="must be LlmRuntimeConfig") as caught:
         LlmExecutor(model, INFO)
@@ -427,3 +322,12 @@ def test_items_without_logits_may_return_some() -> None:
     last = UnifiedBatchItem("x", [3], 2, logits_policy=LogitsPolicy.ALL)
     assert executor.unified_decode(UnifiedBatch((chunk,))) == [None]
     np.testing.assert_array_equal(executor.unified_decode(UnifiedBatch((last,)))[0], logits_after([1, 2, 3])[None])
+
+
+@contract("3.config")
+@pytest.mark.parametrize("name", CONFIG.to_dict())
+@pytest.mark.parametrize("value", [-1, 1.0, "7", None, True])
+def test_sizes_of_a_configuration_are_whole_numbers(name: str, value: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        replace(CONFIG, **{name: value})
+    assert caught.value.param == name

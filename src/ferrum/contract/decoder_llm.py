@@ -16,7 +16,7 @@ from ferrum.contract.verbs import SPAN_WANTS
 from ferrum.core.errors import Unsupported
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.step import Array, Span, StepBatch, StepOutput
-from ferrum.core.values import shown
+from ferrum.core.values import shown, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,9 @@ class LlmRuntimeConfig(JsonRecord):
         head_dim: the checkpoint's, which may differ from hidden_size / heads.
         vocab_size: upper limit of token ids.
         max_seq_len: maximum tokens of a sequence.
+
+    Raises:
+        RequestError: no integer, or less than 1 (heads and their size: 0, for a model without attention).
     """
 
     hidden_size: int
@@ -38,6 +41,10 @@ class LlmRuntimeConfig(JsonRecord):
     head_dim: int
     vocab_size: int
     max_seq_len: int
+
+    def __post_init__(self) -> None:
+        for name, value in self.to_dict().items():
+            whole(name, value, least=0 if name in ("num_kv_heads", "head_dim") else 1)
 
 
 @dataclass(frozen=True, slots=True)
