@@ -137,6 +137,24 @@ class Calls(JsonRecord):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Header(JsonRecord):
+    """The header of a message in formats with channels: recipient `open` channel words `close`.
+
+    Words are a type of content or an unknown recipient; channels that no text of the format names have content.
+
+    Attributes:
+        open, close: around the header.
+        marks: texts that may stand among the words.
+        recipient: begins a recipient, before `open` or among the words; empty: there are none.
+    """
+
+    open: str
+    close: str
+    marks: tuple[str, ...] = ()
+    recipient: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFormat(JsonRecord):
     """What a model's output consists of, in this order: reasoning, content, calls. Each may be absent.
 
@@ -149,6 +167,7 @@ class OutputFormat(JsonRecord):
         content_aliases: other texts that begin content.
         prefix: the end of the generation prompt that belongs to the output's first marker.
         ignored: texts that carry nothing, such as headers of messages between channels.
+        header: of messages, if models write more in one than the texts of the format have.
     """
 
     name: str
@@ -160,6 +179,7 @@ class OutputFormat(JsonRecord):
     content_aliases: tuple[str, ...] = ()
     prefix: str = ""
     ignored: tuple[str, ...] = ()
+    header: Header | None = None
 
 
 class ToolKind(StrEnum):

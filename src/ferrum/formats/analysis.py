@@ -109,6 +109,7 @@ def _completed(found: OutputFormat, known: OutputFormat, source: str) -> OutputF
         content_close=found.content_close or known.content_close,
         content_aliases=tuple(sorted(aliases)),
         ignored=known.ignored,
+        header=known.header,
     )
 
 

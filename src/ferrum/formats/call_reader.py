@@ -13,7 +13,7 @@ from ferrum.formats.argument_types import argument_types
 from ferrum.formats.json_text import InputText, StringText
 from ferrum.formats.literals import LiteralReader
 from ferrum.formats.parts import Part, PartKind
-from ferrum.formats.patterns import Markers
+from ferrum.formats.patterns import Choice, Markers
 from ferrum.formats.reader import Reader, Sink, Steps, choose, peek, space
 from ferrum.formats.triggers import CallPlan
 
@@ -137,11 +137,17 @@ class CallReader:
             yield from space(self._reader)
             if (yield from choose(self._reader, self._plan.id_separator)) >= 0:
                 call_id = id_text(self._calls, tool.name, (yield from self._id()))
-        yield from space(self._reader)
-        if self._plan.after_name is not None and (yield from choose(self._reader, self._plan.after_name)) < 0:
+        if self._plan.after_name is not None and not (yield from self._after_name(self._plan.after_name)):
             return False
         yield from space(self._reader)
         return (yield from self._named_arguments(tool, call_id if _GOOD_ID.fullmatch(call_id) else ""))
+
+    def _after_name(self, after_name: Choice) -> Steps[bool]:
+        """Read what stands between name and arguments: words of a header begin with white space."""
+        if (yield from choose(self._reader, after_name)) >= 0:
+            return True
+        yield from space(self._reader)
+        return (yield from choose(self._reader, after_name)) >= 0
 
     def _named_arguments(self, tool: Tool, call_id: str) -> Steps[bool]:
         reader, style = self._reader, self._calls.arguments.style

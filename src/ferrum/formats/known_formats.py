@@ -15,6 +15,7 @@ from ferrum.core.output_format import (
     ArgumentStyle,
     Calls,
     CallStyle,
+    Header,
     IdPlace,
     OutputFormat,
     Reasoning,
@@ -34,6 +35,7 @@ def _format(
     content_close: str = "",
     ignored: tuple[str, ...] = (),
     prefix: str = "",
+    header: Header | None = None,
 ) -> OutputFormat:
     """Return a format of this module. `content` are the texts that begin content, that of the template first."""
     return OutputFormat(
@@ -46,6 +48,7 @@ def _format(
         content_close=content_close,
         ignored=ignored,
         prefix=prefix,
+        header=header,
     )
 
 
@@ -168,18 +171,8 @@ _HARMONY: Final = Calls(
     after_name="<|channel|>commentary json<|message|>",
     after_name_aliases=(
         "<|message|>",
-        " json<|message|>",
-        " code<|message|>",
-        " <|constrain|>json<|message|>",
-        " <|constrain|>code<|message|>",
-        "<|constrain|>json<|message|>",
         "<|channel|>commentary<|message|>",
-        "<|channel|>commentary code<|message|>",
-        "<|channel|>commentary <|constrain|>json<|message|>",
         "<|channel|>analysis<|message|>",
-        "<|channel|>analysis json<|message|>",
-        "<|channel|>analysis code<|message|>",
-        "<|channel|>analysis <|constrain|>json<|message|>",
     ),
     close="<|call|>",
     parallel=False,
@@ -280,6 +273,7 @@ _FORMATS: Final = (
         content=("<|channel|>final<|message|>", "<|channel|>commentary<|message|>"),
         content_close="<|end|>",
         ignored=("<|start|>assistant", "<|return|>"),
+        header=Header(open="<|channel|>", close="<|message|>", marks=("<|constrain|>",), recipient="to="),
     ),
     _format(
         "gemma4",

@@ -82,7 +82,7 @@ class OutputParser:
         assert calls is not None
         plans = self._markers.plans
         if calls not in plans:
-            plans[calls] = call_plan(calls, self._markers)
+            plans[calls] = call_plan(calls, self._markers, reading.format.header)
         plan = cast(CallPlan, plans[calls])
         names = Names(reading.tools, calls.style)
         return CallReader(self._reader, calls, plan, self._markers, names, self._parts_append, self._begin_call)

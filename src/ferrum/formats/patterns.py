@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from ferrum.core.output_format import OutputFormat
+from ferrum.core.output_format import Header, OutputFormat
 from ferrum.text.tokenizer import Tokenizer, encode_middle
 
 NO: Final = -1
@@ -22,10 +22,45 @@ SPACE: Final = " \t\r\n"
 _MAX_SPACE: Final = 16
 """Characters of white space within a marker; more is text."""
 
+_MAX_WORDS: Final = 128
+"""Characters of words in a header; more is text."""
+
 _FIRST_MARK: Final = 0xD800
 _MARKS: Final = re.compile("[\ud800-\udfff]")
+_WORDS: Final = re.compile("[^\n\r<>{}\ud800-\udfff]*")
 _PIECES: Final = re.compile("<[^<>\n]{1,60}>|\\[[^\\[\\]\\s]{1,60}\\]|[|\uff5c][^|\uff5c\\s]{1,60}[|\uff5c]")
 """What may be one token of a marker's text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Words of a header that may stand before a segment of a marker.
+
+    Attributes:
+        place: index of the segment.
+        marks: texts that may stand among the words.
+        apart: white space or a mark separates them from what precedes.
+        without: a text that they do not have; empty: none.
+    """
+
+    place: int
+    marks: tuple[str, ...]
+    apart: bool
+    without: str = ""
+
+    def skip(self, text: str, at: int, segment: str) -> int:
+        """Return where the segment after the words begins, NO, or MORE."""
+        end = text.find(segment, at, at + _MAX_WORDS + len(segment))
+        words = text[at : end if end >= 0 else at + _MAX_WORDS]
+        for mark in self.marks:
+            words = words.replace(mark, " ")
+        begun = words.rfind("<") if end < 0 else -1
+        if begun >= 0 and any(each.startswith(words[begun:]) for each in (segment, *self.marks)):
+            words = words[:begun]
+        apart = not self.apart or words[:1] in ("", " ")
+        if not apart or not _WORDS.fullmatch(words) or (self.without and self.without in words):
+            return NO
+        return end if end >= 0 else MORE if len(text) - at < _MAX_WORDS else NO
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +70,29 @@ class Pattern:
     Attributes:
         segments: texts without white space.
         follow: if not empty, one of these must come next; it is not part of the match.
+        words: what may stand in place of white space before one of the segments, or before what follows.
     """
 
     segments: tuple[str, ...]
     follow: tuple[Pattern, ...] = ()
+    words: Words | None = None
 
     def match(self, text: str, at: int, ended: bool) -> int:
         """Return where a match that begins at `at` ends, NO, or MORE."""
         for index, segment in enumerate(self.segments):
-            if index and (at := _after_space(text, at)) < 0:
+            if self.words is not None and index == self.words.place:
+                at = self.words.skip(text, at, segment)
+            elif index:
+                at = _after_space(text, at)
+            if at < 0:
                 return at
             if text.startswith(segment, at):
                 at += len(segment)
             else:
                 return MORE if segment.startswith(text[at : at + len(segment)]) else NO
-        return at if not self.follow else self._followed(text, at, ended)
+        if self.words is not None and self.words.place == len(self.segments):
+            at = self.words.skip(text, at, self.follow[0].segments[0])
+        return at if not self.follow or at < 0 else self._followed(text, at, ended)
 
     def _followed(self, text: str, at: int, ended: bool) -> int:
         start = _after_space(text, at)
@@ -133,6 +176,22 @@ class Markers:
         """
         return Pattern(tuple(_MARKS.sub(r" \g<0> ", self.translated(text)).split()), follow)
 
+    def header(self, header: Header, before: str, after: str, *, without: str = "") -> Pattern:
+        """Return the pattern of a header's begin and another text of it, with words between them.
+
+        Args:
+            without: a text that the words do not have.
+        """
+        head, tail = self.pattern(before).segments, self.pattern(after).segments
+        marks = tuple(map(self.translated, header.marks if before else (header.open, *header.marks)))
+        apart = before.strip() != header.open
+        return Pattern((*head, *tail), words=Words(len(head), marks, apart, without))
+
+    def recipient(self, header: Header, without: str) -> Pattern:
+        """Return the pattern of a recipient before a header opens, other than those that begin with `without`."""
+        words = Words(1, (), False, without.removeprefix(header.recipient))
+        return Pattern((header.recipient,), (self.pattern(header.open),), words)
+
     def words(self, text: str) -> tuple[Pattern, ...]:
         """Return patterns of the parts of a text between white space."""
         return tuple(map(self.pattern, text.split()))
@@ -157,6 +216,8 @@ def format_texts(form: OutputFormat) -> Iterator[str]:
     yield from (form.content_open, form.content_close, form.prefix, *form.content_aliases, *form.ignored)
     if form.reasoning is not None:
         yield from (form.reasoning.open, form.reasoning.close)
+    if form.header is not None:
+        yield from (form.header.open, form.header.close, *form.header.marks)
     if form.calls is None:
         return
     calls = form.calls

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
-from ferrum.core.output_format import ArgumentStyle, Calls, CallStyle, OutputFormat
+from ferrum.core.output_format import ArgumentStyle, Calls, CallStyle, Header, OutputFormat
 from ferrum.formats.argument_readers import TaggedPlan, tagged_plan
 from ferrum.formats.literals import QuotePlan, quote_plan
 from ferrum.formats.patterns import Choice, Markers, Pattern, choice
@@ -72,19 +73,22 @@ class CallPlan:
     quote: QuotePlan | None
 
 
-def call_plan(calls: Calls, markers: Markers) -> CallPlan:
-    """Return the markers within a format's calls."""
+def call_plan(calls: Calls, markers: Markers, header: Header | None = None) -> CallPlan:
+    """Return the markers within a format's calls; `header` is that of the format."""
 
     def one(*texts: str) -> Choice | None:
         patterns = [markers.pattern(text) for text in texts if text.strip()]
         return choice(patterns) if patterns else None
 
+    after_name = one(calls.after_name, *calls.after_name_aliases)
+    if header is not None and calls.after_name.endswith(header.close):
+        after_name = choice([markers.header(header, "", header.close)])
     tagged = calls.arguments.style is ArgumentStyle.TAGGED and calls.style is CallStyle.NAMED
     return CallPlan(
         open=one(calls.open),
         close=tuple(choice([each]) for each in markers.words(calls.close)),
         after=one(calls.section_close, calls.between) if calls.section_close.strip() else None,
-        after_name=one(calls.after_name, *calls.after_name_aliases),
+        after_name=after_name,
         id_separator=one(calls.id_separator),
         tagged=tagged_plan(calls, markers) if tagged else None,
         quote=quote_plan(calls.arguments.quote, markers) if calls.arguments.style is ArgumentStyle.GEMMA else None,
@@ -98,7 +102,10 @@ def triggers(form: OutputFormat, markers: Markers, state: State, *, reasoning: b
         reasoning: of the format counts.
         calls: of the format count.
     """
-    pairs = list(_message(form, markers, state, reasoning))
+    barred = form.calls.open.strip() if calls and form.calls is not None else ""
+    pairs = list(_message(form, partial(_header_pattern, form, markers, barred), state, reasoning))
+    if state.start and form.header is not None and form.header.recipient:
+        pairs.append((markers.recipient(form.header, barred), Role.IGNORED))
     if calls and form.calls is not None:
         pairs += _calls(form, form.calls, markers, state)
     pairs = [each for each in pairs if each[0].firsts]  # a marker without text marks nothing
@@ -110,21 +117,32 @@ def _is_word(text: str) -> bool:
     return text.strip()[:1].isalpha()
 
 
-def _message(form: OutputFormat, markers: Markers, state: State, reasoning: bool) -> Iterator[tuple[Pattern, Role]]:
+def _header_pattern(form: OutputFormat, markers: Markers, without: str, text: str) -> Pattern:
+    """Return the pattern of a text; a whole header may have more words, but not `without`, which calls begin with."""
+    header = form.header
+    if header is None or not (text.startswith(header.open) and text.endswith(header.close)):
+        return markers.pattern(text)
+    return markers.header(header, text.removesuffix(header.close), header.close, without=without)
+
+
+def _message(
+    form: OutputFormat, pattern: Callable[[str], Pattern], state: State, reasoning: bool
+) -> Iterator[tuple[Pattern, Role]]:
     channels = bool(form.content_open)
     if form.reasoning is not None and reasoning:
         if state.start or (not state.reasoning and not _is_word(form.reasoning.open)) or channels:
-            yield markers.pattern(form.reasoning.open), Role.THINK
+            yield pattern(form.reasoning.open), Role.THINK
         if state.reasoning or state.start:
-            yield markers.pattern(form.reasoning.close), Role.END_THINKING
+            yield pattern(form.reasoning.close), Role.END_THINKING
     if channels:
-        for text in (form.content_open, *form.content_aliases):
-            yield markers.pattern(text), Role.CONTENT
+        other = () if form.header is None else (form.header.open + form.header.close,)
+        for text in (form.content_open, *form.content_aliases, *other):
+            yield pattern(text), Role.CONTENT
         if form.content_close and not state.reasoning:
-            yield markers.pattern(form.content_close), Role.END_CONTENT
+            yield pattern(form.content_close), Role.END_CONTENT
     if channels or not state.reasoning:
         for text in form.ignored:
-            yield markers.pattern(text), Role.IGNORED
+            yield pattern(text), Role.IGNORED
 
 
 def _calls(form: OutputFormat, calls: Calls, markers: Markers, state: State) -> Iterator[tuple[Pattern, Role]]:
@@ -134,6 +152,8 @@ def _calls(form: OutputFormat, calls: Calls, markers: Markers, state: State) -> 
             begins.append((calls.open, Role.OPENED))
     else:
         begins = [(text, Role.OPENED) for text in (calls.open, *calls.aliases)]
+    if form.header is not None:
+        yield markers.header(form.header, form.header.open, calls.open), Role.OPENED
     for text, role in begins:
         if not text.strip(" \n[{("):
             if state.start and not state.reasoning:
