@@ -20,12 +20,10 @@ from ferrum.engine.input_processor import API_NAMES, FieldNames, RequestOptions
 from ferrum.engine.kept_conversation import Conversation, conversation_of
 from ferrum.engine.model_client import Message, ModelClient
 from ferrum.formats.find import FoundFormat, closes_thought, opens_thought
+from ferrum.formats.grammar_headers import content_start
 from ferrum.formats.tool_grammar import thought_of, tool_guidance
 from ferrum.formats.tools import NO_CHOICE, ToolChoice
 from ferrum.structured.sources import check_source
-
-_SPACE: Final = "/[ \\t\\r\\n]{0,8}/"
-"""White space that models write between their reasoning and an output of a grammar."""
 
 _VARIABLES: Final = "chat_template_kwargs"
 
@@ -193,6 +191,8 @@ def _limits(
             raise RequestError(f"this model's reasoning cannot be read: {found.reason}", param="thinking_token_budget")
         return _content_guidance(None, source), None
     thought = thought_of(format, tokenizer, opened=opened, budget=options.budget)
+    if source is not None:
+        source = joined_sources(content_start(format, tokenizer), {"content": source})
     guidance = _content_guidance(thought, source, closed=closed)
     if options.calls:
         required = options.choice.mode == "required" or (guidance is not None and guidance.grammar is not None)
@@ -218,11 +218,13 @@ def _reading(format: OutputFormat, options: ChatOptions, *, opened: bool) -> Rea
 
 
 def _content_guidance(thought: Thought | None, source: str | None, *, closed: bool = False) -> Guidance | None:
-    """Return the limits of a reply without calls; without a thought if the prompt has ended it."""
+    """Return the limits of a reply without calls; without a thought if the prompt has ended it.
+
+    Args:
+        source: the grammar of its content, with what the format writes around it.
+    """
     if source is None:
         return Guidance(thought=thought) if thought is not None and thought.budget is not None else None
-    if thought is not None:
-        source = joined_sources(f"start: {_SPACE} @content", {"content": source})
     return Guidance(thought=None if closed else thought, grammar=Grammar(source=source))
 
 

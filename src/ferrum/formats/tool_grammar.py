@@ -13,7 +13,10 @@ from ferrum.core.errors import RequestError
 from ferrum.core.guidance import Grammar, Guidance, Marker, Thought
 from ferrum.core.output_format import Calls, CallStyle, IdPlace, OutputFormat, Tool
 from ferrum.core.values import shown
+from ferrum.formats.argument_readers import trailing
 from ferrum.formats.grammar_arguments import arguments_grammar
+from ferrum.formats.grammar_headers import SPACE as WHITE_SPACE
+from ferrum.formats.grammar_headers import header_text, message_begin
 from ferrum.formats.lark import Lark, either, list_of, literal, optional, sequence
 from ferrum.formats.patterns import SPACE, Markers, markers_of
 from ferrum.formats.tools import Mode
@@ -105,23 +108,32 @@ class CallGrammar:
 
     def required(self) -> Grammar:
         """Return the grammar of an output after its reasoning that has at least one call."""
-        calls, lark = self._calls, self._lark
-        start = calls.section_open or calls.open
-        if self._form.prefix and start.startswith(self._form.prefix):
-            start = start[len(self._form.prefix) :]
+        calls, lark, form = self._calls, self._lark, self._form
+        starts = [self._spelled(each.removeprefix(form.prefix)) for each in self._starts()]
         # A thought leaves the white space after its end, and a new message begins in formats with channels.
-        before = []
-        if self._form.reasoning is not None:
-            close = self._form.reasoning.close
-            before.append(optional(lark.text(close[len(close.rstrip(SPACE)) :])))
-        if self._form.content_open and self._form.ignored and not self._form.prefix:
-            before.append(optional(lark.text(self._form.ignored[0])))
+        before = ["" if form.prefix else WHITE_SPACE, message_begin(lark, form)]
+        start = optional(either(filter(None, starts))) if "" in starts else either(starts)
         body = self._body(opened=not calls.section_open)
         more = ""
         if not calls.section_open and self._many:
             call = lark.rule(sequence(lark.text(calls.open), self._call()))
             more = f"( {sequence(lark.text(calls.between), call)} )*"
-        return Grammar(source=lark.source(sequence(*before, lark.text(start), body, more)))
+        return Grammar(source=lark.source(sequence(*before, start, body, more)))
+
+    def _starts(self) -> Iterator[str]:
+        """Yield the texts that calls begin with, with the white space that follows them."""
+        first = self._calls.section_open or self._calls.open
+        yield first
+        for text in self._calls.aliases:
+            yield text.rstrip(SPACE) + trailing(first)
+
+    def _spelled(self, text: str) -> str:
+        """Return an expression of a text that calls begin with; white space may precede all but words of a header."""
+        return header_text(self._lark, self._form, text if self._in_header(text) else text.lstrip(SPACE))
+
+    def _in_header(self, text: str) -> bool:
+        """Return whether a text is a word of a header, like a recipient."""
+        return bool(self._form.content_open) and text.strip(SPACE)[:1].isalpha()
 
     def lazy(self) -> Grammar | None:
         """Return the grammar that begins where a call does; None if nothing shows where that is."""
@@ -143,8 +155,7 @@ class CallGrammar:
             stripped = text.strip(SPACE)
             if not stripped.strip("[{(") or self._is_shared(stripped):
                 continue
-            if stripped[0].isalpha() and self._form.content_open:
-                # Text like a recipient's counts only in a header.
+            if self._in_header(text):
                 yield from (before + text for before in self._form.ignored[:1])
             else:
                 yield text
@@ -197,7 +208,7 @@ class CallGrammar:
             head = sequence(literal(tool.name), id_text, number, lark.text(calls.after_name))
         else:
             names = (calls.after_name, *calls.after_name_aliases)
-            head = either(lark.text(f"{tool.name}{each}") for each in names)
+            head = either(header_text(lark, self._form, f"{tool.name}{each}") for each in names)
         return sequence(head, arguments)
 
     def _object(self, tool: Tool, arguments: str) -> str:
