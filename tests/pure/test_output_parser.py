@@ -24,6 +24,7 @@ from ferrum.formats.known_formats import KNOWN
 from ferrum.formats.parser import OutputParser
 from ferrum.formats.parts import Call, Message, Part, PartKind, joined_parts, message_of
 from ferrum.formats.patterns import format_texts
+from ferrum.formats.writing import write_calls
 from ferrum.text.tokenizer import FileTokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig
 from format_kit import ToyTokenizer, cut_pushes, marker_texts, parsed, parts_of, pushes_of
@@ -185,6 +186,7 @@ def test_text_is_held_back_only_while_it_may_be_a_marker() -> None:
         ("five", {}, "five"),
         ("five", {"type": "integer"}, "five"),
         ("null", {"type": ["string", "null"]}, None),
+        ("null", {"type": "string", "nullable": True}, None),
         ("5", {"type": ["string", "null"]}, "5"),
         ("5", {"anyOf": [{"type": "integer"}, {"type": "null"}]}, 5),
         ("b", {"enum": ["a", "b"]}, "b"),
@@ -202,6 +204,36 @@ def test_untyped_values_have_the_types_of_the_schema(text: str, schema: object, 
     output = f"<tool_call>\n<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>\n</tool_call>"
     (call,) = parsed(output, KNOWN["qwen-xml"], (Tool(name="f", parameters=json.dumps(whole)),), ToyTokenizer()).calls
     assert json.loads(call.arguments) == {"x": value}
+
+
+TEXT = {"type": "string"}
+PART = {"properties": {"x": TEXT}}
+
+
+@pytest.mark.parametrize("name", ["qwen-xml", "seed-oss", "glm-4.7", "minimax-m2", "minicpm5"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/part"},
+        {"allOf": [{"properties": {"y": TEXT}}, PART]},
+        {"allOf": [{"$ref": "#/$defs/part"}], "properties": {"y": TEXT}},
+        {"anyOf": [PART, {"properties": {"y": {"type": "integer"}}}]},
+        {"oneOf": [{"$ref": "#/$defs/part"}, {"properties": {"y": TEXT}}]},
+        {"patternProperties": {"^x": TEXT}},
+        {"properties": {"y": {"type": "integer"}}, "additionalProperties": TEXT},
+        {"properties": {"x": {"allOf": [{"minLength": 1}, TEXT]}}},
+        {"properties": {"x": {"$ref": "#/$defs/text", "description": "d"}}},
+        {"$ref": "#"} | PART,
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_types_are_found_wherever_a_schema_says_them(name: str, schema: dict[str, object], strict: bool) -> None:
+    calls = KNOWN[name].calls
+    assert calls is not None
+    whole = {**schema, "$defs": {"part": PART, "text": TEXT}}
+    tool = Tool(name="f", parameters=json.dumps(whole), strict=strict)
+    (call,) = parsed(write_calls(calls, [("f", {"x": "12345"})]), KNOWN[name], (tool,), ToyTokenizer()).calls
+    assert json.loads(call.arguments) == {"x": "12345"}
 
 
 PATCH = 'one "two"\n\\three é 🦀'

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from ferrum.core.output_format import Arguments, Calls, ValueStyle
-from ferrum.formats.argument_types import STRING, Types, typed_json
+from ferrum.formats.argument_types import STRING, ArgumentTypes, Types, typed_json
 from ferrum.formats.json_text import escaped
 from ferrum.formats.patterns import SPACE, Choice, Markers, Pattern, choice, is_mark
 from ferrum.formats.reader import Reader, Sink, Steps, choose, peek, space, until
@@ -167,7 +166,7 @@ def tagged_plan(calls: Calls, markers: Markers) -> TaggedPlan:
 
 
 def tagged_arguments(
-    reader: Reader, sink: Sink, plan: TaggedPlan, arguments: Arguments, types: Mapping[str, Types], markers: Markers
+    reader: Reader, sink: Sink, plan: TaggedPlan, arguments: Arguments, types: ArgumentTypes, markers: Markers
 ) -> Steps[bool]:
     """Pass on tagged arguments as a JSON object."""
     sink("{")
@@ -185,7 +184,8 @@ def tagged_arguments(
         key: list[str] = []
         if (yield from until(reader, plan.key_end, key.append)) < 0:
             return False
-        name = markers.visible("".join(key)).strip(SPACE).strip('"')
+        name = markers.visible("".join(key)).strip(SPACE)
+        name = name if name in types.names else name.strip('"')
         sink(f"{separator}{json.dumps(name, ensure_ascii=False)}: ")
         separator = ", "
         allowed = types.get(name)
