@@ -11,11 +11,11 @@ from ferrum.core.output_format import Arguments, ArgumentStyle, Calls, CallStyle
 from ferrum.core.values import shown
 from ferrum.formats.argument_types import STRING, Types, argument_types, resolved
 from ferrum.formats.custom_grammar import custom_grammar
+from ferrum.formats.grammar_tags import Tags
 from ferrum.formats.grammar_values import JSON_CONSTANTS, PYTHON_CONSTANTS, Literals
 from ferrum.formats.json_text import INPUT
 from ferrum.formats.lark import Lark, either, in_order, json_of, list_of, literal, optional, sequence
 
-_KEY = r'/[^<>="\s]+/'
 _CHECKED = {"type", "description", "title", "default", "examples", "enum", "const", "minLength", "maxLength", "pattern"}
 """Keywords of a schema of strings that a tagged value is held to, or that constrain nothing."""
 
@@ -33,7 +33,7 @@ def arguments_grammar(lark: Lark, calls: Calls, tool: Tool) -> str:
     if calls.arguments.style is ArgumentStyle.GEMMA:
         return Literals(lark, calls.arguments, python=False).arguments(tool)
     if calls.arguments.style is ArgumentStyle.TAGGED:
-        return _tagged(lark, calls.arguments, tool)
+        return _tagged(lark, calls, tool)
     if tool.kind is ToolKind.FUNCTION:
         return json_of(object_schema(tool), calls.arguments)
     grammar = custom_grammar(tool, escaped=True)
@@ -54,65 +54,80 @@ def object_schema(tool: Tool) -> dict[str, Any]:
     return {**schema, "type": "object"}
 
 
-def _tagged(lark: Lark, arguments: Arguments, tool: Tool) -> str:
+def call_close(lark: Lark, calls: Calls) -> str:
+    """Return an expression of what ends a call."""
+    tagged = calls.style is CallStyle.NAMED and calls.arguments.style is ArgumentStyle.TAGGED
+    return Tags(lark, calls).call_close() if tagged else lark.text(calls.close)
+
+
+def _tagged(lark: Lark, calls: Calls, tool: Tool) -> str:
     """Return tagged arguments: in the schema's order for a strict tool, else in any order."""
+    arguments, tags = calls.arguments, Tags(lark, calls)
     if tool.kind is ToolKind.CUSTOM:
         grammar = custom_grammar(tool, escaped=False)
-        head = lark.text(_head(arguments, INPUT, is_string=True))
+        head = sequence(tags.key_open(first=True), tags.key(INPUT, arguments.string_mark))
         if grammar is None:
-            return sequence(head, lark.until(arguments.value_close.lstrip()))
+            return sequence(head, tags.text())
         return sequence(head, lark.rule(grammar), lark.text(arguments.value_close))
-    schema = object_schema(tool) if tool.strict else json.loads(tool.parameters or "{}")
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    if not isinstance(properties, dict) or not properties:
-        return _several(lark, "" if tool.strict else _any_argument(lark, arguments), arguments)
-    required = schema.get("required", ())
-    items: list[tuple[str, bool]] = []
-    for name, each in properties.items():
-        is_string = argument_types(tool).get(name) == STRING and arguments.values is ValueStyle.RAW
-        head = lark.text(_head(arguments, name, is_string=is_string))
-        items.append((sequence(head, _value(lark, arguments, tool, name, each)), name in required))
     if not tool.strict:
-        return _several(lark, either(item for item, _ in items), arguments)
-    whole = in_order(lark, items, lark.text(arguments.between))
-    return whole if required or not arguments.empty else either([whole, lark.text(arguments.empty)])
+        return _any_order(lark, calls, tags, tool)
+    schema = object_schema(tool)
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or not properties:
+        return tags.empty
+    required = schema.get("required", ())
+    items = [(_argument(lark, calls, tags, tool, name, each), name in required) for name, each in properties.items()]
+    whole = in_order(lark, items, tags.key_open(first=False), tags.key_open(first=True))
+    return whole if required or not tags.empty else either([whole, tags.empty])
 
 
-def _several(lark: Lark, item: str, arguments: Arguments) -> str:
-    """Return any number of items, or the text that stands for none."""
-    empty = lark.text(arguments.empty)
-    if not item:
-        return empty
-    items = list_of(lark.rule(item), lark.text(arguments.between))
-    return either([items, empty]) if empty else optional(items)
+def _any_order(lark: Lark, calls: Calls, tags: Tags, tool: Tool) -> str:
+    """Return the arguments of a tool that is not strict: any number, in any order, with other names if they may be."""
+    types = argument_types(tool)
+    items = [_argument(lark, calls, tags, tool, name, {}) for name in types.names]
+    if not types.closed:
+        items.append(_argument(lark, calls, tags, tool, None, {}))
+    if not items:
+        return tags.empty
+    item = lark.rule(either(items))
+    found = sequence(tags.key_open(first=True), list_of(item, tags.key_open(first=False)))
+    return either([found, tags.empty]) if tags.empty else optional(found)
 
 
-def _head(arguments: Arguments, name: str, *, is_string: bool) -> str:
-    mark = arguments.string_mark if is_string else arguments.other_mark
-    return f"{arguments.key_open}{name}{arguments.key_close}{mark}{arguments.value_open}"
+def _argument(lark: Lark, calls: Calls, tags: Tags, tool: Tool, name: str | None, schema: Any) -> str:
+    """Return an argument from its key to its closing tag; `name` None: any that the schema does not name."""
+    arguments, known = calls.arguments, argument_types(tool)
+    types = known.others if name is None else known.get(name)
 
+    def head(mark: str) -> str:
+        return tags.other_key(known.names, mark) if name is None else tags.key(name, mark)
 
-def _any_argument(lark: Lark, arguments: Arguments) -> str:
-    """Return an argument with any key and any value."""
-    mark = lark.text(arguments.string_mark)
-    head = sequence(
-        lark.text(arguments.key_open), _KEY, lark.text(arguments.key_close), mark, lark.text(arguments.value_open)
-    )
-    return sequence(head, lark.until(arguments.value_close.lstrip()))
-
-
-def _value(lark: Lark, arguments: Arguments, tool: Tool, name: str, schema: Any) -> str:
-    """Return a value with its closing tag."""
     close = lark.text(arguments.value_close)
-    types = argument_types(tool).get(name)
+    text = _text(lark, arguments, tags, tool, name or "", schema, types)
+    other = _other_value(lark, arguments, tool, schema, types)
+    null = tool.strict and types is not None and "string" in types
+    if null and types != STRING:
+        other = lark.text("null")
+    if arguments.values is ValueStyle.JSON or not text:
+        return sequence(head(arguments.other_mark), other, close)
+    if types == STRING:
+        return sequence(head(arguments.string_mark), text)
+    if arguments.string_mark:
+        marked = sequence(head(arguments.other_mark), other, close)
+        return either([sequence(head(arguments.string_mark), text), marked])
+    return sequence(head(""), either([sequence(other, close), text]) if null else text)
+
+
+def _text(lark: Lark, arguments: Arguments, tags: Tags, tool: Tool, name: str, schema: Any, types: Types) -> str:
+    """Return a string, which is written without quotes, with its closing tag; empty if the value is none."""
     if arguments.values is ValueStyle.JSON or (types is not None and "string" not in types):
-        return sequence(_other_value(lark, arguments, tool, schema, types), close)
+        return ""
     if not tool.strict or not isinstance(schema, dict):
-        return lark.until(arguments.value_close.lstrip())
+        return tags.text()
     whole = json.loads(tool.parameters)
     schema = resolved(schema, whole)
     if types == STRING:
-        return _strict_string(lark, arguments, tool, name, schema)
+        return _strict_string(lark, arguments, tags, tool, name, schema)
     parts = [resolved(each, whole) for each in schema.get("anyOf", ()) if isinstance(each, dict)]
     strings = [each for each in parts if each.get("type") == "string"] or [schema]
     if types != frozenset({"string", "null"}) or len(strings) > 1:
@@ -124,7 +139,7 @@ def _value(lark: Lark, arguments: Arguments, tool: Tool, name: str, schema: Any)
     allowed = {key: each for key, each in strings[0].items() if key != "anyOf"}
     if isinstance(allowed.get("enum"), list):
         allowed["enum"] = [each for each in allowed["enum"] if each is not None]
-    return either([sequence(lark.text("null"), close), _strict_string(lark, arguments, tool, name, allowed)])
+    return _strict_string(lark, arguments, tags, tool, name, allowed)
 
 
 def _other_value(lark: Lark, arguments: Arguments, tool: Tool, schema: Any, types: Types) -> str:
@@ -147,7 +162,9 @@ def _nested(tool: Tool, schema: Any) -> dict[str, Any]:
     return {**definitions, **schema} if isinstance(schema, dict) else definitions
 
 
-def _strict_string(lark: Lark, arguments: Arguments, tool: Tool, name: str, schema: Mapping[str, Any]) -> str:
+def _strict_string(
+    lark: Lark, arguments: Arguments, tags: Tags, tool: Tool, name: str, schema: Mapping[str, Any]
+) -> str:
     """Return a string of a strict tool, which is written without quotes."""
     close = lark.text(arguments.value_close)
     unknown = sorted(set(schema) - _CHECKED)
@@ -166,7 +183,7 @@ def _strict_string(lark: Lark, arguments: Arguments, tool: Tool, name: str, sche
     elif "pattern" in schema:
         body = "/[^<]*/"
     else:
-        return lark.until(arguments.value_close.lstrip())
+        return tags.text()
     if "pattern" in schema:
         pattern = schema["pattern"]
         before = "" if pattern.startswith("^") else "(?s:.*)"

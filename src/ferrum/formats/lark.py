@@ -87,6 +87,16 @@ class Lark:
         """Return an expression of a format's text, with tokens where the vocabulary has them."""
         return self._rest(self._markers.translated(text))
 
+    def is_text(self, text: str) -> bool:
+        """Return whether no part of a format's text is a token."""
+        return not any(map(is_mark, self._markers.translated(text)))
+
+    def cut(self, text: str) -> tuple[str, str]:
+        """Return a format's text up to its first token, and the rest."""
+        translated = self._markers.translated(text)
+        head = next((index for index, char in enumerate(translated) if is_mark(char)), len(translated))
+        return text[:head], text[head:]
+
     def until(self, close: str, body: str = "(?s:.*)") -> str:
         """Return an expression of any text up to a closing text, which is part of it."""
         translated = self._markers.translated(close)
@@ -119,16 +129,17 @@ def json_of(schema: Mapping[str, Any], arguments: Arguments) -> str:
     return f"%json {json.dumps({'x-guidance': options, **schema})}"
 
 
-def in_order(lark: Lark, items: list[tuple[str, bool]], separator: str) -> str:
+def in_order(lark: Lark, items: list[tuple[str, bool]], separator: str, opening: str = "") -> str:
     """Return items in order, with a separator between those that are there.
 
     Args:
         items: each with whether it is required.
+        opening: stands before the first.
     """
     # From the back: what may follow an item that is there, and what may stand if none is there yet.
     following, starting = "", ""
     for item, required in reversed(items):
-        after, alone = sequence(separator, item, following), sequence(item, following)
+        after, alone = sequence(separator, item, following), sequence(opening, item, following)
         if required:
             following, starting = lark.rule(after), lark.rule(alone)
         else:

@@ -14,7 +14,7 @@ from ferrum.core.guidance import Grammar, Guidance, Marker, Thought
 from ferrum.core.output_format import Calls, CallStyle, IdPlace, OutputFormat, Tool
 from ferrum.core.values import shown
 from ferrum.formats.argument_readers import trailing
-from ferrum.formats.grammar_arguments import arguments_grammar
+from ferrum.formats.grammar_arguments import arguments_grammar, call_close
 from ferrum.formats.grammar_headers import SPACE as WHITE_SPACE
 from ferrum.formats.grammar_headers import header_text, message_begin
 from ferrum.formats.lark import Lark, either, list_of, literal, optional, sequence
@@ -191,7 +191,7 @@ class CallGrammar:
     def _call(self) -> str:
         """Return a call of any of the tools after its opening text."""
         options = [self._lark.rule(self._of(tool)) for tool in self._tools]
-        return sequence(either(options), self._lark.text(self._calls.close))
+        return sequence(either(options), call_close(self._lark, self._calls))
 
     def _of(self, tool: Tool) -> str:
         calls, lark = self._calls, self._lark
