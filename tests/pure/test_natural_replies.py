@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from test_templates_round_trip import FORMATS
 
-from ferrum.core.output_format import Tool
+from ferrum.core.output_format import ArgumentStyle, CallStyle, OutputFormat, Tool
 from ferrum.formats.known_formats import KNOWN
 from ferrum.formats.writing import write_calls
 from format_kit import ToyTokenizer, marker_texts
@@ -53,16 +53,19 @@ def test_calls_come_as_without_limits(name: str, tokens: bool) -> None:
             assert chats.refused(guide, text) is None, text
 
 
-def check_call(chats: Chats, name: str, tool: Tool, arguments: Mapping[str, Any]) -> None:
-    """A call is read as it is meant, and passes the guides of a free and of a required call."""
+def check_calls(
+    chats: Chats, name: str, tool: Tool, written: Sequence[Mapping[str, Any]], meant: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Calls are read as they are meant, and pass the guides of a free and of a required call."""
     calls = ALL[name].calls
     assert calls is not None
     ids = ["0" if name == "kimi-k2" else "abcdefgh1"]
-    text = write_calls(calls, [(tool.name, arguments)], ids=ids).removeprefix(ALL[name].prefix)
-    (read,) = chats.read(text, tool).calls
-    assert json.loads(read.arguments) == arguments, text
-    for mode in ("auto", "required"):
-        assert chats.refused(chats.guide(mode, schema=mode == "auto", tool=tool), text) is None, text
+    guides = [chats.guide(mode, schema=mode == "auto", tool=tool) for mode in ("auto", "required")]
+    for arguments, expected in zip(written, meant or written, strict=True):
+        text = write_calls(calls, [(tool.name, arguments)], ids=ids).removeprefix(ALL[name].prefix)
+        (read,) = chats.read(text, tool).calls
+        assert json.loads(read.arguments) == expected, text
+        assert [chats.refused(guide, text) for guide in guides] == [None, None], text
 
 
 CLOSED = ("return '{}'", "{}", "a{}\nb", "{0}{0} {0}", "<{}", "a{}</b>")
@@ -79,8 +82,8 @@ def test_closing_tag_within_a_value_is_text(name: str) -> None:
     kinds = {"type": "object", "properties": {"path": {"type": "string"}, "content": {"type": "string"}}}
     for strict in (False, True):
         tool = Tool(name="write", parameters=json.dumps(kinds | {"required": ["path", "content"]}), strict=strict)
-        for text in CLOSED:
-            check_call(chats, name, tool, {"path": text.format(tag), "content": text.format(tag)})
+        texts = [text.format(tag) for text in CLOSED]
+        check_calls(chats, name, tool, [{"path": text, "content": text} for text in texts])
 
 
 @pytest.mark.parametrize("name", TAGGED)
@@ -98,8 +101,7 @@ def test_arguments_without_a_name_in_an_open_schema_may_come(name: str, schema: 
     more = schema.get("additionalProperties", {}).get("type")
     arguments = {"a": "x", "größe 2.b": 5 if more == "integer" else "12 x"}
     for tokens in (True, False):
-        if (more, "properties" in schema) == ("integer", True) or more != "integer":
-            check_call(chats_of(name, tokens), name, Tool(name="f", parameters=json.dumps(schema)), arguments)
+        check_calls(chats_of(name, tokens), name, Tool(name="f", parameters=json.dumps(schema)), [arguments])
 
 
 @pytest.mark.parametrize("name", TAGGED)
@@ -127,5 +129,28 @@ def test_mark_of_a_value_is_left_to_the_model(
 ) -> None:
     tool = Tool(name="f", parameters=json.dumps(schema), strict=strict)
     for tokens in (True, False):
-        for value in values:
-            check_call(chats_of(name, tokens), name, tool, {"a": value})
+        check_calls(chats_of(name, tokens), name, tool, [{"a": value} for value in values])
+
+
+NAMES = ("größe", "a b", "a.b-c", "2x", "漢", 'a"b', "it's", "a/b", "@id", "$ref", "a:b", "a,b", "a=b", "{a}", "x[0]")
+
+
+def quoted(name: str, form: OutputFormat) -> str:
+    """Return a name with quotes, if a format needs them to show where it ends."""
+    assert form.calls is not None
+    needed = any(each in ":,={}[]" for each in name)
+    if needed and form.calls.style is CallStyle.PYTHONIC:
+        return json.dumps(name)
+    gemma = form.calls.arguments.style is ArgumentStyle.GEMMA
+    return f"{form.calls.arguments.quote}{name}{form.calls.arguments.quote}" if needed and gemma else name
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_name_in_properties_can_be_written(name: str, strict: bool) -> None:
+    chats = chats_of(name, tokens=True)
+    schemas = {key: {"type": "string"} for key in NAMES}
+    schema = {"type": "object", "properties": schemas, "additionalProperties": False}
+    tool = Tool(name="f", parameters=json.dumps(schema), strict=strict)
+    written = [{quoted(each, ALL[name]): "x"} for each in NAMES]
+    check_calls(chats, name, tool, written, [{each: "x"} for each in NAMES])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
 from ferrum.core.errors import RequestError
 from ferrum.core.output_format import Arguments, Tool, ToolKind
 from ferrum.core.values import shown
+from ferrum.formats.argument_types import argument_types
 from ferrum.formats.custom_grammar import custom_grammar
 from ferrum.formats.json_text import INPUT
 from ferrum.formats.lark import Lark, either, in_order, literal, optional, sequence
@@ -16,7 +18,9 @@ _DOUBLE: Final = r'"([^"\\\x00-\x1f]|\\(["\\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
 _SINGLE: Final = r"'([^'\\\x00-\x1f]|\\(['\\\/bfnrt]|u[0-9a-fA-F]{4}))*'"
 _NUMBER: Final = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/"
 _INTEGER: Final = r"/-?(0|[1-9][0-9]*)/"
-_NAME: Final = r"/[A-Za-z_][A-Za-z0-9_.-]*/"
+_NAME: Final = r"""/[^\s:=,;(){}\[\]"'<>|]([^:=,(){}\[\]<>|\r\n]*[^\s:=,(){}\[\]<>|])?/"""
+"""What a reader takes for a name without quotes."""
+_BARE: Final = re.compile(_NAME[1:-1])
 JSON_CONSTANTS: Final = ("true", "false", "null")
 PYTHON_CONSTANTS: Final = ("True", "False", "None")
 _CHECKED: Final = {
@@ -49,7 +53,8 @@ class Literals:
         if tool.kind is ToolKind.CUSTOM:
             return sequence(opening, literal(INPUT), equals, self._custom(tool), closing)
         if not tool.strict or not tool.parameters:
-            return sequence(opening, self._items(sequence(_NAME, equals, self.any())), closing)
+            names = either([_NAME, *map(self._name, argument_types(tool).names)])
+            return sequence(opening, self._items(sequence(names, equals, self.any())), closing)
         schema = json.loads(tool.parameters)
         return sequence(opening, self._properties(schema, tool, equals, keys_quoted=False), closing)
 
@@ -76,7 +81,13 @@ class Literals:
         """Return a key of a nested object, with its separator."""
         if self._python:
             return sequence(self._string(), literal(": "))
-        return sequence(_NAME, literal(self._arguments.key_separator))
+        return sequence(either([_NAME, self._string()]), literal(self._arguments.key_separator))
+
+    def _name(self, name: str) -> str:
+        """Return a name, quoted if a reader would not find its end."""
+        if _BARE.fullmatch(name):
+            return literal(name)
+        return literal(json.dumps(name, ensure_ascii=False)) if self._python else self._constant(name)
 
     def _string(self) -> str:
         if self._python:
@@ -98,7 +109,7 @@ class Literals:
         required = schema.get("required", ())
         items = []
         for name, each in properties.items():
-            key = literal(json.dumps(name, ensure_ascii=False) if keys_quoted else name)
+            key = literal(json.dumps(name, ensure_ascii=False)) if keys_quoted else self._name(name)
             items.append((sequence(key, separator, self._typed(each, tool)), name in required))
         return in_order(self._lark, items, self._comma)
 
