@@ -23,11 +23,13 @@ from ferrum.cli.options import (
 from ferrum.cli.run import echo_text, show_log
 from ferrum.cli.shown_parts import ShownParts
 from ferrum.core.errors import KvExhausted, RequestError
+from ferrum.core.output_format import ToolKind
 
 if TYPE_CHECKING:
     from ferrum.core.params import SamplingParams
     from ferrum.engine.chat_prompt import ChatOptions
     from ferrum.engine.llm import LLM
+    from ferrum.formats.parts import Call
     from ferrum.formats.tools import Tools
 
 FULL: Final = 0.75
@@ -109,10 +111,12 @@ class Conversation:
 
         The results of tool calls are asked for.
         """
-        messages = [*self.messages, {"role": "user", "content": text}]
+        messages, shortened = [*self.messages, {"role": "user", "content": text}], False
         try:
-            shortened = self._shorten(messages)
-            while calls := self._answer(messages):
+            while True:
+                shortened |= self._shorten(messages)
+                if not (calls := self._answer(messages)):
+                    break
                 messages += [self._result(call) for call in calls]
         except (RequestError, KvExhausted) as error:
             typer.echo(f"({error})", err=True)
@@ -131,20 +135,20 @@ class Conversation:
         answer: dict[str, Any] = {"role": "assistant", "content": message.content or ""}
         if message.reasoning is not None:
             answer["reasoning_content"] = message.reasoning
-        calls = [
-            {
-                "id": each.id or f"call{place:05}",
-                "type": "function",
-                "function": {"name": each.name, "arguments": each.arguments},
-            }
-            for place, each in enumerate(message.calls)
-        ]
+        calls = [self._called(call, place) for place, call in enumerate(message.calls)]
         messages.append({**answer, "tool_calls": calls} if calls else answer)
         return calls
 
+    def _called(self, call: Call, place: int) -> dict[str, Any]:
+        """Return a call of the model as messages have it."""
+        head = {"id": call.id or f"call{place:05}"}
+        if any(tool.name == call.name and tool.kind is ToolKind.CUSTOM for tool in self.options.tools):
+            return {**head, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
+        return {**head, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
     def _result(self, call: dict[str, Any]) -> dict[str, Any]:
         """Ask for the result of a call."""
-        name = call["function"]["name"]
+        name = call[call["type"]]["name"]
         typer.echo(f"(the result of {name}, as the tool would return it:)", err=True)
         return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": ask() or ""}
 
@@ -188,17 +192,26 @@ class Conversation:
         self.messages = [{"role": "system", "content": text}, *others] if text else others
 
     def _shorten(self, messages: list[dict[str, Any]]) -> bool:
-        """Drop the oldest exchanges if they leave little room for an answer; return whether any were dropped."""
-        client = self.llm.client
-        assert client.tokenizer is not None, "a model with a chat template has a tokenizer"
+        """Drop the oldest exchanges if they leave little room for an answer; return whether any were dropped.
+
+        An exchange is a question with all that follows it: a result never stays without its call.
+        """
         room = min(self.llm.info.max_sequence_length, self.llm.info.kv_capacity)
-        first, before, share = sum(each["role"] == "system" for each in messages), len(messages), FULL
-        while len(messages) > first + 1:
-            if len(client.tokenizer.encode(client.render(messages), add_special_tokens=False)) <= share * room:
+        before, share = len(messages), FULL
+        while self._tokens(messages) > share * room:
+            questions = [place for place, each in enumerate(messages) if each["role"] == "user"]
+            if len(questions) < 2:
                 break
-            del messages[first : first + 2]
+            del messages[questions[0] : questions[1]]
             share = KEPT
         return len(messages) < before
+
+    def _tokens(self, messages: list[dict[str, Any]]) -> int:
+        """Return the length of the prompt of a conversation, with the descriptions of the tools."""
+        client = self.llm.client
+        assert client.tokenizer is not None, "a model with a chat template has a tokenizer"
+        text = client.render(messages, tools=self.options.choice.tools.descriptions or None)
+        return len(client.tokenizer.encode(text, add_special_tokens=False))
 
 
 def tools_in(path: Path | None) -> Tools:

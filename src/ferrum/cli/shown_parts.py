@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import typer
 
+from ferrum.core.types import FinishReason
 from ferrum.engine.request_output import Delta
 from ferrum.formats.parts import Message, Part, PartKind, message_of
 
@@ -18,20 +19,26 @@ class ShownParts:
     Attributes:
         parts: those so far.
         styled: use the styles of a terminal.
+        cut: the limit of tokens has ended the reply.
     """
 
     parts: list[Part] = field(default_factory=list)
     styled: bool = field(default_factory=lambda: sys.stdout.isatty())
+    cut: bool = False
 
     def __call__(self, delta: Delta) -> str:
         """Return the text that shows a delta."""
+        self.cut = delta.finish_reason is FinishReason.LENGTH
         new = (Part(PartKind.CONTENT, delta.text or ""),) if delta.parts is None else delta.parts
         return "".join(map(self._shown, new))
 
     @property
     def message(self) -> Message:
-        """The reply so far."""
-        return message_of(self.parts)
+        """The reply so far, without a call that the limit of tokens has cut."""
+        kinds = [part.kind for part in self.parts]
+        if not self.cut or kinds[-1:] not in ([PartKind.CALL], [PartKind.ARGUMENTS], [PartKind.END]):
+            return message_of(self.parts)
+        return message_of(self.parts[: len(kinds) - 1 - kinds[::-1].index(PartKind.CALL)])
 
     def _shown(self, part: Part) -> str:
         before = self.parts[-1].kind if self.parts else None
