@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +16,7 @@ from ferrum.core.adapter_facts import AdapterFacts
 from ferrum.core.errors import RequestError
 from ferrum.core.types import Adapter, Request
 from ferrum.engine import held_adapters
-from ferrum.engine.adapter_registry import AdapterRegistry
+from ferrum.engine.adapter_registry import AdapterRegistry, LoRARequest
 from ferrum.engine.held_adapters import HeldAdapters
 from ferrum.engine.messages import AdapterRead, Message
 
@@ -132,3 +134,63 @@ def test_an_adapter_that_gets_no_name_is_unloaded() -> None:
     with pytest.raises(RequestError, match="must be 1"):
         registry.add("b", facts_of("a", scales=False), scale=0.5)
     assert unloaded == [key("a")], "it has another name"
+
+
+class Reader:
+    """A router whose engine finds adapters where `locate_adapter` does, hub ids in a cache."""
+
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache
+        self.loads: list[str] = []
+
+    def load_adapter(self, path: str) -> Future[AdapterFacts]:
+        self.loads.append(path)
+        found = Path(path).expanduser()
+        loading = Future[AdapterFacts]()
+        loading.set_result(AdapterFacts(str(found if found.exists() else self.cache), b"a", nbytes=10, rank=1))
+        return loading
+
+    def unload_adapter(self, key: str) -> None:
+        raise AssertionError(f"{key} is in use")
+
+
+@pytest.fixture
+def adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An adapter's directory in the working and home directory, with a link to it and with another one next to it."""
+    for name in ("mine", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("mine")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path / "mine"
+
+
+SPELLINGS = ["{0}", "{0}/", "mine", "./mine", "mine/../mine", "~/mine", "link", "{0}/../link/"]
+
+
+@pytest.mark.parametrize("first", [*SPELLINGS, "org/mine", "org/mine@main"])
+def test_a_request_names_a_loaded_adapter_by_any_path(adapter: Path, first: str) -> None:
+    """vLLM's users make a `LoRARequest` for each call."""
+    reader = Reader(cache=adapter)
+    registry = AdapterRegistry(cast(Any, reader))
+    for spelling in (first, first, *SPELLINGS, ""):
+        (found,) = registry.chosen(LoRARequest("a", 1, spelling.format(adapter)))
+        assert found.name == "a"
+    assert len(reader.loads) == 1 and (Path(reader.loads[0]).is_absolute() or first.startswith("org/"))
+    for other in ("other", "~/other", "org/other", "nowhere"):
+        with pytest.raises(RequestError, match="is loaded from") as caught:
+            registry.chosen(LoRARequest("a", 1, other))
+        assert caught.value.param == "lora_path"
+    with pytest.raises(RequestError, match="must be a string") as caught:
+        registry.chosen(LoRARequest("a", 1, cast(str, adapter)))
+    assert caught.value.param == "lora_path"
+
+
+def test_a_link_that_leads_elsewhere_is_another_adapter(adapter: Path) -> None:
+    registry = AdapterRegistry(cast(Any, Reader(cache=adapter)))
+    link = adapter.with_name("link")
+    registry.chosen(LoRARequest("a", 1, str(link)))
+    link.unlink()
+    link.symlink_to("other")
+    with pytest.raises(RequestError, match="is loaded from"):
+        registry.chosen(LoRARequest("a", 1, str(link)))

@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Lock
 from typing import Final, TypeAlias
 
@@ -49,12 +51,14 @@ class NamedAdapter:
         id: adapters of one request add their results in ascending order of it.
         facts: what the engine replied.
         scale: factor for requests that give none.
+        places: where it was loaded from, see `_place`: as the caller and as the engine named it.
     """
 
     id: int
     name: str
     facts: AdapterFacts
     scale: float = 1.0
+    places: frozenset[str] = frozenset()
 
     def scaled(self, scale: float) -> NamedAdapter:
         """Return the adapter with another factor. Raises RequestError if it cannot be scaled."""
@@ -108,28 +112,32 @@ class AdapterRegistry:
         """Let the engine load an adapter; `add` names it then. Raises EngineDead, RequestError."""
         if not path:
             raise RequestError(f"must be a directory, a GGUF file or a hub id, not {shown(path)}", param="lora_path")
-        return self._router.load_adapter(path)
+        local = _local(path)  # the engine's process may be in another directory
+        return self._router.load_adapter(path if local is None else str(local.absolute()))
 
     def load_all(self, texts: Iterable[str]) -> None:
         """Load the adapters of the option `lora`, each NAME=PATH. Raises FerrumError."""
         for text in texts:
             name, _, path = text.partition("=")
             try:
-                self.add(name, self.begin_load(path).result())
+                self.add(name, self.begin_load(path).result(), asked=path)
             except RequestError as error:
                 raise error.about("lora") from None
 
-    def add(self, name: str, facts: AdapterFacts, *, id: int | None = None, scale: float = 1.0) -> NamedAdapter:
+    def add(
+        self, name: str, facts: AdapterFacts, *, asked: str = "", id: int | None = None, scale: float = 1.0
+    ) -> NamedAdapter:
         """Give a loaded adapter a name; one that has the name already loses it.
 
         Args:
+            asked: the path or hub id that the caller gave.
             id: default: that of the adapter which has the name, or one more than the largest.
         """
         with self._lock:
             before = self._named.get(name)
             if id is None:
                 id = max((each.id for each in self._named.values()), default=0) + 1 if before is None else before.id
-            named = NamedAdapter(id, name, facts)
+            named = NamedAdapter(id, name, facts, places=frozenset(map(_place, (asked or facts.path, facts.path))))
             try:
                 named = self._named[name] = named.scaled(scale)
             except RequestError:
@@ -185,7 +193,8 @@ class AdapterRegistry:
         if not isinstance(choice, LoRARequest):
             raise RequestError(f"must be a name or a LoRARequest, not {shown(choice)}", param="lora_request")
         if self.missing(choice):
-            return self.add(choice.lora_name, self.begin_load(choice.lora_path).result(), id=choice.lora_int_id)
+            facts = self.begin_load(choice.lora_path).result()
+            return self.add(choice.lora_name, facts, asked=choice.lora_path, id=choice.lora_int_id)
         return replace(self.find(choice.lora_name), id=choice.lora_int_id)
 
     def missing(self, choice: LoRARequest) -> bool:
@@ -193,16 +202,32 @@ class AdapterRegistry:
         name, id, path = choice.lora_name, choice.lora_int_id, choice.lora_path
         if not name:
             raise RequestError(f"must be a name, not {shown(name)}", param="lora_name")
+        if not isinstance(path, str):
+            raise RequestError(f"must be a string, not {shown(path)}", param="lora_path")
         if type(id) is not int or id < 1:
             raise RequestError(f"must be an integer of at least 1, not {shown(id)}", param="lora_int_id")
         if name not in self._named:
             return True
-        loaded = self._named[name].facts.path
-        if path not in ("", loaded):
-            reason = f"{name!r} is loaded from {loaded!r}: unload it, or choose another name"
+        loaded = self._named[name]
+        if path and _place(path) not in loaded.places:
+            reason = f"{name!r} is loaded from {loaded.facts.path!r}: unload it, or choose another name"
             raise RequestError(reason, param="lora_path")
         return False
 
     def _unknown(self, name: str) -> RequestError:
         loaded = ", ".join(repr(each.name) for each in self) or "none"
         return RequestError(f"no adapter {shown(name)} is loaded (loaded: {loaded})", param="lora_request")
+
+
+def _local(path: str) -> Path | None:
+    """Return the path of a directory or file of this machine; None for a hub id."""
+    with suppress(OSError, RuntimeError, ValueError):  # no path; the engine says what is wrong
+        if (found := Path(path).expanduser()).exists():
+            return found
+    return None
+
+
+def _place(path: str) -> str:
+    """Return a text that is equal for paths to the same files, and a hub id as it is."""
+    local = _local(path)
+    return path if local is None else str(local.resolve())

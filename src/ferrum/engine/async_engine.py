@@ -111,7 +111,7 @@ class AsyncEngine(EngineClient):
             id: a request's adapters add their results in ascending order of it; default: in the order of loading.
         """
         facts = await asyncio.wrap_future(self.client.adapters.begin_load(path))
-        self.client.adapters.add(name, facts, id=id, scale=scale)
+        self.client.adapters.add(name, facts, asked=path, id=id, scale=scale)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter. Running requests keep it. Raises RequestError for an unknown name."""

@@ -260,7 +260,7 @@ class LLM(EngineClient):
         Raises:
             FerrumError: it cannot be loaded, and nothing has changed.
         """
-        self.client.adapters.add(name, self.client.adapters.begin_load(path).result(), scale=scale)
+        self.client.adapters.add(name, self.client.adapters.begin_load(path).result(), asked=path, scale=scale)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter. Running requests keep it. Raises RequestError for an unknown name."""
