@@ -2,13 +2,13 @@
 
 import { el } from "./dom.js";
 
-const FINISH = {
-  stop: "the model ended it",
-  length: "the limit of tokens",
-  tool_calls: "it calls a tool",
-  stopped: "you stopped it",
-  cut: "the connection broke",
-};
+const FINISH = new Map([
+  ["stop", "the model ended it"],
+  ["length", "the limit of tokens"],
+  ["tool_calls", "it calls a tool"],
+  ["stopped", "you stopped it"],
+  ["cut", "the connection broke"],
+]);
 
 /** Return the line of an answer: tokens, speed and wait. */
 function summaryOf(turn) {
@@ -33,7 +33,7 @@ function rowsOf(part) {
     ["Prompt", usage && `${usage.prompt_tokens} tokens, ${cached ?? 0} found in the cache`],
     ["Answer", usage && `${usage.completion_tokens} tokens${reasoning ? `, ${reasoning} of them reasoning` : ""}`],
     ["First token", part.first !== undefined && `after ${part.first.toFixed(0)} ms`],
-    ["End", FINISH[part.finish]],
+    ["End", FINISH.get(part.finish)],
     ["Seed", String(seed)],
     ["Settings", settings.join(", ") || "the checkpoint's"],
     ["Model", part.model],

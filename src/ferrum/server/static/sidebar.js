@@ -1,8 +1,9 @@
 // The list of conversations: open, search, rename, delete, export, import.
 
+import { canonical, checked } from "./checks.js";
 import { confirmed, textOf } from "./dialogs.js";
 import { button, byId, download, el, newId, say } from "./dom.js";
-import { checked, titleOf } from "./tree.js";
+import { titleOf } from "./tree.js";
 
 const FORMAT = "ferrum-conversations";
 
@@ -72,7 +73,7 @@ export class Sidebar {
   }
 
   export() {
-    const conversations = this.history.list();
+    const conversations = this.history.list().map(checked);
     const day = new Date().toISOString().slice(0, 10);
     download(
       `ferrum-conversations-${day}.json`,
@@ -81,27 +82,37 @@ export class Sidebar {
     say(`${conversations.length} conversations exported`);
   }
 
-  /** Add the conversations of a file. One that is here already, but differs, is added as another one. */
+  /** Add the conversations of a file, except those that are here. One that differs is added as another one. */
   async import(input) {
     const [file] = input.files;
     input.value = "";
     try {
-      const { format, conversations } = JSON.parse(await file.text());
+      const saved = JSON.parse(await file.text());
+      const { format, conversations } = saved ?? {};
       if (format !== FORMAT || !Array.isArray(conversations)) throw new Error(`it has no "format": "${FORMAT}"`);
-      for (const each of conversations.map(checked)) await this.add(each);
+      const added = await this.add(conversations.map(checked));
       this.actions.warn("");
-      say(`${conversations.length} conversations imported`);
+      say(`${added} of ${conversations.length} conversations added`);
     } catch (error) {
       this.actions.warn(`${file.name} cannot be imported: ${error.message}. Choose a file that this page exported.`);
     }
     this.render();
   }
 
-  async add(conversation) {
-    const here = this.history.byId.get(conversation.id);
-    if (here && JSON.stringify(here) === JSON.stringify(conversation)) return;
-    const added = here ? { ...conversation, id: newId() } : conversation;
-    this.history.byId.set(added.id, added);
-    await this.history.write(added);
+  async add(conversations) {
+    const { byId: here, removed } = this.history;
+    const known = new Set([...here.values()].map(canonical));
+    let added = 0;
+    for (const conversation of conversations) {
+      const text = canonical(conversation);
+      if (known.has(text)) continue;
+      known.add(text);
+      const { id } = conversation;
+      const one = here.has(id) || removed.has(id) ? { ...conversation, id: newId() } : conversation;
+      here.set(one.id, one);
+      await this.history.write(one);
+      added += 1;
+    }
+    return added;
   }
 }

@@ -7,12 +7,12 @@ import { resultCard } from "./tool_calls.js";
 import { siblings } from "./tree.js";
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Tool result" };
-const NOTICES = {
-  length: ["Stopped at the limit of tokens.", "Continue"],
-  stopped: ["You stopped this answer.", "Continue"],
-  cut: ["The connection broke before the end.", "Continue"],
-  edited: ["You wrote this answer.", "Continue"],
-};
+const NOTICES = new Map([
+  ["length", ["Stopped at the limit of tokens.", "Continue"]],
+  ["stopped", ["You stopped this answer.", "Continue"]],
+  ["cut", ["The connection broke before the end.", "Continue"]],
+  ["edited", ["You wrote this answer.", "Continue"]],
+]);
 
 export class TurnView {
   /**
@@ -69,7 +69,7 @@ export class TurnView {
   }
 
   showNotice(streaming) {
-    const [text, goOn] = (!streaming && NOTICES[this.turn.finish]) || [];
+    const [text, goOn] = (!streaming && NOTICES.get(this.turn.finish)) || [];
     const { content, reasoning, calls, children } = this.turn;
     const action = reasoning && !content ? "Answer now" : goOn;
     const last = !children.length && !calls?.length;
