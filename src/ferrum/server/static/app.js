@@ -21,10 +21,7 @@ import { newConversation, titleOf } from "./tree.js";
 
 const settings = new Settings((name) => settingChanged(name));
 const server = new Server((state, text) => serverChanged(state, text), settings);
-const history = new History(
-  () => composer.warn("This browser stores nothing: conversations last until the page is closed."),
-  changedElsewhere,
-);
+const history = new History((text) => composer.warn(text), changedElsewhere);
 const composer = new Composer({ send, stop: () => chat.stop() });
 const refused = (fault) => composer.warn(fault);
 const chat = new Chat(history, settings, server, { render, grown: (turn) => transcript.grown(turn), failed, refused });
@@ -133,10 +130,10 @@ function removed(conversation) {
 
 /** Show what another tab has made of a conversation. */
 function changedElsewhere(id) {
-  const stored = history.byId.get(id);
-  if (id !== chat.conversation.id || chat.busy) sidebar.render();
-  else if (stored) chat.open(stored);
-  else startConversation();
+  chat.stopRemoved();
+  if (history.removed.has(chat.conversation.id)) startConversation();
+  else if (id === null || id === chat.conversation.id) render();
+  else sidebar.render();
 }
 
 async function removeTurn(turn) {
@@ -148,10 +145,10 @@ async function removeTurn(turn) {
 
 /** Show an answer's tokens or its text; an answer without probabilities is asked for again first. */
 async function toggleOdds(turn) {
-  if (!turn.pieces && !(await working(turn, (signal) => findProbabilities(chat, chat.conversation, turn, signal))))
-    return;
+  const { conversation } = chat;
+  if (!turn.pieces && !(await working(turn, (signal) => findProbabilities(chat, conversation, turn, signal)))) return;
   turn.odds = !turn.odds;
-  chat.changed();
+  chat.changed(conversation, turn);
 }
 
 async function checkAgain(turn) {
@@ -161,7 +158,7 @@ async function checkAgain(turn) {
     turn.replay = await runAgain(chat, conversation, turn, signal);
   });
   if (!done) turn.replay = null;
-  chat.changed(conversation);
+  chat.changed(conversation, turn);
 }
 
 /** Run a request about an answer; report its error. Returns whether it succeeded. */
@@ -196,14 +193,16 @@ async function begin() {
   tabs(byId("tabs"), (tab) => charts(tab === "charts-tab"));
   charts = watchCharts(byId("charts"), () => rightPanel.open && !byId("charts").hidden);
   window.addEventListener("hashchange", openNamed);
-  window.addEventListener("pagehide", () => history.flush());
-  document.addEventListener("visibilitychange", () => document.hidden || server.watch());
+  window.addEventListener("pagehide", () => history.leave());
+  window.addEventListener("pageshow", async ({ persisted }) => {
+    if (!persisted) return; // else the page has missed what other tabs reported
+    await history.load();
+    changedElsewhere(null);
+  });
+  document.addEventListener("visibilitychange", () => (document.hidden ? history.flush() : server.watch()));
   leftPanel.set(window.matchMedia("(min-width: 75rem)").matches, { focus: false });
   composer.box.focus();
   await history.load();
-  for (const { turns } of history.byId.values()) {
-    for (const turn of Object.values(turns)) if (turn.role === "assistant" && turn.finish === null) turn.finish = "cut";
-  }
   openNamed();
   render();
   if (document.body.dataset.keys === "needed" && !apiKey.get()) {

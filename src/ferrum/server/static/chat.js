@@ -3,7 +3,7 @@
 import { ApiError, events } from "./api.js";
 import { Pieces, addCalls, read } from "./events.js";
 import { optionsOf, renderedRequest, requestOf } from "./requests.js";
-import { addTurn, choose, leaf, newConversation, pathTo, removeTurn } from "./tree.js";
+import { addTurn, choose, leaf, newConversation, pathTo, placeOfQuestion, touched } from "./tree.js";
 
 export class Chat {
   /**
@@ -14,7 +14,7 @@ export class Chat {
    */
   constructor(history, settings, server, view) {
     Object.assign(this, { history, settings, server, view });
-    this.jobs = new Map();
+    this.jobs = new Map(); // {stop, turn} by conversation
     this.conversation = newConversation();
   }
 
@@ -27,9 +27,15 @@ export class Chat {
     this.view.render();
   }
 
-  changed(conversation = this.conversation) {
-    conversation.updated = Date.now();
-    this.history.save(conversation);
+  /** Return whether an answer is being written, here or in another tab. */
+  written(conversation, turn) {
+    return this.jobs.get(conversation.id)?.turn === turn || this.history.elsewhere(conversation, turn);
+  }
+
+  /** Store and show what has changed: turns, or only the view. */
+  changed(conversation, ...turns) {
+    for (const turn of turns) touched(conversation, turn);
+    this.history.save(conversation, ...turns);
     if (conversation === this.conversation) this.view.render();
   }
 
@@ -44,12 +50,20 @@ export class Chat {
   send(text) {
     const { conversation } = this;
     if (leaf(conversation).role === "root") conversation.mode = this.server.mode();
-    return this.answer(addTurn(conversation, leaf(conversation).id, { role: "user", content: text }), { sent: true });
+    const place = placeOfQuestion(conversation, (turn) => this.written(conversation, turn));
+    return this.answer(this.add(place.id, { role: "user", content: text }), { sent: true });
+  }
+
+  /** Add a turn to the conversation that is shown. */
+  add(parent, fields) {
+    const turn = addTurn(this.conversation, parent, fields);
+    this.history.save(this.conversation, turn);
+    return turn;
   }
 
   /** Answer a turn: a new sibling of the answers that it has. */
   answer(turn, { sent = false } = {}) {
-    return this.begin(addTurn(this.conversation, turn.id, { role: "assistant", ...emptyAnswer() }), { sent });
+    return this.begin(this.add(turn.id, { role: "assistant", ...emptyAnswer() }), { sent });
   }
 
   regenerate(turn) {
@@ -62,10 +76,10 @@ export class Chat {
     if (this.blocked()) return;
     const own = { role: "assistant", ...emptyAnswer(), reasoning: turn.reasoning, edited: true };
     const fields = turn.role === "assistant" ? own : { role: turn.role };
-    const made = addTurn(this.conversation, turn.parent, { ...fields, content: text });
+    const made = this.add(turn.parent, { ...fields, content: text });
     if (turn.role !== "assistant") return this.answer(made);
     made.finish = "edited";
-    this.changed();
+    this.changed(this.conversation, made);
   }
 
   /** Go on where the answer ended. */
@@ -85,7 +99,7 @@ export class Chat {
       entries: [{ ...turn.pieces[place].entries[0], ...alternative }],
     };
     const fields = { ...emptyAnswer(), reasoning: turn.reasoning, content: content.join("") + alternative.text };
-    const made = addTurn(this.conversation, turn.parent, {
+    const made = this.add(turn.parent, {
       role: "assistant",
       ...fields,
       pieces: [...before, chosen],
@@ -99,42 +113,53 @@ export class Chat {
     if (this.blocked()) return;
     let last = turn;
     turn.calls.forEach(({ id, name }, place) => {
-      last = addTurn(this.conversation, last.id, { role: "tool", call: id, name, content: results[place] });
+      last = this.add(last.id, { role: "tool", call: id, name, content: results[place] });
     });
     return this.answer(last);
   }
 
   choose(turn) {
+    if (!this.history.has(this.conversation, turn)) return;
     choose(this.conversation, turn);
-    this.changed();
+    this.changed(this.conversation);
   }
 
-  /** Make a turn's path the active one. */
+  /** Make a turn's path the active one; another tab may have removed it. */
   show(turn) {
+    if (!this.history.has(this.conversation, turn)) return;
     for (const each of pathTo(this.conversation, turn)) choose(this.conversation, each);
-    this.changed();
+    this.changed(this.conversation);
   }
 
   remove(turn) {
-    removeTurn(this.conversation, turn);
-    this.changed();
+    if (!this.history.has(this.conversation, turn)) return;
+    this.history.removeTurn(this.conversation, turn);
+    this.changed(this.conversation);
   }
 
   stop(conversation = this.conversation) {
-    this.jobs.get(conversation.id)?.abort();
+    this.jobs.get(conversation.id)?.job.abort();
+  }
+
+  /** Stop answers that another tab has removed. */
+  stopRemoved() {
+    for (const { job, turn, conversation } of this.jobs.values()) {
+      if (!this.history.has(conversation, turn)) job.abort();
+    }
   }
 
   /** Ask for a part of an answer and add what comes. */
   async begin(turn, { continues = false, sent = false } = {}) {
-    const { conversation, server } = this;
-    const from = turn.content.length;
+    const { conversation, server, history } = this;
     const options = optionsOf(this.settings.values, server.config, conversation.mode);
+    const from = turn.content.length;
     const part = { options, continues, from, model: server.model, began: Date.now(), usage: null, finish: null };
     const job = new AbortController();
     const text = turn.content + turn.reasoning;
-    this.jobs.set(conversation.id, job);
-    Object.assign(turn, { finish: null, fault: null, parts: [...turn.parts, part] });
-    this.changed(conversation);
+    this.jobs.set(conversation.id, { job, turn, conversation });
+    Object.assign(turn, { finish: null, parts: [...turn.parts, part] });
+    history.begin(conversation, turn);
+    this.changed(conversation, turn);
     let failure = null;
     try {
       await this.stream(conversation, turn, part, job.signal);
@@ -143,24 +168,26 @@ export class Chat {
     }
     this.jobs.delete(conversation.id);
     const empty = turn.content + turn.reasoning === text && !turn.calls.length;
-    if (failure && empty) this.undo(conversation, turn, failure, { sent, continues });
-    else if (failure) this.cut(turn, part, failure);
+    if (failure && history.has(conversation, turn)) {
+      if (empty) this.undo(conversation, turn, failure, { sent, continues });
+      else this.cut(conversation, turn, part, failure);
+    }
     this.changed(conversation);
-    await this.history.write(conversation);
+    await history.end(conversation, turn);
   }
 
   async stream(conversation, turn, part, signal) {
     const request = requestOf(conversation, turn, part, part.model);
     try {
-      await this.receive(request, turn, part, signal);
+      await this.receive(conversation, request, turn, part, signal);
     } catch (error) {
       if (!(part.continues && error instanceof ApiError && error.param === "continue_final_message")) throw error;
       part.rendered = true;
-      await this.receive(await renderedRequest(request, this.server.config), turn, part, signal);
+      await this.receive(conversation, await renderedRequest(request, this.server.config), turn, part, signal);
     }
   }
 
-  async receive({ path, body }, turn, part, signal) {
+  async receive(conversation, { path, body }, turn, part, signal) {
     const asked = performance.now();
     const pieces = body.logprobs ? new Pieces((turn.pieces ??= withoutOdds(turn))) : null;
     if (pieces) Object.assign(turn, { odds: turn.odds ?? true });
@@ -177,6 +204,7 @@ export class Chat {
       part.usage = delta.usage ?? part.usage;
       part.finish = turn.finish = delta.finish ?? turn.finish;
       part.seconds = (performance.now() - asked) / 1000;
+      this.history.save(conversation, turn);
       this.view.grown(turn);
     }
   }
@@ -187,20 +215,19 @@ export class Chat {
     if (continues && turn.parts.length > 1) {
       turn.parts = turn.parts.slice(0, -1);
       turn.finish = turn.parts.at(-1).finish ?? "stopped";
-    } else if (!turn.edited) {
-      removeTurn(conversation, turn);
-    } else {
+    } else if (turn.edited) {
       Object.assign(turn, { parts: [], finish: "edited" });
+    } else {
+      this.history.removeTurn(conversation, sent ? question : turn);
     }
-    if (sent) removeTurn(conversation, question);
     this.view.failed(failure.name === "AbortError" ? null : failure, sent ? question.content : "", conversation);
   }
 
   /** Keep the part of an answer that came. */
-  cut(turn, part, failure) {
+  cut(conversation, turn, part, failure) {
     const aborted = failure.name === "AbortError";
     part.finish = turn.finish = aborted ? "stopped" : "cut";
-    if (!aborted) this.view.failed(failure, "", this.conversation);
+    if (!aborted) this.view.failed(failure, "", conversation);
   }
 }
 

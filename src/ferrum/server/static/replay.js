@@ -3,6 +3,7 @@
 import { ApiError, events, postJson } from "./api.js";
 import { Pieces, read } from "./events.js";
 import { probabilityOptions, renderedRequest, requestOf } from "./requests.js";
+import { isCut } from "./tree.js";
 
 /** Run an answer again; return `{same, text}` in plain words. */
 export async function runAgain(chat, conversation, turn, signal) {
@@ -41,7 +42,7 @@ async function askedAgain(chat, conversation, turn, place, signal) {
     reasoning: place ? null : turn.reasoning,
   };
   const got = await again(chat, conversation, turn, place, {}, signal, expected);
-  const cut = ["stopped", "cut"].includes(turn.parts[place].finish);
+  const cut = isCut(turn.parts[place].finish);
   const differs = got.content !== expected.content && !(cut && got.content.startsWith(expected.content));
   if (differs)
     return {
@@ -71,7 +72,7 @@ async function again(chat, conversation, turn, place, extra, signal, expected) {
   const body = { ...request.body, ...extra };
   const got = { content: "", reasoning: "", pieces: body.logprobs ? [] : null };
   const pieces = body.logprobs ? new Pieces(got.pieces) : null;
-  const cut = ["stopped", "cut"].includes(part.finish);
+  const cut = isCut(part.finish);
   for await (const event of events(request.path, body, signal)) {
     const delta = read(event);
     got.content += delta.content;

@@ -52,8 +52,7 @@ export class Sidebar {
   async rename(conversation) {
     const title = await textOf("Rename conversation", "Title", titleOf(conversation), "Rename");
     if (title === null) return;
-    conversation.title = title.trim();
-    await this.history.write(conversation);
+    await this.history.rename(conversation, title.trim());
     this.render();
   }
 
@@ -108,9 +107,7 @@ export class Sidebar {
       if (known.has(text)) continue;
       known.add(text);
       const { id } = conversation;
-      const one = here.has(id) || removed.has(id) ? { ...conversation, id: newId() } : conversation;
-      here.set(one.id, one);
-      await this.history.write(one);
+      await this.history.add(here.has(id) || removed.has(id) ? { ...conversation, id: newId() } : conversation);
       added += 1;
     }
     return added;

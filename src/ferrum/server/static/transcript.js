@@ -67,7 +67,7 @@ export class Transcript {
   /** Highlight code that was shown before the highlighter came. */
   refresh() {
     for (const { answer, turn } of this.views.values()) {
-      if (answer && turn.content.includes("```") && turn.finish) answer.refresh();
+      if (answer && turn.content.includes("```") && !this.chat.written(this.chat.conversation, turn)) answer.refresh();
     }
   }
 }

@@ -44,7 +44,7 @@ export class TurnView {
   }
 
   get streaming() {
-    return this.chat.jobs.has(this.conversation.id) && !this.turn.children.length && this.turn.finish === null;
+    return this.chat.written(this.conversation, this.turn);
   }
 
   showText() {
@@ -69,7 +69,8 @@ export class TurnView {
   }
 
   showNotice(streaming) {
-    const [text, goOn] = (!streaming && NOTICES.get(this.turn.finish)) || [];
+    const ended = this.turn.role === "assistant" ? (this.turn.finish ?? "cut") : null; // the page that wrote it is gone
+    const [text, goOn] = (!streaming && NOTICES.get(ended)) || [];
     const { content, reasoning, calls, children } = this.turn;
     const action = reasoning && !content ? "Answer now" : goOn;
     const last = !children.length && !calls?.length;
