@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from page_kit import ask, begin, finish, press, ready, settings
+from page_kit import DESKTOP, ask, begin, finish, press, ready, settings
 from proxy_kit import Proxy
 
 Open = Callable[..., Any]
@@ -34,7 +34,7 @@ def test_a_killed_server_is_named_and_found_again(open_page: Open, proxy: Proxy)
     assert ask(page, "3 words") == "word0 word1 word2"
 
 
-def test_a_server_killed_before_an_answer_gives_the_question_back(open_page: Open, proxy: Proxy) -> None:
+def test_a_server_killed_before_an_answer_leaves_the_question(open_page: Open, proxy: Proxy) -> None:
     page = ready(open_page(proxy.url, refused=True))
     proxy.kill()
     page.fill("#prompt", "3 words")
@@ -42,13 +42,14 @@ def test_a_server_killed_before_an_answer_gives_the_question_back(open_page: Ope
     page.keyboard.press("Enter")
     alert = page.get_by_role("alert").filter(has_text="ferrum serve is running")
     alert.wait_for()
-    assert page.input_value("#prompt") == "3 words" and page.locator(".turn").count() == 0
+    assert page.locator(".bubble").inner_text() == "3 words" and page.input_value("#prompt") == ""
     proxy.start()
     page.wait_for_selector("#state[data-state=ready]")
-    page.keyboard.press("Enter")
-    page.locator(".turn.assistant").wait_for()
+    page.get_by_role("button", name="Send again").click()
+    page.wait_for_selector("#stop", state="visible")
     finish(page)
     assert page.locator(".turn.assistant .body").inner_text() == "word0 word1 word2" and alert.is_hidden()
+    assert page.locator(".turn").count() == 2
 
 
 def test_a_server_killed_during_an_answer_leaves_what_came(open_page: Open, proxy: Proxy) -> None:
@@ -85,7 +86,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(open_page: Open, keyed_url: str)
     assert page.evaluate("JSON.stringify(localStorage)").count("secret") == 0
 
 
-def test_errors_are_in_plain_words_and_the_question_returns(open_page: Open, busy_url: str) -> None:
+def test_errors_are_in_plain_words_below_the_question(open_page: Open, busy_url: str) -> None:
     page = ready(open_page(busy_url, refused=True))
     settings(page, max_tokens="99999")
     page.fill("#prompt", "hi")
@@ -93,8 +94,7 @@ def test_errors_are_in_plain_words_and_the_question_returns(open_page: Open, bus
     page.keyboard.press("Enter")
     alert = page.get_by_role("alert").filter(has_text="longer than the model's context")
     alert.wait_for()
-    assert "Shorten" in alert.inner_text() and page.input_value("#prompt") == "hi"
-    assert page.locator(".turn").count() == 0
+    assert "Shorten" in alert.inner_text() and page.locator(".bubble").inner_text() == "hi"
     page.get_by_role("button", name="Dismiss").click()
     assert alert.is_hidden()
 
@@ -107,6 +107,110 @@ def test_a_failed_regeneration_leaves_the_answer(open_page: Open, page_url: str)
     page.get_by_role("alert").filter(has_text="context").wait_for()
     assert page.locator(".turn.assistant .body").inner_text() == "word0 word1 word2"
     assert page.locator(".turn .branch").count() == 0 and page.input_value("#prompt") == ""
+
+
+REFUSED = json.dumps({"error": {"message": "loading", "type": "server_error", "code": None, "param": None}})
+
+
+def ask_in_vain(page: Any, ending: str) -> Callable[[], None]:
+    """Send a question that gets no answer; return what ends it."""
+    held: list[Any] = []
+    page.route("**/v1/chat/completions", lambda route: held.append(route))
+    page.fill("#prompt", "3 words")
+    page.focus("#prompt")
+    with page.expect_request("**/v1/chat/completions"):
+        page.keyboard.press("Enter")
+
+    def end() -> None:
+        if ending == "refused":
+            held[0].fulfill(status=503, body=REFUSED)
+        page.unroute("**/v1/chat/completions")
+
+    return end
+
+
+@pytest.mark.parametrize("shown", ["it", "another", "new", "typing"])
+def test_a_failed_question_stays_with_its_error_whatever_is_shown(open_page: Open, page_url: str, shown: str) -> None:
+    page = open_page(page_url, refused=True, viewport=DESKTOP)
+    ask(page, "2 words")
+    page.click("#new")
+    end = ask_in_vain(page, "refused")
+    if shown == "another":
+        page.get_by_role("button", name="2 words", exact=True).click()
+    elif shown == "new":
+        page.click("#new")
+    page.fill("#prompt", "a draft")
+    end()
+    page.wait_for_timeout(300)
+    assert page.input_value("#prompt") == "a draft"
+    assert page.locator(".turn").count() == (0 if shown == "new" else 2)
+    page.get_by_role("button", name="3 words", exact=True).click()
+    for _ in range(2):  # a reload changes nothing
+        page.get_by_role("alert").filter(has_text="loading its model").wait_for()
+        assert page.locator(".bubble").all_inner_texts() == ["3 words"]
+        page.reload()
+        ready(page)
+    page.get_by_role("button", name="Send again").click()
+    page.locator(".turn.assistant").get_by_text("word0 word1 word2").wait_for()
+
+
+def test_a_question_stopped_before_its_answer_stays(open_page: Open, page_url: str) -> None:
+    page = open_page(page_url, refused=True, viewport=DESKTOP)
+    ask(page, "2 words")
+    end = ask_in_vain(page, "stopped")
+    page.click("#stop")
+    end()
+    page.locator(".notice").filter(has_text="before its answer began").wait_for()
+    assert page.locator(".bubble").all_inner_texts() == ["2 words", "3 words"]
+    page.fill("#prompt", "4 words")
+    page.focus("#prompt")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.keyboard.press("Enter")
+    finish(page)
+    assert [each["content"] for each in asked.value.post_data_json["messages"]][-1] == "4 words"
+    assert len(asked.value.post_data_json["messages"]) == 3, "what has no answer is no part of the conversation"
+    assert page.locator(".bubble").all_inner_texts() == ["2 words", "4 words"]
+    assert page.locator(".branch").inner_text() == "2 / 2"
+
+
+def test_a_question_without_an_answer_outlives_a_reload(open_page: Open, page_url: str) -> None:
+    page = open_page(page_url, refused=True, viewport=DESKTOP)
+    ask(page, "2 words")
+    ask_in_vain(page, "left")
+    page.reload()
+    ready(page).locator(".notice").filter(has_text="No answer came").wait_for()
+    page.unroute("**/v1/chat/completions")
+    page.get_by_role("button", name="Send again").click()
+    page.locator(".turn.assistant").get_by_text("word0 word1 word2").wait_for()
+
+
+@pytest.mark.parametrize("action", ["Regenerate", "Edit", "Continue"])
+def test_what_fails_while_another_conversation_is_shown_loses_nothing(
+    open_page: Open, page_url: str, action: str
+) -> None:
+    page = open_page(page_url, refused=True, viewport=DESKTOP)
+    settings(page, max_tokens="20")
+    text = ask(page, "200 words")
+    held: list[Any] = []
+    page.route("**/v1/chat/completions", lambda route: held.append(route))
+    with page.expect_request("**/v1/chat/completions"):
+        if action == "Edit":
+            press(page.locator(".turn.user"), "Edit")
+            page.fill(".edit-box", "7 words")
+            page.keyboard.press("Enter")
+        else:
+            page.locator(".turn.assistant").get_by_role("button", name=action).click()
+    page.click("#new")
+    held[0].fulfill(status=503, body=REFUSED)
+    page.wait_for_timeout(300)
+    assert page.locator(".turn").count() == 0 and page.get_by_role("alert").count() == 0
+    page.get_by_role("button", name="200 words", exact=True).click()
+    page.get_by_role("alert").filter(has_text="loading its model").wait_for()
+    if action == "Edit":
+        assert page.locator(".bubble").inner_text() == "7 words"
+        press(page.locator(".turn.user"), "Previous branch")
+    assert page.locator(".turn.assistant .body").inner_text() == text
+    page.locator(".notice").filter(has_text="limit of tokens").wait_for()
 
 
 def test_settings_reach_the_request(open_page: Open, page_url: str) -> None:

@@ -39,6 +39,10 @@ const transcript = new Transcript(byId("transcript"), chat, {
   branchAt: (turn, place, alternative) => chat.branchAt(turn, place, alternative),
   sendResults: (turn, results) => follow(() => chat.sendResults(turn, results)),
   remove: removeTurn,
+  dismiss: (turn) => {
+    turn.fault = null;
+    chat.changed(chat.conversation, turn);
+  },
   toggleOdds,
   runAgain: checkAgain,
 });
@@ -57,12 +61,9 @@ function send(text) {
   return true;
 }
 
-function failed(error, text, conversation) {
-  if (conversation !== chat.conversation) return;
-  if (text) composer.giveBack(text);
-  if (!error) return;
-  composer.warn(explain(error));
-  if (error.status === 401) enterKey(explain(error));
+function failed(error, conversation) {
+  const shown = conversation === chat.conversation;
+  if (shown && error.status === 401) enterKey(explain(error));
   else if (error.status === 0 || error.status === 503) server.watch();
 }
 

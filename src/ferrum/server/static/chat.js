@@ -1,16 +1,16 @@
 // The actions on a conversation: send, answer, continue, regenerate, edit, branch, stop. The view shows what they change.
 
-import { ApiError, events } from "./api.js";
+import { ApiError, events, explain } from "./api.js";
 import { Pieces, addCalls, read } from "./events.js";
 import { optionsOf, renderedRequest, requestOf } from "./requests.js";
-import { addTurn, choose, leaf, newConversation, pathTo, placeOfQuestion, touched } from "./tree.js";
+import { addTurn, choose, isEmpty, leaf, newConversation, pathTo, placeOfQuestion, siblings, touched } from "./tree.js";
 
 export class Chat {
   /**
    * @param history stores conversations
    * @param settings of the next request
    * @param server has `config` and `model`
-   * @param view has `render()`, `grown(turn)`, `failed(error, text, conversation)`, `refused(fault)`
+   * @param view has `render()`, `grown(turn)`, `failed(error, conversation)`, `refused(fault)`
    */
   constructor(history, settings, server, view) {
     Object.assign(this, { history, settings, server, view });
@@ -51,7 +51,7 @@ export class Chat {
     const { conversation } = this;
     if (leaf(conversation).role === "root") conversation.mode = this.server.mode();
     const place = placeOfQuestion(conversation, (turn) => this.written(conversation, turn));
-    return this.answer(this.add(place.id, { role: "user", content: text }), { sent: true });
+    return this.answer(this.add(place.id, { role: "user", content: text }));
   }
 
   /** Add a turn to the conversation that is shown. */
@@ -62,13 +62,20 @@ export class Chat {
   }
 
   /** Answer a turn: a new sibling of the answers that it has. */
-  answer(turn, { sent = false } = {}) {
-    return this.begin(this.add(turn.id, { role: "assistant", ...emptyAnswer() }), { sent });
+  answer(turn) {
+    return this.begin(this.add(turn.id, { role: "assistant", ...emptyAnswer() }));
   }
 
   regenerate(turn) {
     if (this.blocked()) return;
     return this.answer(this.conversation.turns[turn.parent]);
+  }
+
+  /** Ask again for an answer of which nothing came. */
+  retry(turn) {
+    if (this.blocked()) return;
+    turn.parts = [];
+    return this.begin(turn);
   }
 
   /** Give a question or an answer another text, as a sibling; a question is answered. */
@@ -149,15 +156,15 @@ export class Chat {
   }
 
   /** Ask for a part of an answer and add what comes. */
-  async begin(turn, { continues = false, sent = false } = {}) {
+  async begin(turn, { continues = false } = {}) {
     const { conversation, server, history } = this;
     const options = optionsOf(this.settings.values, server.config, conversation.mode);
     const from = turn.content.length;
     const part = { options, continues, from, model: server.model, began: Date.now(), usage: null, finish: null };
     const job = new AbortController();
-    const text = turn.content + turn.reasoning;
+    const before = { finish: turn.finish, pieces: turn.pieces, text: turn.content + turn.reasoning };
     this.jobs.set(conversation.id, { job, turn, conversation });
-    Object.assign(turn, { finish: null, parts: [...turn.parts, part] });
+    Object.assign(turn, { finish: null, fault: null, parts: [...turn.parts, part] });
     history.begin(conversation, turn);
     this.changed(conversation, turn);
     let failure = null;
@@ -167,11 +174,7 @@ export class Chat {
       failure = error;
     }
     this.jobs.delete(conversation.id);
-    const empty = turn.content + turn.reasoning === text && !turn.calls.length;
-    if (failure && history.has(conversation, turn)) {
-      if (empty) this.undo(conversation, turn, failure, { sent, continues });
-      else this.cut(conversation, turn, part, failure);
-    }
+    if (failure && history.has(conversation, turn)) this.fail(conversation, turn, failure, before);
     this.changed(conversation);
     await history.end(conversation, turn);
   }
@@ -209,25 +212,25 @@ export class Chat {
     }
   }
 
-  /** Take back an answer without text. What was sent returns to the box. */
-  undo(conversation, turn, failure, { sent, continues }) {
-    const question = conversation.turns[turn.parent];
-    if (continues && turn.parts.length > 1) {
-      turn.parts = turn.parts.slice(0, -1);
-      turn.finish = turn.parts.at(-1).finish ?? "stopped";
-    } else if (turn.edited) {
-      Object.assign(turn, { parts: [], finish: "edited" });
+  /** Keep what came of an answer, with its error. One without text gives way to its sibling. */
+  fail(conversation, turn, failure, before) {
+    const stopped = failure.name === "AbortError";
+    const part = turn.parts.at(-1);
+    let shown = turn;
+    if (turn.content + turn.reasoning !== before.text || turn.calls.length) {
+      part.finish = turn.finish = stopped ? "stopped" : "cut";
     } else {
-      this.history.removeTurn(conversation, sent ? question : turn);
+      Object.assign(turn, { parts: turn.parts.slice(0, -1), pieces: before.pieces });
+      turn.finish = before.finish ?? (stopped ? "stopped" : "cut");
+      if (isEmpty(turn) && siblings(conversation, turn).ids.length > 1) {
+        this.history.removeTurn(conversation, turn);
+        shown = conversation.turns[conversation.turns[turn.parent].chosen];
+      }
     }
-    this.view.failed(failure.name === "AbortError" ? null : failure, sent ? question.content : "", conversation);
-  }
-
-  /** Keep the part of an answer that came. */
-  cut(conversation, turn, part, failure) {
-    const aborted = failure.name === "AbortError";
-    part.finish = turn.finish = aborted ? "stopped" : "cut";
-    if (!aborted) this.view.failed(failure, "", conversation);
+    if (stopped) return;
+    shown.fault = explain(failure);
+    this.changed(conversation, shown);
+    this.view.failed(failure, conversation);
   }
 }
 
@@ -241,5 +244,5 @@ function withoutOdds({ reasoning, content }) {
 }
 
 function emptyAnswer() {
-  return { content: "", reasoning: "", calls: [], pieces: null, parts: [], finish: null };
+  return { content: "", reasoning: "", calls: [], pieces: null, parts: [], finish: null, fault: null };
 }

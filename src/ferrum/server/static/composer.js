@@ -35,12 +35,6 @@ export class Composer {
     this.fit();
   }
 
-  /** Give a text back that was not answered, unless the next one is being written. */
-  giveBack(text) {
-    if (!this.box.value.trim()) this.set(text);
-    this.box.focus();
-  }
-
   fit() {
     this.box.style.height = "auto";
     const tallest = window.innerHeight * TALLEST;

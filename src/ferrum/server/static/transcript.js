@@ -9,7 +9,7 @@ export class Transcript {
   /**
    * @param element holds the turns
    * @param chat has the conversation
-   * @param actions `{choose, compare, remove, edit, toggleOdds, runAgain, branchAt, sendResults}` of a turn
+   * @param actions `{choose, compare, remove, dismiss, edit, toggleOdds, runAgain, branchAt, sendResults}` of a turn
    */
   constructor(element, chat, actions) {
     Object.assign(this, { element, chat, actions });

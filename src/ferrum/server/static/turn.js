@@ -4,7 +4,7 @@ import { Answer } from "./answer.js";
 import { button, copyButton, el } from "./dom.js";
 import { receiptOf } from "./receipt.js";
 import { resultCard } from "./tool_calls.js";
-import { siblings } from "./tree.js";
+import { isEmpty, siblings } from "./tree.js";
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Tool result" };
 const NOTICES = new Map([
@@ -13,6 +13,8 @@ const NOTICES = new Map([
   ["cut", ["The connection broke before the end.", "Continue"]],
   ["edited", ["You wrote this answer.", "Continue"]],
 ]);
+const NOTHING_STOPPED = "You stopped this question before its answer began.";
+const NOTHING_CAME = "No answer came.";
 
 export class TurnView {
   /**
@@ -25,6 +27,7 @@ export class TurnView {
     this.conversation = chat.conversation;
     this.content = el("div", { class: "turn-content" });
     this.notice = el("div", { class: "notice", hidden: true });
+    this.fault = el("div", { class: "alert", hidden: true });
     this.bar = el("div", { class: "turn-bar" });
     this.receipt = el("details", { class: "receipt" });
     const name = NAMES[turn.role];
@@ -34,6 +37,7 @@ export class TurnView {
       { class: `turn ${turn.role}`, "data-turn": turn.id, "aria-label": name },
       heading,
       this.content,
+      this.fault,
       this.notice,
       this.bar,
     );
@@ -59,6 +63,7 @@ export class TurnView {
     if (this.editing) return;
     const streaming = this.turn.role === "assistant" && this.streaming;
     this.answer?.update(streaming);
+    this.showFault(streaming);
     this.showNotice(streaming);
     this.bar.replaceChildren(...this.arrows(), ...(streaming ? [] : this.buttons()));
     if (this.turn.running) this.bar.append(el("span", { role: "status" }, "Running again…"));
@@ -68,16 +73,29 @@ export class TurnView {
     }
   }
 
+  /** Show why an answer ended early, and how it goes on. */
   showNotice(streaming) {
-    const ended = this.turn.role === "assistant" ? (this.turn.finish ?? "cut") : null; // the page that wrote it is gone
-    const [text, goOn] = (!streaming && NOTICES.get(ended)) || [];
-    const { content, reasoning, calls, children } = this.turn;
-    const action = reasoning && !content ? "Answer now" : goOn;
+    const { content, reasoning, calls, children, finish } = this.turn;
+    const ended = finish ?? "cut"; // the page that wrote it is gone
+    const empty = isEmpty(this.turn);
+    const nothing = [ended === "stopped" ? NOTHING_STOPPED : NOTHING_CAME, "Send again"];
+    const [text, goOn] = empty ? nothing : (NOTICES.get(ended) ?? []);
     const last = !children.length && !calls?.length;
-    this.notice.hidden = !text || (!last && this.turn.finish === "edited");
+    this.notice.hidden = this.turn.role !== "assistant" || streaming || !text || (!last && ended === "edited");
     if (this.notice.hidden) return;
-    const go = button(action, "forward", () => this.chat.continueAnswer(this.turn), { shown: true });
+    const action = reasoning && !content ? "Answer now" : goOn;
+    const run = () => (empty ? this.chat.retry(this.turn) : this.chat.continueAnswer(this.turn));
+    const go = button(action, "forward", run, { shown: true });
     this.notice.replaceChildren(el("span", {}, text), ...(last && !this.chat.busy ? [go] : []));
+  }
+
+  /** Show the error of the last request for this answer. */
+  showFault(streaming) {
+    const { fault } = this.turn;
+    this.fault.hidden = !fault || streaming;
+    if (this.fault.hidden || this.fault.firstChild?.textContent === fault) return;
+    const close = button("Dismiss", "close", () => this.actions.dismiss(this.turn));
+    this.fault.replaceChildren(el("p", { role: "alert" }, fault), close);
   }
 
   arrows() {
@@ -97,6 +115,7 @@ export class TurnView {
     const disabled = chat.busy;
     const remove = button("Delete", "trash", () => actions.remove(turn), { disabled });
     if (turn.role === "tool") return [copyButton(() => turn.content), remove];
+    if (isEmpty(turn)) return [remove]; // and "Send again" of its notice
     const edit = button("Edit", "edit", () => this.edit(), { disabled });
     const common = [copyButton(() => turn.content), edit];
     if (turn.role === "user") return [...common, remove];
