@@ -184,6 +184,38 @@ def test_no_value_of_a_file_stops_the_page(open_page: Open, page_url: str, tmp_p
     assert len(conversations(ready(page))) == rows.count()
 
 
+def test_back_and_forward_lead_through_the_conversations(open_page: Open, page_url: str) -> None:
+    page = open_page(page_url, viewport=SIZES["desktop"])
+    two(page)
+
+    def shown() -> list[str]:
+        return [str(text) for text in page.locator(".bubble").all_inner_texts()]
+
+    page.go_back()
+    page.locator(".bubble").get_by_text("3 words").wait_for()
+    page.go_forward()
+    page.locator(".bubble").get_by_text("4 words").wait_for()
+    page.click("#new")
+    assert shown() == []
+    page.go_back()
+    page.locator(".bubble").get_by_text("4 words").wait_for()
+    page.go_forward()
+    page.locator(".bubble").wait_for(state="detached")
+    page.locator("#conversations .open").nth(1).click()
+    page.keyboard.press("Tab")
+    page.locator("#skip").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "prompt" and shown() == ["3 words"]
+    page.reload()
+    page.locator(".bubble").get_by_text("3 words").wait_for()
+    page.get_by_role("button", name="Delete 3 words").click()
+    page.locator("#ask").get_by_role("button", name="Delete").click()
+    page.locator(".bubble").wait_for(state="detached")
+    page.go_back()
+    page.locator("#conversations .current").wait_for(state="detached")
+    assert shown() == []
+
+
 @pytest.mark.parametrize(
     "text", ["no JSON", "{}", '{"format": "ferrum-conversations", "conversations": [{"id": "a", "turns": {}}]}']
 )

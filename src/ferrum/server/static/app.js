@@ -17,7 +17,7 @@ import { Settings } from "./settings.js";
 import { SettingsPanel } from "./settings_panel.js";
 import { Sidebar } from "./sidebar.js";
 import { Transcript, welcome } from "./transcript.js";
-import { newConversation, titleOf } from "./tree.js";
+import { newConversation, pathBelow, titleOf } from "./tree.js";
 
 const settings = new Settings((name) => settingChanged(name));
 const server = new Server((state, text) => serverChanged(state, text), settings);
@@ -57,7 +57,7 @@ function send(text) {
   composer.warn("");
   if (chat.blocked()) return false;
   follow(() => chat.send(text));
-  location.hash = chat.conversation.id;
+  if (named() !== chat.conversation.id) goTo(`#${chat.conversation.id}`, { replace: true });
   return true;
 }
 
@@ -109,30 +109,44 @@ function settingChanged(name) {
   if (name === "model") byId("model").textContent = server.model;
 }
 
-function openConversation(conversation) {
-  location.hash = conversation.id;
+/** Return the id of the conversation that the address names, or "". */
+function named() {
+  return location.hash.slice(1);
+}
+
+/** Give the page another address. Back leads to the one before, unless it is replaced. */
+function goTo(address, { replace = false } = {}) {
+  window.history[replace ? "replaceState" : "pushState"](null, "", address || location.pathname + location.search);
+}
+
+function show(conversation) {
   leftPanel.closeIfNarrow();
+  composer.warn("");
   chat.open(conversation);
   follower.follow();
 }
 
-function startConversation() {
-  window.history.replaceState(null, "", location.pathname);
-  leftPanel.closeIfNarrow();
-  chat.open(newConversation());
-  composer.warn("");
+function openConversation(conversation) {
+  if (named() !== conversation.id) goTo(`#${conversation.id}`);
+  show(conversation);
+}
+
+/** Show an empty conversation. It gets its address with the first question. */
+function startConversation({ replace = false } = {}) {
+  if (named()) goTo("", { replace });
+  show(newConversation());
   composer.box.focus();
 }
 
 function removed(conversation) {
   chat.stop(conversation);
-  if (conversation.id === chat.conversation.id) startConversation();
+  if (conversation.id === chat.conversation.id) startConversation({ replace: true });
 }
 
 /** Show what another tab has made of a conversation. */
 function changedElsewhere(id) {
   chat.stopRemoved();
-  if (history.removed.has(chat.conversation.id)) startConversation();
+  if (history.removed.has(chat.conversation.id)) startConversation({ replace: true });
   else if (id === null || id === chat.conversation.id) render();
   else sidebar.render();
 }
@@ -177,16 +191,24 @@ async function working(turn, action) {
   }
 }
 
-/** Open the conversation that the address names. */
+/** Show the conversation that the address names; without a name an empty one. */
 function openNamed() {
-  const named = history.byId.get(location.hash.slice(1));
-  if (named && named !== chat.conversation) openConversation(named);
+  const conversation = history.byId.get(named());
+  if (conversation) {
+    if (conversation !== chat.conversation) show(conversation);
+  } else if (pathBelow(chat.conversation).length) {
+    startConversation({ replace: true });
+  }
 }
 
 async function begin() {
   settingChanged(null);
   render();
-  byId("new").addEventListener("click", startConversation);
+  byId("new").addEventListener("click", () => startConversation());
+  byId("skip").addEventListener("click", (event) => {
+    event.preventDefault(); // the address names the conversation
+    composer.box.focus();
+  });
   byId("odds").addEventListener("click", () => settings.set("probabilities", !settings.values.probabilities));
   byId("enter-key").addEventListener("click", () => enterKey("The server wants an API key."));
   byId("alert-close").addEventListener("click", () => composer.warn(""));
