@@ -1,4 +1,4 @@
-"""Tabs of one browser: what each of them writes or deletes stays, whatever the others do meanwhile."""
+"""Tabs of one browser: what each of them writes, deletes and sets stays, whatever the others do meanwhile."""
 
 from __future__ import annotations
 
@@ -154,6 +154,19 @@ def test_a_title_given_in_another_tab_stays(tabs: tuple[Any, Any]) -> None:
     page.wait_for_timeout(1200)
     page.reload()
     assert conversations(ready(page)) == ["Sky"]
+
+
+def test_settings_of_two_tabs_are_kept_together(tabs: tuple[Any, Any]) -> None:
+    page, other = tabs
+    page.click("#toggle-right")
+    other.click("#toggle-right")
+    page.fill("#set-temperature", "0.5")
+    other.wait_for_function("document.querySelector('#set-temperature').value === '0.5'")
+    other.fill("#set-top_k", "7")
+    page.wait_for_function("document.querySelector('#set-top_k').value === '7'")
+    page.reload()
+    ready(page).click("#toggle-right")
+    assert [page.input_value(f"#set-{name}") for name in ("temperature", "top_k")] == ["0.5", "7"]
 
 
 OLD = """

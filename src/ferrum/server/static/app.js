@@ -106,7 +106,8 @@ function render() {
 function settingChanged(name) {
   document.documentElement.dataset.theme = settings.values.theme;
   byId("odds").setAttribute("aria-pressed", String(settings.values.probabilities));
-  if (name === "model") byId("model").textContent = server.model;
+  if (name === null) settingsPanel.show();
+  if (server.config) byId("model").textContent = server.model;
 }
 
 /** Return the id of the conversation that the address names, or "". */

@@ -9,15 +9,20 @@ const DEFAULTS = {
   ...{ presence_penalty: "", frequency_penalty: "", repetition_penalty: "" },
 };
 
-/** Values by name. `onchange(name)` learns of each change. */
+/** Values by name, shared by all tabs. `onchange(name)` learns of each change; null: of many, in whichever tab. */
 export class Settings {
   constructor(onchange) {
     this.onchange = onchange;
     this.values = { ...DEFAULTS, ...stored() };
+    window.addEventListener("storage", ({ key }) => {
+      if (key !== KEY) return;
+      this.values = { ...DEFAULTS, ...stored() };
+      this.onchange(null);
+    });
   }
 
   set(name, value) {
-    this.values[name] = value;
+    this.values = { ...this.values, ...stored(), [name]: value };
     localStorage.setItem(KEY, JSON.stringify(this.values));
     this.onchange(name);
   }
@@ -42,9 +47,11 @@ export class Settings {
   }
 }
 
+/** Return the stored values that have their types. */
 function stored() {
   try {
-    return JSON.parse(localStorage.getItem(KEY)) ?? {};
+    const values = Object.entries(JSON.parse(localStorage.getItem(KEY)) ?? {});
+    return Object.fromEntries(values.filter(([name, value]) => typeof value === typeof DEFAULTS[name]));
   } catch {
     return {};
   }

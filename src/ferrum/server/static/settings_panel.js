@@ -65,16 +65,17 @@ export class SettingsPanel {
         ["light", "Light"],
         ["dark", "Dark"],
       ]),
-      button("Reset settings", "again", () => this.reset(), { shown: true }),
+      button("Reset settings", "again", () => this.settings.reset(), { shown: true }),
     ];
     this.element.replaceChildren(...parts.filter(Boolean));
   }
 
-  reset() {
-    this.settings.reset();
+  /** Show the values, which have changed elsewhere. */
+  show() {
     for (const [name, field] of Object.entries(this.fields)) {
-      if (field.type === "checkbox") field.checked = this.settings.values[name];
-      else field.value = this.settings.values[name];
+      const value = this.settings.values[name];
+      if (field.type === "checkbox") field.checked = value;
+      else if (field.value !== value) field.value = value;
       field.dispatchEvent(new Event("reset-fault"));
     }
   }
