@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ferrum.core.errors import CheckpointError, FerrumError, RequestError
 from ferrum.text import template_probes as probes
+from ferrum.text.continued_message import cut_at_mark, mark_end
 from ferrum.text.model_files import ModelFiles
 from ferrum.text.template_messages import (
     REASONING,
@@ -43,9 +44,8 @@ _COUNTS_ID: Final = re.compile(r"""\bid(['"]\])?\s*\|\s*length""")
 
 _RESERVED: Final = {"messages", "tools", "documents", "add_generation_prompt"}
 
-# Appended to the message to continue, to find its end in the rendered text. It ends with a space: a template that trims
-# messages removes it, which is how trimming is detected.
-_END_MARK: Final = "\ue0f0end of the message to continue\ue0f0 "
+_SHOWN: Final = "quorvimSaid"
+"""Text of a message, to see where a template shows it."""
 
 
 class ChatTemplate:
@@ -104,7 +104,7 @@ class ChatTemplate:
             raise RequestError(f"must not set {taken[0]!r}", param="chat_template_kwargs")
         joining = _has_all_parts(messages) and self._refuses_all_parts
         chat = conversation(messages, keep_null=self._reads_null, join_content=joining)
-        final = _mark_end(chat) if continue_final_message else None
+        final = mark_end(chat) if continue_final_message else None
         variables = {
             **self.special_tokens,
             **{str(name): plain_json(value, "chat_template_kwargs") for name, value in extra.items()},
@@ -114,18 +114,18 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         text = self.fill(self._choose(tools is not None), variables)
-        return text if final is None else _cut_at_mark(text, final)
+        return text if final is None else cut_at_mark(text, final)
 
     @cached_property
     def reads_parts(self) -> bool:
         """Whether the template reads text only from a list of parts, as Llama Guard's does."""
         if not any(map(_READS_TEXT.search, self.sources.values())):
             return False
-        return self._shows([{"type": "text", "text": _END_MARK}]) and not self._shows(_END_MARK)
+        return self._shows([{"type": "text", "text": _SHOWN}]) and not self._shows(_SHOWN)
 
     def _shows(self, content: str | list[dict[str, str]]) -> bool:
         try:
-            return _END_MARK.rstrip() in self.render([{"role": "user", "content": content}])
+            return _SHOWN in self.render([{"role": "user", "content": content}])
         except FerrumError:
             return False
 
@@ -172,15 +172,15 @@ class ChatTemplate:
     @cached_property
     def reads_late_system(self) -> bool:
         """Whether the template renders a system message after others; some refuse it, or leave it out."""
-        text = self._probe(probes.late_system(_END_MARK))[0]
-        return text is not None and _END_MARK.strip() in text
+        text = self._probe(probes.late_system(_SHOWN))[0]
+        return text is not None and _SHOWN in text
 
     @cached_property
     def _reasoning_form(self) -> str:
         """Return where the template reads reasoning, as `template_probes.thoughts` names it; `fields` if nowhere."""
         if not any(map(_READS_THOUGHT.search, self.sources.values())):
             return "fields"
-        mark = _END_MARK.strip()
+        mark = _SHOWN
         forms = probes.thoughts(mark)
         texts = dict(zip(forms, self._probe(*forms.values()), strict=True))
         return next((form for form, text in texts.items() if mark in (text or "")), "fields")
@@ -316,29 +316,6 @@ def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
     if not config.chat_templates:
         return None
     return ChatTemplate(config.chat_templates, config.special_tokens, origin=config.chat_template_origin)
-
-
-def _mark_end(chat: list[dict[str, Any]]) -> str:
-    """Append the end mark to the final message's text and return that text."""
-    content = chat[-1].get("content")
-    if isinstance(content, str):
-        chat[-1]["content"] = content + _END_MARK
-        return content
-    blocks = content if isinstance(content, list) else []
-    for block in reversed(blocks):
-        if isinstance(block, dict) and isinstance(text := block.get("text"), str):
-            block["text"] = text + _END_MARK
-            return text
-    raise RequestError("needs a final message with text", param="continue_final_message")
-
-
-def _cut_at_mark(rendered: str, final: str) -> str:
-    mark = _END_MARK.rstrip()
-    place = rendered.rfind(mark)
-    if place < 0 or final.strip() not in rendered:
-        raise RequestError("the chat template omits or changes the final message", param="continue_final_message")
-    trimmed = not rendered.startswith(_END_MARK, place)
-    return rendered[:place].rstrip() if trimmed else rendered[:place]
 
 
 def reasoning_of(message: Message) -> str | None:
