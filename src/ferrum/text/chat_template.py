@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ferrum.core.errors import CheckpointError, FerrumError, RequestError
 from ferrum.text import template_probes as probes
+from ferrum.text import template_tools
 from ferrum.text.continued_message import cut_at_mark, mark_end
 from ferrum.text.model_files import ModelFiles
 from ferrum.text.template_messages import (
@@ -109,11 +110,11 @@ class ChatTemplate:
             **self.special_tokens,
             **{str(name): plain_json(value, "chat_template_kwargs") for name, value in extra.items()},
             "messages": chat,
-            "tools": None if tools is None else self._described(json_objects(tools, "tools")),
+            "tools": None if tools is None else template_tools.without_nulls(json_objects(tools, "tools")),
             "documents": None if documents is None else json_objects(documents, "documents"),
             "add_generation_prompt": add_generation_prompt,
         }
-        text = self.fill(self._choose(tools is not None), variables)
+        text = self._fill_with_tools(self._choose(tools is not None), variables)
         return text if final is None else cut_at_mark(text, final)
 
     @cached_property
@@ -200,11 +201,25 @@ class ChatTemplate:
         without, with_content = self._probe(*both)
         return without is not None and with_content is None
 
-    def _described(self, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _fill_with_tools(self, name: str, variables: dict[str, Any]) -> str:
+        """Render the source called `name`, with whole tools if those of the client fail. Raises as `render`."""
+        tools = variables["tools"]
+        try:
+            return self.fill(name, {**variables, "tools": self._described(tools)})
+        except RequestError as error:
+            if not tools:
+                raise
+            try:
+                return self.fill(name, {**variables, "tools": self._described(template_tools.whole(tools))})
+            except RequestError:
+                [without] = self.fill_all(name, [{**variables, "tools": None}])
+                raise error if without is None else error.about("tools") from None
+
+    def _described(self, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         """Return tools as the template reads them: in OpenAI's form, or as the functions in it."""
-        functions = [tool.get("function") for tool in tools]
+        functions = [tool.get("function") for tool in tools or ()]
         bare = [function for function in functions if isinstance(function, dict)]
-        return bare if len(bare) == len(tools) and bare and self._reads_functions else tools
+        return bare if len(bare) == len(functions) and bare and self._reads_functions else tools
 
     @cached_property
     def _reads_functions(self) -> bool:
@@ -297,7 +312,7 @@ class ChatTemplate:
         except MemoryError as error:
             raise self._fault("the chat template needs too much memory") from error
         except Exception as error:  # a template is a program and may fail in any way
-            reason = f"the chat template cannot render the messages: {type(error).__name__}: {error}"
+            reason = f"the chat template fails: {type(error).__name__}: {error}"
             raise RequestError(reason, param="chat_template" if self._origin is None else "messages") from error
 
     def _fault(self, reason: str) -> FerrumError:
