@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ def assistant(**fields: Any) -> dict[str, Any]:
     [
         ({"role": "developer", "content": "D"}, {"role": "system", "content": "D"}),
         ({"role": "user", "content": PARTS}, {"role": "user", "content": "a\nb"}),
+        (assistant(content=PARTS), assistant(content="ab")),
         (assistant(content=None, refusal="no"), assistant(content="no", refusal="no")),
         (assistant(content="x", tool_calls=[]), assistant(content="x")),
         (assistant(content="x", tool_calls=None), assistant(content="x")),
@@ -41,7 +43,9 @@ def assistant(**fields: Any) -> dict[str, Any]:
         (assistant(content="x", tool_calls=[CALLED]), assistant(content="x", tool_calls=[CALLED])),
         (
             assistant(content="x", function_call=CALL["function"]),
-            assistant(content="x", tool_calls=[{"type": "function", "function": CALLED["function"]}]),
+            assistant(
+                content="x", tool_calls=[{"id": "call00001", "type": "function", "function": CALLED["function"]}]
+            ),
         ),
         (
             assistant(content="x", tool_calls=[{"function": {"name": "f", "arguments": None}}]),
@@ -55,6 +59,28 @@ def assistant(**fields: Any) -> dict[str, Any]:
 )
 def test_messages_are_converted_for_templates(given: dict[str, Any], made: dict[str, Any]) -> None:
     assert for_template([USER, given]) == [USER, made]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize(
+    ("sent", "made"),
+    [
+        *((empty, {}) for empty in ("", " ", "null", "{}")),
+        *((broken, {"input": broken}) for broken in ('{"city":', "rain", "[1]", "5", "[" * 100_000)),
+    ],
+)
+def test_arguments_that_are_no_object_are_an_input(sent: str, made: dict[str, Any], as_text: bool) -> None:
+    """OpenAI's reference: "the model does not always generate valid JSON"; clients send it back as it was."""
+    called = assistant(content="", tool_calls=[{"function": {"name": "f", "arguments": sent}}])
+    [message] = for_template([called], argument_text=as_text)
+    arguments = message["tool_calls"][0]["function"]["arguments"]
+    assert (json.loads(arguments) if as_text else arguments) == made
+
+
+def test_result_in_the_older_form_is_that_of_the_call_before_it() -> None:
+    called = assistant(content=None, function_call=CALL["function"])
+    made = for_template([USER, called, {"role": "function", "name": "f", "content": "1"}])
+    assert made[2] == {"role": "tool", "name": "f", "content": "1", "tool_call_id": made[1]["tool_calls"][0]["id"]}
 
 
 def test_conversion_does_not_change_its_argument() -> None:
@@ -76,15 +102,7 @@ def test_conversion_does_not_change_its_argument() -> None:
         (assistant(tool_calls=[{**CALL, "type": "search"}]), "messages[1].tool_calls[0].type"),
         (assistant(tool_calls=[{**CALL, "type": "custom"}]), "messages[1].tool_calls[0].custom"),
         (
-            assistant(tool_calls=[{"function": {"name": "f", "arguments": "{"}}]),
-            "messages[1].tool_calls[0].function.arguments",
-        ),
-        (
-            assistant(tool_calls=[{"function": {"name": "f", "arguments": "[" * 100_000}}]),
-            "messages[1].tool_calls[0].function.arguments",
-        ),
-        (
-            assistant(tool_calls=[{"function": {"name": "f", "arguments": "[]"}}]),
+            assistant(tool_calls=[{"function": {"name": "f", "arguments": [1]}}]),
             "messages[1].tool_calls[0].function.arguments",
         ),
         (assistant(function_call={}), "messages[1].function_call"),

@@ -43,18 +43,34 @@ def _custom_call(call: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def function_of(function: Any, where: str, argument_text: bool) -> dict[str, Any]:
-    """Return a called function with its arguments parsed, unless its text is wanted: clients send JSON text."""
+    """Return a called function with its arguments parsed, unless their text is wanted: clients send JSON text.
+
+    A text that is no JSON object, as models write it and calls that were cut off have it, is the argument `input`.
+    """
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError("must be an object with a string `name`", param=where)
-    sent = arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            raise RequestError("must be valid JSON", param=f"{where}.arguments") from None
-    if not isinstance(arguments, dict | None):
-        raise RequestError("must be a JSON object", param=f"{where}.arguments")
-    return {**function, "arguments": (sent or "{}") if argument_text and isinstance(sent, str) else arguments or {}}
+    sent = function.get("arguments")
+    if isinstance(sent, str):
+        parsed = _parsed(sent)
+        if argument_text and isinstance(parsed, dict):
+            return {**function, "arguments": sent}
+        arguments = {"input": sent} if parsed is _BROKEN else parsed or {}
+        return {**function, "arguments": json.dumps(arguments, ensure_ascii=False) if argument_text else arguments}
+    if not isinstance(sent, dict | None):
+        raise RequestError("must be a JSON object or its text", param=f"{where}.arguments")
+    return {**function, "arguments": sent or {}}
+
+
+_BROKEN: Final = object()
+
+
+def _parsed(text: str) -> Any:
+    """Return the JSON object of a text; None for an empty one and for null, `_BROKEN` for others."""
+    try:
+        value = json.loads(text) if text.strip() else None
+    except (ValueError, RecursionError):
+        return _BROKEN
+    return value if isinstance(value, dict | None) else _BROKEN
 
 
 def with_argument_text(call: Any) -> Any:
