@@ -71,13 +71,13 @@ def outputs(name: str) -> Iterator[tuple[str, Message, bool]]:
             if content is None and not calls:
                 continue
             try:
-                messages = template.prepare([probes.user(), said])
+                messages = template.prepare([probes.user(), said], moving=False)
                 text = template.render(messages, tools=probes.tools(), add_generation_prompt=False)
             except FerrumError:
                 assert name == "meetkai-functionary-medium-v3.2", "only this one takes arguments as text alone"
                 for call in said["tool_calls"]:
                     call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-                messages = template.prepare([probes.user(), said])
+                messages = template.prepare([probes.user(), said], moving=False)
                 text = template.render(messages, tools=probes.tools(), add_generation_prompt=False)
             start = shared_prefix(text, prompt)
             written = cut(text[len(start) :], form)

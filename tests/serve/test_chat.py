@@ -165,7 +165,7 @@ def test_tool_messages_are_rendered_and_checked(server: Served) -> None:
     assert server.chat(messages=[*USER, older, {"role": "function", "name": "f", "content": "1"}]).status_code == 200
     bad = {"role": "tool", "content": "1"}
     assert error_of(server.chat(messages=[*USER, bad]), 400)["param"] == "messages[1].tool_call_id"
-    broken = {**asked, "tool_calls": [{**call, "function": {"name": "f", "arguments": "{"}}]}
+    broken = {**asked, "tool_calls": [{**call, "function": {"name": "f", "arguments": [1]}}]}
     error = error_of(server.chat(messages=[*USER, broken]), 400)
     assert error["param"] == "messages[1].tool_calls[0].function.arguments"
 

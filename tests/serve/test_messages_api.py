@@ -167,6 +167,9 @@ def test_templates_of_models_take_late_system_messages_or_do_not() -> None:
 def test_last_message_of_the_assistant_is_continued(assistant: Served) -> None:
     ask(assistant, messages=[*SAID, {"role": "assistant", "content": "It is"}], max_tokens=1)
     assert prompt_of(assistant).endswith("It is")
+    parts = {"role": "assistant", "content": [text("The "), text("answer")]}
+    ask(assistant, messages=[*SAID, parts], max_tokens=1)
+    assert prompt_of(assistant).endswith("The answer")
     call = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {}}
     error = error_in(post(assistant, messages=[*SAID, {"role": "assistant", "content": [call]}]), 400)
     assert error["message"].startswith("messages[1]: ")

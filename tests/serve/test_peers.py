@@ -13,7 +13,7 @@ from ferrum.server.common.field_rules import HARMLESS
 from ferrum.server.common.missing_routes import INSTEAD
 from ferrum.server.common.truncation import truncated
 from ferrum.server.openai.bodies import ChatRequest
-from serve_kit import USER, Served, error_of, serving
+from serve_kit import USER, Served, chat_parts, error_of, serving
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,31 @@ def test_context_errors_use_the_words_that_clients_search(
         in error["message"]
     )
     assert " in the prompt, " in error["message"] and " for the completion)" in error["message"]
+
+
+def test_message_that_the_template_leaves_out_is_refused_by_its_path(tmp_path: Path) -> None:
+    """No dialect loses the text of a message silently."""
+    file = tmp_path / "last.jinja"
+    file.write_text("{{ messages[-1].content }}")
+    first, *rest = turns = [
+        {"role": role, "content": f"text {role} {place}"} for place, role in enumerate(("user", "assistant", "user"))
+    ]
+    with serving(chat_parts(), chat_template=str(file)) as served:
+        common = {"model": "fake", "max_tokens": 1}
+        assert error_of(served.chat(messages=turns), 400)["param"] == "messages[0].content"
+        items = served.post("/v1/responses", model="fake", input=[first, *rest])
+        assert error_of(items, 400)["param"] == "input[0]"
+        message = served.post("/v1/messages", **common, messages=turns).json()["error"]["message"]
+        assert message.startswith("messages[0]")
+        assert "messages[0]" in served.post("/api/chat", model="fake", messages=turns).json()["error"]
+        assert (
+            served.post("/api/generate", model="fake", system="Be brief.", prompt="a")
+            .json()["error"]
+            .startswith("system")
+        )
+        body = {"messages": turns, "chat_template": file.read_text()}
+        assert served.post("/v1/chat/completions/render", **body).json()["prompt"] == "text user 2"
+        assert served.chat(messages=[first]).status_code == 200
 
 
 def test_no_top_tokens_need_no_logprobs(server: Served) -> None:

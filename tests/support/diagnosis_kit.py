@@ -17,7 +17,7 @@ from real_templates import TEMPLATES
 
 USED: Final = (
     "Qwen-Qwen3-0.6B", "Qwen3.5-4B", "Qwen-Qwen2.5-7B-Instruct", "Qwen3-Coder", "GLM-4.6", "moonshotai-Kimi-K2",
-    "mistralai-Mistral-Nemo-Instruct-2407", "deepseek-ai-DeepSeek-V3.2", "openai-gpt-oss-120b",
+    "unsloth-mistral-Devstral-Small-2507", "deepseek-ai-DeepSeek-V3.2", "openai-gpt-oss-120b",
     "meta-llama-Llama-3.1-8B-Instruct", "ibm-granite-granite-4.0", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
     "Cohere2MoE", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "inclusionai-ling-3.0-flash", "openbmb-MiniCPM5-1B",
 )  # fmt: skip

@@ -33,7 +33,6 @@ COMMON: dict[str, list[dict[str, Any]]] = {
     "empty question": [ASKED | {"content": ""}],
     "empty answer": [ASKED, _assistant(content=""), ASKED],
     "call and text": [ASKED, _assistant(content="Let me look.", tool_calls=[BONN]), RAIN],
-    "call and empty text": [ASKED, _assistant(content="", tool_calls=[BONN]), RAIN, DRY, ASKED],
     "calls and text": [ASKED, _assistant(content="Both.", tool_calls=[BONN, OSLO]), RAIN, SNOW],
 }
 """Every message has a content."""
@@ -44,6 +43,7 @@ WITHOUT_CONTENT: dict[str, list[dict[str, Any]]] = {
     "call and null": [ASKED, _assistant(content=None, tool_calls=[BONN]), RAIN],
     "call": [ASKED, _assistant(tool_calls=[BONN]), RAIN],
     "call in an earlier turn": [ASKED, _assistant(content=None, tool_calls=[BONN]), RAIN, DRY, ASKED],
+    "call and empty text": [ASKED, _assistant(content="", tool_calls=[BONN]), RAIN, DRY, ASKED],
     "calls": [ASKED, _assistant(tool_calls=[BONN, OSLO]), RAIN, SNOW],
 }
-"""An assistant's message has none."""
+"""An assistant's message has none, or an empty one with calls, which means the same."""

@@ -170,7 +170,7 @@ def _final_text(messages: Sequence[Message]) -> str | None:
     if isinstance(content, str):
         return content
     texts = [part["text"] for part in content or () if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
-    return texts[-1] if texts else None
+    return "".join(texts) or None
 
 
 def _limits(

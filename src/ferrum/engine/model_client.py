@@ -24,6 +24,8 @@ from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.generation_config import GenerationConfig
 from ferrum.text.model_files import ModelFiles
 from ferrum.text.reranker import Reranker
+from ferrum.text.template_losses import refuse_lost_texts
+from ferrum.text.template_messages import has_calls
 from ferrum.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -165,13 +167,31 @@ class ModelClient:
             template = _given_template(chat_template, self._special_tokens, untrusted=untrusted)
         if template is None:
             raise RequestError("the model has none; send one, or use a plain prompt", param="chat_template")
-        return template.render(
-            template.prepare(messages),
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            template_kwargs=chat_template_kwargs,
-        )
+
+        def rendered(messages: Sequence[Message]) -> str:
+            return template.render(
+                self._prepared(template, messages, chat_template, untrusted=untrusted),
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                template_kwargs=chat_template_kwargs,
+            )
+
+        text = rendered(messages)
+        if chat_template is None:  # a client that sends a template decides what it writes
+            refuse_lost_texts(messages, text, rendered)
+        return text
+
+    def _prepared(
+        self, template: ChatTemplate, messages: Sequence[Message], chat_template: str | None, *, untrusted: bool
+    ) -> list[dict[str, Any]]:
+        """Return messages in the form that a template reads."""
+        chat = template.prepare(messages)
+        if not has_calls(messages) or template.writes_calls:
+            return chat
+        from ferrum.engine.written_calls import with_written_calls  # few templates need it
+
+        return with_written_calls(chat, self.output_format(chat_template, untrusted=untrusted).format)
 
     def output_format(self, chat_template: str | None = None, *, untrusted: bool = False) -> FoundFormat:
         """Return how the model writes reasoning and calls, found at the first use of each template.

@@ -63,7 +63,7 @@ class Renderings:
         with sandbox.limited(STEPS):
             try:
                 text = self._template.render(
-                    self._template.prepare(messages),
+                    self._template.prepare(messages, moving=False),
                     add_generation_prompt=prompt,
                     tools=probes.tools() if tools else None,
                     template_kwargs=variables,

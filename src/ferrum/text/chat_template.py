@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from ferrum.core.errors import CheckpointError, FerrumError, RequestError
 from ferrum.text import template_probes as probes
 from ferrum.text import template_tools
+from ferrum.text import template_turns as turns
 from ferrum.text.continued_message import cut_at_mark, mark_end
 from ferrum.text.model_files import ModelFiles
 from ferrum.text.template_messages import (
-    REASONING,
     Message,
     conversation,
     for_template,
     has_calls,
     json_objects,
     plain_json,
+    reasoning_of,
 )
 from ferrum.text.tokenizer_config import read_tokenizer_config
 from ferrum.text.tool_calls import with_argument_text, with_short_ids
@@ -44,9 +46,6 @@ _COUNTS_ID: Final = re.compile(r"""\bid(['"]\])?\s*\|\s*length""")
 """Matches the count of an id's characters."""
 
 _RESERVED: Final = {"messages", "tools", "documents", "add_generation_prompt"}
-
-_SHOWN: Final = "quorvimSaid"
-"""Text of a message, to see where a template shows it."""
 
 
 class ChatTemplate:
@@ -103,8 +102,7 @@ class ChatTemplate:
         extra = template_kwargs or {}
         if taken := sorted(_RESERVED & extra.keys()):
             raise RequestError(f"must not set {taken[0]!r}", param="chat_template_kwargs")
-        joining = _has_all_parts(messages) and self._refuses_all_parts
-        chat = conversation(messages, keep_null=self._reads_null, join_content=joining)
+        chat = conversation(messages, keep_null=self._reads_null)
         final = mark_end(chat) if continue_final_message else None
         variables = {
             **self.special_tokens,
@@ -122,32 +120,59 @@ class ChatTemplate:
         """Whether the template reads text only from a list of parts, as Llama Guard's does."""
         if not any(map(_READS_TEXT.search, self.sources.values())):
             return False
-        return self._shows([{"type": "text", "text": _SHOWN}]) and not self._shows(_SHOWN)
+        return self._shows([{"type": "text", "text": probes.SAID}]) and not self._shows(probes.SAID)
 
     def _shows(self, content: str | list[dict[str, str]]) -> bool:
         try:
-            return _SHOWN in self.render([{"role": "user", "content": content}])
+            return probes.SAID in self.render([{"role": "user", "content": content}])
         except FerrumError:
             return False
 
-    def prepare(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Convert messages to the form that this template reads. Errors as `for_template`."""
+    def prepare(self, messages: Sequence[Message], *, moving: bool = True) -> list[dict[str, Any]]:
+        """Convert messages to the form that this template reads. Errors as `for_template`.
+
+        Args:
+            messages: as of `for_template`.
+            moving: move texts and calls that the template leaves out or refuses where they stand; see `template_turns`.
+        """
         called = has_calls(messages)
         kept = called and (self.reads_argument_text or self.keeps_argument_text)
         chat = for_template(messages, as_parts=self.reads_parts, argument_text=kept)
         for sent, message in zip(messages, chat, strict=True):
-            calls, assistant = message.get("tool_calls"), sent.get("role") == "assistant"
-            if assistant and sent.get("content") is None and sent.get("refusal") is None:
+            empty = sent.get("content") is None and sent.get("refusal") is None
+            if empty and sent.get("role") == "assistant" and not message.get("tool_calls"):
                 del message["content"]
-                message |= self._calling_form[0] if calls else self._silent_form
-            if calls and self._reads_null and self._calling_form[1]:
-                message["tool_calls"] = [with_argument_text(call) for call in calls]
-            if assistant and (reasoning := reasoning_of(message)) and self._reasoning_form != "fields":
+                message |= self._silent_form
+        chat = self._formed(self._moved(chat) if moving else chat)
+        return with_short_ids(chat) if called and self._refuses_long_ids else chat
+
+    def _moved(self, chat: turns.Chat) -> turns.Chat:
+        """Return the messages where the template renders their texts."""
+        if turns.has_late_system(chat) and not self.reads_late_system:
+            chat = turns.with_system_first(chat)
+        if turns.has_calls_together(chat) and self._splits_calls:
+            chat = turns.with_calls_apart(chat)
+        return self._content_move(chat) if turns.says_and_calls(chat) else chat
+
+    def _formed(self, chat: turns.Chat) -> turns.Chat:
+        """Give the messages with calls or reasoning the form that the template reads. Changes the messages."""
+        if turns.says_and_thinks_and_calls(chat) and self._refuses_all_parts:
+            chat = turns.with_content_as_reasoning(chat)
+        for message in chat:
+            if calls := message.get("tool_calls"):
+                text = turns.text_of(message.get("content"))
+                if not text or (text.isspace() and self._content_move is not turns.unmoved):
+                    message.pop("content", None)
+                    message |= self._calling_form[0]
+                if self._reads_null and self._calling_form[1]:
+                    message["tool_calls"] = [with_argument_text(call) for call in calls]
+            reasoning = reasoning_of(message) if message.get("role") == "assistant" else None
+            if reasoning and self._reasoning_form != "fields":
                 if self._reasoning_form == "parts":
                     message["content"] = _with_thought(message.get("content"), reasoning)
                 else:
                     message[self._reasoning_form] = reasoning
-        return with_short_ids(chat) if called and self._refuses_long_ids else chat
+        return chat
 
     @cached_property
     def reads_argument_text(self) -> bool:
@@ -171,20 +196,49 @@ class ChatTemplate:
         return sent in (given.replace(plain, odd) for plain in ('{"a": 1}', '{"a":1}'))
 
     @cached_property
+    def writes_calls(self) -> bool:
+        """Whether the template writes the calls of messages, or refuses them."""
+        as_text = self.reads_argument_text
+        chat = probes.calls(content="", argument_text=as_text, arguments=probes.arguments(as_text=as_text))
+        text = self._probe(self._formed(chat))[0]
+        return text is None or probes.ARGUMENT in text
+
+    @cached_property
     def reads_late_system(self) -> bool:
-        """Whether the template renders a system message after others; some refuse it, or leave it out."""
-        text = self._probe(probes.late_system(_SHOWN))[0]
-        return text is not None and _SHOWN in text
+        """Whether the template renders all system messages; some refuse or omit those after others."""
+        chats = [for_template(chat, as_parts=self.reads_parts) for chat in probes.SYSTEMS]
+        return all(set(probes.SYSTEM_MARKS) <= probes.found(text) for text in self._probe(*chats))
+
+    @cached_property
+    def _splits_calls(self) -> bool:
+        """Whether the template writes several calls only if each has its message, as gpt-oss's and Llama 3's do."""
+        as_text = self.reads_argument_text
+        together = probes.parallel_calls(argument_text=as_text)
+        chats = [self._formed(chat) for chat in (together, turns.with_calls_apart(together))]
+        whole, apart = (set(probes.ARGUMENTS) <= probes.found(text) for text in self._probe(*chats))
+        return apart and not whole
+
+    @cached_property
+    def _content_move(self) -> turns.Move:
+        """Return the first move with which the template writes the content of messages with calls, or none."""
+        as_text = self.reads_argument_text
+        chat = probes.calls(content=probes.SAID, argument_text=as_text, arguments=probes.arguments(as_text=as_text))
+        moved = [self._formed(deepcopy(move(chat))) for move in turns.CONTENT_MOVES]
+        for move, text in zip(turns.CONTENT_MOVES, self._probe(*moved), strict=True):
+            # Templates drop what was said before earlier calls where they take it for reasoning, as gpt-oss's does.
+            least = 1 if move is turns.unmoved else 2
+            if text is not None and text.count(probes.SAID) >= least and text.count(probes.ARGUMENT) >= 2:
+                return move
+        return turns.unmoved
 
     @cached_property
     def _reasoning_form(self) -> str:
         """Return where the template reads reasoning, as `template_probes.thoughts` names it; `fields` if nowhere."""
         if not any(map(_READS_THOUGHT.search, self.sources.values())):
             return "fields"
-        mark = _SHOWN
-        forms = probes.thoughts(mark)
+        forms = probes.thoughts(probes.SAID)
         texts = dict(zip(forms, self._probe(*forms.values()), strict=True))
-        return next((form for form, text in texts.items() if mark in (text or "")), "fields")
+        return next((form for form, text in texts.items() if probes.SAID in (text or "")), "fields")
 
     @cached_property
     def _refuses_long_ids(self) -> bool:
@@ -240,22 +294,27 @@ class ChatTemplate:
     def _calling_form(self) -> tuple[dict[str, str | None], bool]:
         """Return the content of a message with calls and without content, and whether arguments are given as text.
 
-        Absent content where the template renders it, as transformers does. Otherwise null where the template tests for
-        it, and empty elsewhere.
+        The first of absent content (as transformers has it), null and an empty text with which the template writes the
+        calls, and nothing more than with the others.
         """
         forms: list[tuple[dict[str, str | None], bool]] = [({}, False)]
         if self._tests_null:
             forms += [({"content": None}, False), ({"content": None}, True)]
-        empty: tuple[dict[str, str | None], bool] = ({"content": ""}, False)
-        return next((form for form in forms if self._renders(probes.calls(argument_text=form[1], **form[0]))), empty)
+        forms.append(({"content": ""}, False))
+        chats = [
+            probes.calls(argument_text=as_text, arguments=probes.arguments(as_text=as_text), **content)
+            for content, as_text in forms
+        ]
+        texts = dict(zip(range(len(forms)), self._probe(*chats), strict=True))
+        whole = {place: text for place, text in texts.items() if text is not None and text.count(probes.ARGUMENT) >= 2}
+        if not whole:
+            return next((form for form, text in zip(forms, texts.values(), strict=True) if text is not None), forms[-1])
+        return forms[min(whole, key=lambda place: (whole[place].count("None"), len(whole[place])))]
 
     @cached_property
     def _silent_form(self) -> dict[str, str]:
         """Return the content of an assistant message without content and calls: absent if that renders, or empty."""
-        return {} if self._renders(probes.SILENT) else {"content": ""}
-
-    def _renders(self, chat: list[dict[str, Any]]) -> bool:
-        return self._probe(chat)[0] is not None
+        return {"content": ""} if self._probe(probes.SILENT)[0] is None else {}
 
     def _probe(
         self, *chats: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = (probes.TOOL,)
@@ -331,21 +390,6 @@ def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
     if not config.chat_templates:
         return None
     return ChatTemplate(config.chat_templates, config.special_tokens, origin=config.chat_template_origin)
-
-
-def reasoning_of(message: Message) -> str | None:
-    """Return the reasoning of a message under the first of its names."""
-    found = next((message[name] for name in REASONING if message.get(name)), None)
-    return found if isinstance(found, str) else None
-
-
-def _has_all_parts(messages: Sequence[Message]) -> bool:
-    """Return whether a message has reasoning, content and calls."""
-    return any(
-        each.get("content") and each.get("tool_calls") and reasoning_of(each)
-        for each in (messages if isinstance(messages, list | tuple) else ())
-        if isinstance(each, Mapping)
-    )
 
 
 def _with_thought(content: Any, reasoning: str) -> list[Any]:

@@ -47,13 +47,12 @@ def plain_json(value: Any, param: str) -> Any:
     raise RequestError(f"contains a {type(value).__name__}, which is not a JSON value", param=param)
 
 
-def conversation(messages: Sequence[Message], *, keep_null: bool, join_content: bool) -> list[dict[str, Any]]:
+def conversation(messages: Sequence[Message], *, keep_null: bool) -> list[dict[str, Any]]:
     """Return a copy of the messages without null fields: most templates test fields for presence, not for null.
 
     Args:
         messages: as `for_template` returns them, or in a template's own form.
         keep_null: keep the null content of messages with calls.
-        join_content: append the content of messages with reasoning and calls to the reasoning.
     """
     chat = json_objects(messages, "messages")
     if not chat:
@@ -64,10 +63,6 @@ def conversation(messages: Sequence[Message], *, keep_null: bool, join_content: 
             del message[name]
         reasoning = next((message[name] for name in REASONING if name in message), None)
         if reasoning is not None:
-            content = message.get("content")
-            if join_content and message.get("tool_calls") and reasoning and isinstance(content, str) and content:
-                message["content"], reasoning = "", f"{reasoning}\n{content}"
-                message |= {name: reasoning for name in REASONING if name in message}
             message["reasoning_content"] = reasoning
             message.setdefault("thinking", reasoning)
     return chat
@@ -89,14 +84,30 @@ def for_template(
         RequestError: the messages are not a list of objects, or one is malformed; `param` names the place.
         Unsupported: content that is not text.
     """
-    objects = json_objects(messages, "messages")
-    return [_message(message, f"messages[{place}]", as_parts, argument_text) for place, message in enumerate(objects)]
+    chat = []
+    call_id = _older_id(0)
+    for place, message in enumerate(json_objects(messages, "messages")):
+        if message.get("function_call") is not None:
+            call_id = _older_id(place)
+        chat.append(_message(message, f"messages[{place}]", as_parts, argument_text, call_id))
+    return chat
+
+
+def _older_id(place: int) -> str:
+    """Return the id of a call in OpenAI's older form, which has none, by the place of its message."""
+    return f"call{place:05}"
 
 
 def has_calls(messages: Sequence[Message]) -> bool:
     """Return whether a message has calls."""
     objects = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list | tuple) else []
     return any(each.get("tool_calls") or each.get("function_call") for each in objects)
+
+
+def reasoning_of(message: Message) -> str | None:
+    """Return the reasoning of a message under the first of its names."""
+    found = next((message[name] for name in REASONING if message.get(name)), None)
+    return found if isinstance(found, str) else None
 
 
 def joined(content: str | Sequence[Mapping[str, Any]], where: str) -> str:
@@ -109,9 +120,11 @@ def joined(content: str | Sequence[Mapping[str, Any]], where: str) -> str:
     return content if isinstance(content, str) else "\n".join(_texts(content, where))
 
 
-def _message(message: dict[str, Any], where: str, as_parts: bool, argument_text: bool) -> dict[str, Any]:
+def _message(message: dict[str, Any], where: str, as_parts: bool, argument_text: bool, call_id: str) -> dict[str, Any]:
     if message.get("role") == "developer":
         message["role"] = "system"
+    if message.get("role") == "function":  # nearly all templates would leave out the result of an older call
+        message |= {"role": "tool", "tool_call_id": call_id}
     if message.get("content") is None:
         message["content"] = message.get("refusal")  # a refusal is the assistant's text
     content = message["content"]
@@ -121,12 +134,14 @@ def _message(message: dict[str, Any], where: str, as_parts: bool, argument_text:
         content = ""
     if isinstance(content, str | list):
         texts = [content] if isinstance(content, str) else _texts(content, f"{where}.content")
-        message["content"] = [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)
+        # What a model wrote in parts is one text, as `output_text` of OpenAI's client; others give separate texts.
+        between = "" if message.get("role") == "assistant" else "\n"
+        message["content"] = [{"type": "text", "text": text} for text in texts] if as_parts else between.join(texts)
     # Templates test for the field: given an empty list, many would write neither calls nor text.
     calls, called = message.pop("tool_calls", None), message.pop("function_call", None)
     if called is not None:  # OpenAI's older form of a single call
         function = function_of(called, f"{where}.function_call", argument_text)
-        message["tool_calls"] = [{"type": "function", "function": function}]
+        message["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
     if calls:
         message["tool_calls"] = tool_calls(calls, f"{where}.tool_calls", argument_text)
     return message

@@ -24,6 +24,23 @@ NAMED: Final = {"type": "function", "function": NAMED_BARE}
 """A tool whose name no template has, in OpenAI's form and without its envelope."""
 
 
+SAID: Final = "quorvimSaid"
+ARGUMENT: Final = "quorvimArgument"
+"""What is said before a call and what a call is given; no template contains it."""
+
+ARGUMENTS: Final = ("quorvimOne", "quorvimTwo")
+"""What two calls of one message are given."""
+
+SYSTEM_MARKS: Final = ("quorvimFirst", "quorvimSecond", "quorvimLast")
+_SYSTEM: Final[list[dict[str, Any]]] = [{"role": "system", "content": mark} for mark in SYSTEM_MARKS]
+_ANSWER: Final[dict[str, Any]] = {"role": "assistant", "content": "c"}
+SYSTEMS: Final[list[list[dict[str, Any]]]] = [
+    [*_SYSTEM, QUESTION],
+    [_SYSTEM[0], QUESTION, _ANSWER, _SYSTEM[1], QUESTION, _SYSTEM[2]],
+]
+"""Conversations with several system messages at the start, and with later ones."""
+
+
 IDS: Final = ("call00000", "call_000000000000")
 """A short id of a call, and a longer one such as other servers give."""
 
@@ -51,10 +68,25 @@ def calls(
     return [*exchange, {"role": "assistant", "content": "c"}, *exchange]
 
 
-def late_system(text: str) -> list[dict[str, Any]]:
-    """Return a conversation with a system message of this text in the middle."""
-    system = {"role": "system", "content": "b"}
-    return [system, QUESTION, {"role": "assistant", "content": "c"}, {**system, "content": text}, QUESTION]
+def arguments(*, as_text: bool) -> Any:
+    """Return arguments that are found again in a text, as an object or as its JSON text."""
+    return f'{{"a": "{ARGUMENT}"}}' if as_text else {"a": ARGUMENT}
+
+
+def parallel_calls(*, argument_text: bool) -> list[dict[str, Any]]:
+    """Return a conversation with two calls in one message."""
+    made, results = [], []
+    for place, mark in enumerate(ARGUMENTS):
+        given = f'{{"a": "{mark}"}}' if argument_text else {"a": mark}
+        call_id = f"{IDS[0][:-1]}{place}"
+        made.append({"id": call_id, "type": "function", "function": {"name": "f", "arguments": given}})
+        results.append({"role": "tool", "name": "f", "tool_call_id": call_id, "content": "b"})
+    return [QUESTION, {"role": "assistant", "content": "", "tool_calls": made}, *results]
+
+
+def found(text: str | None) -> set[str]:
+    """Return those of the marks that a text contains."""
+    return {mark for mark in (*SYSTEM_MARKS, *ARGUMENTS) if mark in (text or "")}
 
 
 def thoughts(text: str) -> dict[str, list[dict[str, Any]]]:

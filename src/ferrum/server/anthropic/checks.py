@@ -19,7 +19,7 @@ from ferrum.server.anthropic.history import History
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.prefix_report import PrefixReport
-from ferrum.server.common.prompt_paths import PromptPaths
+from ferrum.server.common.prompt_paths import PromptPaths, named_in_body
 from ferrum.server.common.served_model import ServedModel
 
 _FORMAT: Final = "output_config.format.schema"
@@ -64,15 +64,16 @@ def check_prompt(client: ModelClient, body: CountRequest, params: SamplingParams
         parallel=choice is None or not choice.disable_parallel_tool_use,
         budget=budget,
     )
-    prompt = chat_prompt(
-        client,
-        messages,
-        params,
-        options,
-        names=_NAMES,
-        continue_final_message=continued,
-        chat_template_kwargs=body.variables(client) or None,
-    )
+    with named_in_body(history.sources):
+        prompt = chat_prompt(
+            client,
+            messages,
+            params,
+            options,
+            names=_NAMES,
+            continue_final_message=continued,
+            chat_template_kwargs=body.variables(client) or None,
+        )
     paths = PromptPaths(
         history.sources,
         tools=[f"tools[{place}]" for place, tool in enumerate(body.tools or ()) if tool.is_served],

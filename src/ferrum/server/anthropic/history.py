@@ -34,7 +34,7 @@ class History:
     """Builds the messages of one conversation; consecutive messages of a role become one, as this API has it.
 
     Args:
-        late_system: the template renders system messages after others; otherwise they become text of the user.
+        late_system: the template renders system messages after others; otherwise it gets them as text of the user.
 
     Attributes:
         messages: so far.
@@ -74,12 +74,10 @@ class History:
             self._add_reply(message.content, where)
 
     def _add_late_system(self, texts: list[str], where: str) -> None:
-        if self._late_system or all(each["role"] == "system" for each in self.messages):
-            self._say("system", texts, where)
-        else:
+        if not self._late_system and any(each["role"] != "system" for each in self.messages):
             info_once("system messages after others become text of the user: the chat template renders none there")
             self.replaced.append(where)
-            self._say("user", texts, where)
+        self._say("system", texts, where)
 
     def _add_user(self, blocks: Sequence[UserBlock], where: str) -> None:
         """Add results of tools, in order, and then the text around them."""
@@ -114,10 +112,12 @@ class History:
                 yield f"[{block.type}: not text, left out]"
 
     def _add_reply(self, blocks: Sequence[AssistantBlock], where: str) -> None:
-        texts, thoughts, calls = [], [], []
+        texts: list[str] = []
+        thoughts, calls = [], []
+        follows = False  # models write texts that follow each other as one text
         for place, block in enumerate(blocks):
             if isinstance(block, TextBlock):
-                texts.append(block.text)
+                texts = [*texts[:-1], texts[-1] + block.text] if follows else [*texts, block.text]
             elif isinstance(block, ThinkingBlock):
                 thoughts.append(block.thinking or hidden_in(block.signature))
             elif isinstance(block, ToolUseBlock):
@@ -126,6 +126,7 @@ class History:
                 calls.append({"id": block.id, "type": "function", "function": function})
             else:
                 self.replaced.append(f"{where}.content[{place}].{block.type}")
+            follows = isinstance(block, TextBlock)
         reply = self._turn("assistant")
         self.sources[-1] += [fragment(where, block.model_dump()) for block in blocks]
         reply["content"] += _parts(texts)
@@ -150,8 +151,11 @@ class History:
     def finished(self) -> list[Found]:
         """Return the messages; those without text have no content, or an empty one."""
         for message in self.messages:
-            if not message["content"]:
-                message["content"] = None if message["role"] == "assistant" else ""
+            parts = message["content"]
+            if message["role"] == "assistant":
+                message["content"] = "\n".join(part["text"] for part in parts) if parts else None
+            else:
+                message["content"] = parts or ""
         return self.messages
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from ferrum.core.errors import RequestError
 from ferrum.engine.prefix_diagnosis import Difference, Place
 
 Fragment: TypeAlias = tuple[str, int]
@@ -18,6 +21,27 @@ VARIABLES: Final = "chat_template_kwargs"
 def fragment(path: str, value: Any) -> Fragment:
     """Return the path of a JSON value with its hash, which is the same in this process only."""
     return path, hash(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+
+
+@contextmanager
+def named_in_body(sources: Sequence[Sequence[Fragment]], conversation: str = "messages") -> Iterator[None]:
+    """Name the fields of the client's body in errors about messages of the engine.
+
+    Args:
+        sources: for each message what it was put together from.
+        conversation: the field with the conversation.
+    """
+    try:
+        yield
+    except RequestError as error:
+        found = re.match(r"messages(?:\[(\d+)\])?(?!\w)", error.param or "")
+        if found is None:
+            raise
+        own = sources[int(found[1])] if found[1] is not None and int(found[1]) < len(sources) else ()
+        path = own[-1][0] if own else conversation
+        if path == found[0]:
+            raise
+        raise error.about(path) from None
 
 
 @dataclass(frozen=True, slots=True)

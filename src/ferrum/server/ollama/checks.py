@@ -17,7 +17,7 @@ from ferrum.formats.tools import tools_of
 from ferrum.server.common.error_replies import invalid, unsupported
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.prefix_report import PrefixReport
-from ferrum.server.common.prompt_paths import PromptPaths
+from ferrum.server.common.prompt_paths import PromptPaths, named_in_body
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.ollama.bodies import EmbedOptions, GenerateRequest, OllamaBody, OllamaChatRequest, Options
 from ferrum.server.ollama.conversation import openai_messages
@@ -88,17 +88,19 @@ def _chat(
 ) -> Checked:
     names = FieldNames(field, _LIMIT, "format")
     params = _params(model, body)
-    prompt = chat_prompt(
-        model.client,
-        messages,
-        params,
-        options,
-        names=names,
-        continue_final_message=continued,
-        chat_template_kwargs=body.think_variables(model.client) or None,
-    )
+    paths = _paths(messages, len(options.choice.tools.descriptions), field)
+    with named_in_body(paths.messages, field):
+        prompt = chat_prompt(
+            model.client,
+            messages,
+            params,
+            options,
+            names=names,
+            continue_final_message=continued,
+            chat_template_kwargs=body.think_variables(model.client) or None,
+        )
     request = _request(model, caller, params, prompt.text, _about(body, name, names), prompt)
-    return request, PrefixReport(request, prompt, name, _paths(messages, len(options.choice.tools.descriptions), field))
+    return request, PrefixReport(request, prompt, name, paths)
 
 
 def _paths(messages: Sequence[Message], tools: int, field: str) -> PromptPaths:

@@ -120,11 +120,10 @@ class PromptBody(Body):
         """The items of the input."""
         return [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input or []
 
-    def conversation(self, *, late_system: bool, before: Sequence[Any] = ()) -> tuple[History, OfferedTools]:
+    def conversation(self, *, before: Sequence[Any] = ()) -> tuple[History, OfferedTools]:
         """Return the finished messages, and the tools.
 
         Args:
-            late_system: the template renders system messages after others.
             before: items of the stored response that is continued.
 
         Raises:
@@ -132,7 +131,7 @@ class PromptBody(Body):
         """
         tools = OfferedTools()
         tools.add(self.tools or [], "tools")
-        history = History(tools, late_system=late_system)
+        history = History(tools)
         history.add_instructions(self.instructions)
         for item in before:
             history.add(item, "previous_response_id")
@@ -152,7 +151,7 @@ class PromptBody(Body):
 
     def check_fields(self, *, strict: bool, path: tuple[str | int, ...] = ()) -> list[str]:
         ignored = super().check_fields(strict=strict, path=path)
-        history, tools = self.conversation(late_system=True)
+        history, tools = self.conversation()
         dropped = [f"{place}.{kind}" for place, kind in tools.dropped]
         return [*dropped, *waiting_tools(self.tools or []), *history.left_out, *ignored]
 

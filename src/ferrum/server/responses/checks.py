@@ -14,7 +14,7 @@ from ferrum.engine.input_processor import FieldNames, RequestOptions
 from ferrum.engine.model_client import ModelClient
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.prefix_report import PrefixReport
-from ferrum.server.common.prompt_paths import Fragment
+from ferrum.server.common.prompt_paths import Fragment, named_in_body
 from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.responses.bodies import InputTokensRequest, PromptBody, ResponsesRequest
@@ -89,9 +89,7 @@ def _checked_prompt(
         earlier: items of the response that it continues.
         given: parameters of sampling.
     """
-    template = client.chat_template
-    late_system = template is not None and template.reads_late_system
-    history, offered = body.conversation(late_system=late_system, before=earlier)
+    history, offered = body.conversation(before=earlier)
     tools = offered.checked()
     options = ChatOptions(
         choice=offered.choice(tools, body.tool_choice), parallel=body.parallel_tool_calls is not False
@@ -99,7 +97,8 @@ def _checked_prompt(
     constraint = None if body.text is None else body.text.structured_outputs()
     params = over_recommended({"max_tokens": None, **client.recommended}, {**given, "structured_outputs": constraint})
     variables = None if body.reasoning is None else body.reasoning.variables(client)
-    prompt = chat_prompt(
-        client, history.messages, params, options, names=_NAMES, chat_template_kwargs=variables or None
-    )
+    with named_in_body(history.sources, "input"):
+        prompt = chat_prompt(
+            client, history.messages, params, options, names=_NAMES, chat_template_kwargs=variables or None
+        )
     return prompt, params, offered, history.sources

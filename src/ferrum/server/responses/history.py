@@ -61,7 +61,6 @@ class History:
 
     Args:
         tools: gets the tools that items bring.
-        late_system: the template renders system messages after others; otherwise they become text of the user.
 
     Attributes:
         messages: so far.
@@ -69,13 +68,12 @@ class History:
         sources: of each message, the items that it is put together from.
     """
 
-    def __init__(self, tools: OfferedTools, *, late_system: bool) -> None:
+    def __init__(self, tools: OfferedTools) -> None:
         self.messages: list[dict[str, Any]] = []
         self.left_out: list[str] = []
         self.sources: list[list[Fragment]] = []
         self._items: list[Fragment] = []  # of the assistant's turn
         self._tools = tools
-        self._late_system = late_system
         self._turn: dict[str, Any] = {}  # the assistant's, whose reasoning, text and calls are items
 
     def add_instructions(self, text: str | None) -> None:
@@ -120,7 +118,7 @@ class History:
         role = item.get("role")
         if role not in _ROLES:
             raise invalid(f"{where}.role", f"must be one of {', '.join(_ROLES)}, not {shown(role)}")
-        text = _message_text(item.get("content"), f"{where}.content")
+        text = ("" if role == "assistant" else "\n").join(_message_texts(item.get("content"), f"{where}.content"))
         if role == "assistant":
             if "content" in self._turn and not self._turn.get("tool_calls"):
                 self._end_turn()
@@ -144,7 +142,7 @@ class History:
         elif merged:
             self.messages[0]["content"] += f"\n\n{text}"
         else:
-            self.messages.append({"role": "system" if self._late_system else "user", "content": text})
+            self.messages.append({"role": "system", "content": text})
 
     def _add_reasoning(self, item: Mapping[str, Any], where: str) -> None:
         text = _reasoning_text(item.get("content")) or unsealed(item.get("encrypted_content"))
@@ -169,7 +167,7 @@ class History:
         if kind == "custom_tool_call":
             call |= {"type": "custom", "custom": {"name": name, "input": _text_of(item, "input", where)}}
         else:
-            call |= {"type": "function", "function": {"name": name, "arguments": _as_object(arguments)}}
+            call |= {"type": "function", "function": {"name": name, "arguments": arguments}}
         self._turn.setdefault("tool_calls", []).append(call)
         self._items.append(fragment(where, call))
 
@@ -227,18 +225,9 @@ def _json_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps({} if value is None else value, ensure_ascii=False)
 
 
-def _as_object(arguments: str) -> str:
-    """Return the arguments of a call; a text that is no JSON object, as of a call cut off, becomes one."""
-    try:
-        whole = isinstance(json.loads(arguments or "{}"), dict)
-    except (ValueError, RecursionError):
-        whole = False
-    return arguments if whole else json.dumps({"input": arguments}, ensure_ascii=False)
-
-
-def _message_text(content: Any, where: str) -> str:
+def _message_texts(content: Any, where: str) -> list[str]:
     if isinstance(content, str):
-        return content
+        return [content]
     if not isinstance(content, list):
         raise invalid(where, f"must be a string or a list of parts, not {shown(content)}")
     texts = []
@@ -248,7 +237,7 @@ def _message_text(content: Any, where: str) -> str:
             kind = part.get("type") if isinstance(part, Mapping) else part
             raise unsupported(f"{where}[{place}]", f"{shown(kind)}; only parts of text are supported")
         texts.append(text)
-    return "\n".join(texts)
+    return texts
 
 
 def _part_text(part: Any) -> str | None:
