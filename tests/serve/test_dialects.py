@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ferrum.engine.request_output import Delta
+from ferrum.server.anthropic.dialect import MESSAGES
 from ferrum.server.app import DIALECTS
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError
@@ -22,8 +23,10 @@ from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
+from ferrum.server.ollama.dialect import OLLAMA
 from ferrum.server.openai.bodies import CompletionRequest
 from ferrum.server.openai.completions import check_completion
+from ferrum.server.openai.dialect import OPENAI
 from ferrum.server.openai.openai_builder import OpenAIBuilder
 from serve_kit import SLOW, Served, chat_parts, error_of, serving
 
@@ -103,6 +106,40 @@ def test_longest_prefix_of_a_path_chooses() -> None:
         for path in ("/v1/chat/completions", "/toy", "/toy/a", "/toys", "/toy/inner", "/toy/inner/a", "/other", "*")
     }
     assert list(chosen.values()) == [openai, TOY, TOY, openai, inner, inner, inner, openai]
+
+
+@pytest.mark.parametrize(
+    ("path", "header", "shape"),
+    [
+        ("/v1/files", "anthropic-version", MESSAGES),
+        ("/v1/chat", "anthropic-version", MESSAGES),
+        ("/nothing", "anthropic-version", MESSAGES),
+        ("/v1/models/x", "anthropic-version", MESSAGES),
+        ("/v1/models/x", "x-api-key", MESSAGES),
+        ("/v1/messages/x", "", MESSAGES),
+        ("/v1/files", "x-api-key", OPENAI),
+        ("/v1/files", "", OPENAI),
+        ("/v1/models/x", "", OPENAI),
+        ("/v1/chat/completions", "anthropic-version", OPENAI),
+        ("/api/nothing", "", OLLAMA),
+        ("/api/metrics", "anthropic-version", OLLAMA),
+        ("/api/chat", "", OLLAMA),
+        ("/apis", "", OPENAI),
+        ("/api/hello", "", MESSAGES),
+    ],
+)
+def test_client_chooses_the_form_of_paths_without_a_route(path: str, header: str, shape: Dialect) -> None:
+    assert dialect_of([dialect for dialect, _ in DIALECTS], path, {header}) is shape
+
+
+def test_errors_of_paths_without_a_route_have_the_form_of_the_client(server: Served) -> None:
+    anthropic = {"anthropic-version": "2023-06-01"}
+    missing = server.http.get("/v1/files", headers=anthropic)
+    assert missing.json()["error"]["type"] == "not_found_error" and missing.headers["request-id"]
+    wrong = server.http.get("/v1/files", headers={**anthropic, "x-api-key": "wrong"})
+    assert (wrong.status_code, wrong.json()["error"]["type"]) == (401, "authentication_error")
+    assert server.http.put("/metrics", headers=anthropic).json()["type"] == "error"
+    error_of(server.http.get("/v1/files"), 404)
 
 
 def test_stream_has_named_events_and_another_end(server: Served) -> None:

@@ -66,4 +66,5 @@ MESSAGES: Final = Dialect(
     id_header="request-id",
     shared_paths=("/v1/models",),
     headers=("anthropic-version", "x-api-key"),
+    client_header="anthropic-version",
 )

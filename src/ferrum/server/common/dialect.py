@@ -35,6 +35,7 @@ class Dialect:
         id_header: a further header with the request's id; empty: only `x-request-id`.
         shared_paths: routes of another dialect that answer in this one's form to requests with one of `headers`.
         headers: request headers that only clients of this dialect send.
+        client_header: the one of these with which paths of no dialect are answered in this form; empty: none.
         typed: requests must have the content type of JSON, also those without an `origin`.
     """
 
@@ -49,6 +50,7 @@ class Dialect:
     id_header: str = ""
     shared_paths: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
+    client_header: str = ""
     typed: bool = True
 
     def prefix_length(self, path: str, headers: Container[str]) -> int:

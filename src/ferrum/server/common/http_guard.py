@@ -45,13 +45,15 @@ _REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 
 
 def dialect_of(dialects: Sequence[Dialect], path: str, headers: Container[str]) -> Dialect:
-    """Return the dialect with the longest prefix of a path, else the first one."""
+    """Return the dialect with the longest prefix of a path, else that of the client by its headers, else the first."""
     found, longest = dialects[0], -1
     for dialect in dialects:
         length = dialect.prefix_length(path, headers)
         if length > longest:
             found, longest = dialect, length
-    return found
+    if longest > 0:
+        return found
+    return next((each for each in dialects if each.client_header and each.client_header in headers), found)
 
 
 class Guard:

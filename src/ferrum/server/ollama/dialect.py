@@ -11,15 +11,13 @@ from ferrum.server.ollama.replies import ErrorReply
 CHANGES: Final = ("pull", "push", "create", "copy", "delete", "blobs")
 """Routes below /api that change the models of an Ollama server."""
 
-_SERVED: Final = ("version", "tags", "show", "ps", "chat", "generate", "embed", "embeddings")
-
 
 def _error(error: ApiError) -> bytes:
     return ErrorReply(error=error.message).json_bytes()
 
 
 OLLAMA: Final = Dialect(
-    paths=tuple(f"/api/{name}" for name in (*_SERVED, *CHANGES)),
+    paths=("/api",),
     ids=("ollama",),
     error=_error,
     event=b"%(json)b\n",

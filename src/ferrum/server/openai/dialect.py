@@ -26,6 +26,9 @@ def _error(error: ApiError) -> bytes:
     ).json_bytes()
 
 
+_ROUTES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
+"""Routes that answer in this form whatever the client's headers; those of /v1/models follow them."""
+
 OPENAI: Final = Dialect(
-    paths=("",), ids=("chatcmpl", "cmpl", "embd"), error=_error, event=UNNAMED_EVENT, end=b"data: [DONE]\n\n"
+    paths=("", *_ROUTES), ids=("chatcmpl", "cmpl", "embd"), error=_error, event=UNNAMED_EVENT, end=b"data: [DONE]\n\n"
 )
