@@ -125,6 +125,7 @@ def test_longest_prefix_of_a_path_chooses() -> None:
         ("/api/metrics", "anthropic-version", OLLAMA),
         ("/api/chat", "", OLLAMA),
         ("/apis", "", OPENAI),
+        ("/api/v1/chat/completions", "", OPENAI),
         ("/api/hello", "", MESSAGES),
     ],
 )

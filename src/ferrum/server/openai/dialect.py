@@ -29,6 +29,13 @@ def _error(error: ApiError) -> bytes:
 _ROUTES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
 """Routes that answer in this form whatever the client's headers; those of /v1/models follow them."""
 
+_WRONG_BASE: Final = "/api/v1"
+"""The base URL of other servers of this API, which Ollama's API does not have."""
+
 OPENAI: Final = Dialect(
-    paths=("", *_ROUTES), ids=("chatcmpl", "cmpl", "embd"), error=_error, event=UNNAMED_EVENT, end=b"data: [DONE]\n\n"
+    paths=("", *_ROUTES, _WRONG_BASE),
+    ids=("chatcmpl", "cmpl", "embd"),
+    error=_error,
+    event=UNNAMED_EVENT,
+    end=b"data: [DONE]\n\n",
 )
