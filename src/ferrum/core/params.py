@@ -6,17 +6,27 @@ duty of another room. Every default is neutral. The rules themselves are in `sam
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
-from numbers import Real
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-from ferrum.core.errors import InvalidToken, RequestError
+from ferrum.core.errors import InvalidToken
+from ferrum.core.param_values import (
+    Integer,
+    Number,
+    Strings,
+    Words,
+    allowed_tokens,
+    biases,
+    flag,
+    refuse,
+    schema_of,
+    structured,
+    tokens,
+)
 from ferrum.core.structured_outputs import StructuredOutputs
-from ferrum.core.values import listed, shown, whole
+from ferrum.core.values import shown
 
 MAX_CHOICES: Final = 128
 MAX_STOP_STRINGS: Final = 64
@@ -26,161 +36,12 @@ ALL_TOKENS: Final = -1
 """Value of `logprobs` or `prompt_logprobs` that reports the whole vocabulary."""
 
 _GREEDY_BELOW: Final = 1e-5
-_USUAL: Final = 2**63
-"""Integers without an upper limit are accepted up to this one without a look at their size in bits."""
 
-
-def _refuse(name: str, reason: str) -> NoReturn:
-    raise RequestError(reason, param=name)
-
-
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        _refuse(name, f"must be true or false, not {shown(value)}")
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class _Integer:
-    """A validator of integers within bounds, or None if optional."""
-
-    low: int
-    high: int | None = None
-    optional: bool = False
-
-    def __call__(self, name: str, value: Any) -> int | None:
-        if value is None and self.optional:
-            return None
-        if type(value) is int and self.low <= value <= (_USUAL if self.high is None else self.high):
-            return value
-        number = whole(name, value)
-        if number < self.low or (self.high is not None and number > self.high):
-            most = "" if self.high is None else f" and at most {self.high}"
-            _refuse(name, f"must be at least {self.low}{most}, not {number}")
-        return number
-
-
-@dataclass(frozen=True, slots=True)
-class _Number:
-    """A validator of finite numbers within bounds; `above` excludes the lower one."""
-
-    low: float
-    high: float
-    above: bool = False
-
-    def __call__(self, name: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, Real):
-            _refuse(name, f"must be a number, not {shown(value)}")
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number):
-            _refuse(name, f"must be finite, not {shown(value)}")
-        if number < self.low or (self.above and number == self.low) or number > self.high:
-            bound = f"{'above' if self.above else 'at least'} {self.low:g}"
-            _refuse(name, f"must be {bound} and at most {self.high:g}, not {number:g}")
-        return number
-
-
-def _items(name: str, value: Any) -> list[Any]:
-    if value is None:
-        return []
-    items = listed(value)
-    if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
-        _refuse(name, f"must be a list, not {shown(value)}")
-    return list(items)
-
-
-def _strings(name: str, value: Any, most: int) -> tuple[str, ...]:
-    """Return one string or several as a tuple; an empty one would match everywhere and is refused.
-
-    Equal strings are kept once, after they are counted: the OpenAPI document limits the list as it is sent.
-    """
-    items = [value] if isinstance(value, str) else _items(name, value)
-    if len(items) > most:
-        _refuse(name, f"has {len(items)} strings, more than {most}")
-    for item in items:
-        if not isinstance(item, str):
-            _refuse(name, f"must contain strings only, not {shown(item)}")
-        if not item:
-            _refuse(name, "must not contain an empty string")
-    return tuple(dict.fromkeys(items))
-
-
-def _stop_strings(name: str, value: Any) -> tuple[str, ...]:
-    strings = _strings(name, value, MAX_STOP_STRINGS)
-    longest = max(map(len, strings), default=0)
-    if longest > MAX_STOP_LENGTH:
-        _refuse(name, f"has a string of {longest} characters, more than {MAX_STOP_LENGTH}")
-    return strings
-
-
-_NOT_BLANK: Final = re.compile(r"[^\s\x1c-\x1f\x85\ufeff]")
-"""Spelled out, because engines of regular expressions differ on what a space is, and clients read the schema."""
-
-
-def _words(name: str, value: Any) -> tuple[str, ...]:
-    words = _strings(name, value, MAX_BAD_WORDS)
-    if not all(map(_NOT_BLANK.search, words)):
-        _refuse(name, "must not contain a blank word")
-    return words
-
-
-def _token(name: str, value: Any) -> int:
-    token = whole(name, value)
-    if token < 0:
-        raise InvalidToken(f"token id {token} is negative", param=name)
-    return token
-
-
-def _tokens(name: str, value: Any) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(_token(name, item) for item in _items(name, value)))
-
-
-def _allowed(name: str, value: Any) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    tokens = _tokens(name, value)
-    if not tokens:
-        _refuse(name, "must not be empty: no token could be generated")
-    return tokens
-
-
-_BIAS: Final = _Number(-100.0, 100.0)
-
-
-def _bias(name: str, value: Any) -> dict[int, float] | None:
-    """Return the biases by token id; ids may be decimal strings, as JSON spells object keys."""
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        _refuse(name, f"must map token ids to numbers, not {shown(value)}")
-    bias: dict[int, float] = {}
-    for key, amount in value.items():
-        decimal = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 20
-        token = int(key) if decimal else _token(name, key)
-        if token in bias:
-            _refuse(name, f"names token {token} twice")
-        bias[token] = _BIAS(name, amount)
-    return bias
-
-
-def _structured(name: str, value: Any) -> StructuredOutputs | None:
-    """Return the constraint, from its record, an object or JSON text; errors name the field within."""
-    if value is None or isinstance(value, StructuredOutputs):
-        return value
-    try:
-        return StructuredOutputs.from_json(value) if isinstance(value, str) else StructuredOutputs.from_dict(value)
-    except RequestError as error:
-        raise error.about(name if error.param in (None, name) else f"{name}.{error.param}") from None
-
-
-_SEED: Final = _Integer(-(2**63), 2**63 - 1, optional=True)
-_COUNT: Final = _Integer(0, optional=True)
-_TOP: Final = _Integer(ALL_TOKENS, optional=True)
-_PENALTY: Final = _Number(-2.0, 2.0)
-_FACTOR: Final = _Number(0.01, 100.0)
+_SEED: Final = Integer(-(2**63), 2**63 - 1, optional=True)
+_COUNT: Final = Integer(0, optional=True)
+_TOP: Final = Integer(ALL_TOKENS, optional=True)
+_PENALTY: Final = Number(-2.0, 2.0)
+_FACTOR: Final = Number(0.01, 100.0)
 
 
 def _option(default: Any, normalise: Callable[[str, Any], Any], rule: str, help: str) -> Any:
@@ -197,36 +58,39 @@ class SamplingParams:
         RequestError: a value of the wrong type or out of range, or a contradiction; `param` names the field.
     """
 
-    n: int = _option(1, _Integer(1, MAX_CHOICES), "scheduler.choices", f"Choices to generate, 1 to {MAX_CHOICES}.")
+    n: int = _option(1, Integer(1, MAX_CHOICES), "scheduler.choices", f"Choices to generate, 1 to {MAX_CHOICES}.")
     temperature: float = _option(
-        1.0, _Number(0.0, 2.0), "sampling.temperature", "Divides the logits, 0 to 2; below 1e-5 is greedy."
+        1.0, Number(0.0, 2.0), "sampling.temperature", "Divides the logits, 0 to 2; below 1e-5 is greedy."
     )
     top_p: float = _option(
-        1.0, _Number(0.0, 1.0, above=True), "sampling.top_p", "Keep the most likely tokens up to this probability mass."
+        1.0, Number(0.0, 1.0, above=True), "sampling.top_p", "Keep the most likely tokens up to this probability mass."
     )
-    top_k: int = _option(0, _Integer(-1), "sampling.top_k", "Keep the k most likely tokens; 0 or -1 keeps all.")
+    top_k: int = _option(0, Integer(-1), "sampling.top_k", "Keep the k most likely tokens; 0 or -1 keeps all.")
     min_p: float = _option(
-        0.0, _Number(0.0, 1.0), "sampling.min_p", "Drop tokens less likely than this times the likeliest one, 0 to 1."
+        0.0, Number(0.0, 1.0), "sampling.min_p", "Drop tokens less likely than this times the likeliest one, 0 to 1."
     )
     seed: int | None = _option(None, _SEED, "sampling.draw", "Signed 64-bit seed of all draws (default: random).")
     stop: Sequence[str] = _option(
-        (), _stop_strings, "text.stop_strings", f"Up to {MAX_STOP_STRINGS} strings that end the text."
+        (),
+        Strings(MAX_STOP_STRINGS, MAX_STOP_LENGTH),
+        "text.stop_strings",
+        f"Up to {MAX_STOP_STRINGS} strings that end the text.",
     )
     stop_token_ids: Sequence[int] = _option(
-        (), _tokens, "scheduler.stop_tokens", "Token ids that end a choice, in addition to the model's own."
+        (), tokens, "scheduler.stop_tokens", "Token ids that end a choice, in addition to the model's own."
     )
     bad_words: Sequence[str] = _option(
-        (), _words, "sampling.bad_words", f"Up to {MAX_BAD_WORDS} words that are never generated."
+        (), Words(MAX_BAD_WORDS), "sampling.bad_words", f"Up to {MAX_BAD_WORDS} words that are never generated."
     )
     include_stop_str_in_output: bool = _option(
-        False, _flag, "text.include_stop", "Keep the stop string at the end of the text."
+        False, flag, "text.include_stop", "Keep the stop string at the end of the text."
     )
-    ignore_eos: bool = _option(False, _flag, "scheduler.end_of_text", "Do not stop at the model's own end tokens.")
+    ignore_eos: bool = _option(False, flag, "scheduler.end_of_text", "Do not stop at the model's own end tokens.")
     max_tokens: int | None = _option(
         16, _COUNT, "scheduler.length", "Maximum tokens to generate; 0 only scores the prompt, None fills the context."
     )
     min_tokens: int = _option(
-        0, _Integer(0), "sampling.min_tokens", "Tokens before an end token, stop token or stop string may end a choice."
+        0, Integer(0), "sampling.min_tokens", "Tokens before an end token, stop token or stop string may end a choice."
     )
     logprobs: int | None = _option(
         None,
@@ -235,7 +99,7 @@ class SamplingParams:
         "Report log-probabilities of each token and this many top tokens; -1 reports all.",
     )
     logprob_token_ids: Sequence[int] = _option(
-        (), _tokens, "sampling.given_tokens", "Report the log-probabilities of these token ids too; needs logprobs."
+        (), tokens, "sampling.given_tokens", "Report the log-probabilities of these token ids too; needs logprobs."
     )
     prompt_logprobs: int | None = _option(
         None, _TOP, "scheduler.prompt_logprobs", "The same for the prompt's tokens, from the second on."
@@ -250,15 +114,15 @@ class SamplingParams:
         1.0, _FACTOR, "sampling.repetition_penalty", "Divides positive logits of seen tokens, multiplies others."
     )
     logit_bias: Mapping[int, float] | None = _option(
-        None, _bias, "sampling.logit_bias", "Added to the logits of the given token ids, -100 to 100 each."
+        None, biases, "sampling.logit_bias", "Added to the logits of the given token ids, -100 to 100 each."
     )
     allowed_token_ids: Sequence[int] | None = _option(
-        None, _allowed, "sampling.allowed_tokens", "The only token ids that may be generated."
+        None, allowed_tokens, "sampling.allowed_tokens", "The only token ids that may be generated."
     )
-    skip_special_tokens: bool = _option(True, _flag, "text.special_tokens", "Leave special tokens out of the text.")
+    skip_special_tokens: bool = _option(True, flag, "text.special_tokens", "Leave special tokens out of the text.")
     structured_outputs: StructuredOutputs | None = _option(  # noqa: RUF009 - it returns a field of dataclasses
         None,
-        _structured,
+        structured,
         "structured.masks",
         'Constraint on the output as JSON, such as {"regex": "[0-9]+"}; see docs/structured-outputs.md.',
     )
@@ -271,7 +135,7 @@ class SamplingParams:
         if self.min_tokens:
             self._check_lengths()
         if self.logprob_token_ids and self.logprobs is None:
-            _refuse("logprob_token_ids", "needs logprobs; set it to 0 or more")
+            refuse("logprob_token_ids", "needs logprobs; set it to 0 or more")
 
     def but(self, **changes: Any) -> SamplingParams:
         """Return a copy with some fields changed; only those are checked, since others may be large.
@@ -287,7 +151,7 @@ class SamplingParams:
 
     def _check_lengths(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            _refuse("min_tokens", f"{self.min_tokens} is more than max_tokens = {self.max_tokens}")
+            refuse("min_tokens", f"{self.min_tokens} is more than max_tokens = {self.max_tokens}")
 
     def __hash__(self) -> int:
         """Hash the fields; biases are equal in any order."""
@@ -327,10 +191,10 @@ class SamplingParams:
             RequestError: not a mapping, an unknown name, or an invalid value.
         """
         if not isinstance(values, Mapping):
-            _refuse(cls.__name__, f"must be an object, not {shown(values)}")
+            refuse(cls.__name__, f"must be an object, not {shown(values)}")
         for name in values:
             if name not in _NORMALISE:
-                _refuse(name, "unknown sampling parameter")
+                refuse(name, "unknown sampling parameter")
         return cls(**values)
 
 
@@ -339,39 +203,10 @@ _NORMALISE: Final[Mapping[str, Callable[[str, Any], Any]]] = {
 }
 _DEFAULTS: Final[Mapping[str, Any]] = {each.name: each.default for each in fields(SamplingParams)}
 
-TOKEN_SCHEMA: Final[Mapping[str, Any]] = {"type": "integer", "format": "token-id", "minimum": 0}
-"""JSON Schema of a token id. The upper limit, the vocabulary size, depends on the model."""
-
-_STOP_LENGTH: Final = {"minLength": 1, "maxLength": MAX_STOP_LENGTH}
-
-_SCHEMAS: Final[Mapping[Callable[[str, Any], Any], Mapping[str, Any]]] = {
-    _stop_strings: {
-        **_STOP_LENGTH,
-        "maxItems": MAX_STOP_STRINGS,
-        "items": {"type": "string", **_STOP_LENGTH},
-    },
-    _words: {"maxItems": MAX_BAD_WORDS, "items": {"type": "string", "pattern": _NOT_BLANK.pattern}},
-    _tokens: {"items": TOKEN_SCHEMA},
-    _allowed: {"minItems": 1, "items": TOKEN_SCHEMA},
-    _bias: {
-        "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,18})$"},
-        "additionalProperties": {"type": "number", "minimum": _BIAS.low, "maximum": _BIAS.high},
-    },
-}
-
 
 def value_schema(name: str) -> dict[str, Any]:
     """Return the JSON Schema of a parameter's values, beyond their type."""
-    normalise = _NORMALISE[name]
-    if isinstance(normalise, _Integer | _Number):
-        low = "exclusiveMinimum" if isinstance(normalise, _Number) and normalise.above else "minimum"
-        return {low: normalise.low} | ({} if normalise.high is None else _at_most(normalise.high))
-    return dict(_SCHEMAS.get(normalise, {}))
-
-
-def _at_most(high: float) -> dict[str, float]:
-    """Return an upper bound as a double, the only number that many JSON readers have."""
-    return {"maximum": high} if float(high) == high else {"exclusiveMaximum": high + 1}
+    return schema_of(_NORMALISE[name])
 
 
 def over_recommended(recommended: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:

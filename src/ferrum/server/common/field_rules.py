@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 from pydantic import FailFast, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from ferrum.core.params import TOKEN_SCHEMA
+from ferrum.core.param_values import TOKEN_SCHEMA
 from ferrum.core.values import MOST_BITS
 
 Schema: TypeAlias = dict[str, Any]

@@ -11,7 +11,8 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA
+from ferrum.core.param_values import TOKEN_SCHEMA
+from ferrum.core.params import ALL_TOKENS
 from ferrum.server.common.field_rules import TOP_TOKENS
 from ferrum.server.common.service import Service, State
 

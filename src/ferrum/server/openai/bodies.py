@@ -12,7 +12,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import Field
 
-from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA, SamplingParams, value_schema
+from ferrum.core.param_values import TOKEN_SCHEMA
+from ferrum.core.params import ALL_TOKENS, SamplingParams, value_schema
 from ferrum.engine.model_client import ModelClient
 from ferrum.server.common import field_rules
 from ferrum.server.common.field_rules import (
