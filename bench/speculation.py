@@ -33,7 +33,7 @@ from ferrum.core.version import installed_version
 from ferrum.engine.build import engine_config, with_scheduler
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
-from ferrum.sampling.rules import Row
+from ferrum.sampling.rows import Row
 from ferrum.sampling.sampler import LogprobsQuery, Sampler, SamplerInput
 from ferrum.sources.open_model import open_model
 from ferrum.sources.random_checkpoint import RandomCheckpoint

@@ -14,7 +14,7 @@ import pytest
 from ferrum import load_executor
 from ferrum.contract.io_types import PrefillInput
 from ferrum.runtime.memory import return_free_memory
-from ferrum.sampling.rules import Row
+from ferrum.sampling.rows import Row
 from ferrum.sampling.sampler import SamplerInput
 from held_arrays import owned_arrays
 from native_twin import TIERS, require_native, sampler_of

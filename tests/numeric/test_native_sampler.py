@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.params import ALL_TOKENS
 from ferrum.core.step import Score
-from ferrum.sampling.rules import Row
+from ferrum.sampling.rows import Row
 from ferrum.sampling.sampler import REFERENCE, LogprobsQuery, SamplerInput, score
 from native_twin import TEAMS, TIERS, sampler_of
 from sampling_twin import best_of, request, sample

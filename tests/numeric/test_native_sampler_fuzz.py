@@ -15,7 +15,7 @@ from ferrum.core.errors import StepError
 from ferrum.core.step import Score
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.reference.reference_math import best_tokens
-from ferrum.sampling.rules import Row
+from ferrum.sampling.rows import Row
 from ferrum.sampling.sampler import REFERENCE, Sampled, SamplerInput, sample, score
 from hypothesis_settings import TIMES, examples, seeds
 from native_twin import TEAMS, TIERS, sampler_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from random import Random
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ferrum.core.errors import StepError
 from ferrum.core.params import SamplingParams
 from ferrum.kernels.services import Draw
 from ferrum.sampling import backend_sampler, rules
 from ferrum.sampling.backend_sampler import BackendSampler
-from ferrum.sampling.rules import Candidates, Row
+from ferrum.sampling.rows import EditableLogits, Row
+from ferrum.sampling.rules import Candidates
 from ferrum.sampling.sampler import REFERENCE, Sampler, SamplerInput
 from native_twin import TIERS, sampler_of
 from sampling_twin import best_of, request
@@ -92,6 +95,55 @@ def test_a_rule_that_a_backend_lacks_is_applied_by_numpy(name: str, monkeypatch:
     held = (Rows if name == "toy" else np.asarray)(logits)
     given = SamplerInput(held, 0, Row(request([1, 2, 3])))
     assert sampler.choose([given]) == [7]
+
+
+READINGS: dict[str, Callable[[Row], object]] = {
+    "tokens": lambda row: row.tokens(),
+    "the last two": lambda row: row.tokens(row.position - 2),
+    "history": lambda row: list(row.sampling.history),
+    "length of the history": lambda row: len(row.sampling.history),
+    "drafts": lambda row: list(row.drafts),
+    "last draft": lambda row: row.drafts[-1],
+}
+
+
+@pytest.mark.parametrize("name", ["numpy", "toy", *TIERS])
+@pytest.mark.parametrize("reading", READINGS)
+def test_a_rule_that_reads_tokens_without_saying_so_fails(
+    name: str, reading: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A regression: steps that run ahead gave such a rule a history without the newest tokens."""
+
+    def planted(logits: EditableLogits, row: Row) -> None:
+        READINGS[reading](row)
+
+    sampler = {"numpy": REFERENCE, **backends()}[name]
+    logits = np.zeros(VOCABULARY, np.float32)
+    row = Row(request([1, 2, 3], logit_bias={1: 1.0}), [4, 5])
+    given = SamplerInput((Rows if name == "toy" else np.asarray)(logits), 0, row)
+    monkeypatch.setattr(rules, "LOGIT_RULES", (*rules.LOGIT_RULES, planted))
+    with pytest.raises(RuntimeError, match="reads=HISTORY"):
+        sampler.choose([given])
+    monkeypatch.setattr(rules, "HISTORY_RULES", rules.HISTORY_RULES | {"planted"})
+    assert sampler.choose([given]) == [sampler.choose([replace(given, row=replace(row, drafts=(4, 5)))])[0]]
+
+
+def test_a_rule_may_count_tokens_without_reading_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[tuple[int, int]] = []
+
+    def planted(logits: EditableLogits, row: Row) -> None:
+        counts.append((row.position, row.generated))
+
+    monkeypatch.setattr(rules, "LOGIT_RULES", (planted,))
+    rules.edited(np.zeros(9, np.float32), Row(request([1, 2, 3], prompt=2, logit_bias={1: 1.0}), [4, 5]))
+    assert counts == [(5, 3)]
+
+
+def test_a_history_without_the_newest_tokens_is_an_error_only_for_rules_that_read_it() -> None:
+    behind, logits = Row(request([1, 2, 3], frequency_penalty=1.0), (9,), start=5), np.zeros(9, np.float32)
+    with pytest.raises(StepError, match="needs the 5 tokens"):
+        rules.edited(logits, behind)
+    assert rules.edited(logits, replace(behind, sampling=request([1, 2, 3], logit_bias={1: 1.0})))[1] == 1.0
 
 
 def test_a_rule_with_a_parameter_is_numpys_only_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 import recurrent_model
 from fakes import Guesses, admit_all, scope_of
+from ferrum.core.params import SamplingParams
+from ferrum.core.rule_fields import HISTORY_RULES, switches
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.engine import Engine
@@ -35,6 +37,7 @@ PAGE_SIZE = 4
 PAGES = 20
 KINDS = 40
 DEPTHS = (0, 1, 2)
+NEUTRAL = SamplingParams()
 
 
 def load(model: str, pages: int, kernels: str = "native") -> LocalExecutor:
@@ -78,8 +81,8 @@ def request_of(kind: int, *, plain: bool) -> Request:
         request = replace(request, params=params)
     if not plain:
         return request
-    params = request.params.but(presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.0)
-    return replace(request, params=params, bad_words=())
+    off = {name: getattr(NEUTRAL, name) for name in switches(SamplingParams, HISTORY_RULES)}
+    return replace(request, params=request.params.but(**off), bad_words=())
 
 
 @cache

@@ -19,7 +19,8 @@ from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.kernels.reference.reference_math import LOG2_E
 from ferrum.sampling.probability_mass import log_total, mass
-from ferrum.sampling.rules import Row, distribution
+from ferrum.sampling.rows import Row
+from ferrum.sampling.rules import distribution
 from ferrum.sampling.sampler import draw, greedy
 from ferrum.sampling.top_k import top
 from native_adapter_vectors import ADAPTERS

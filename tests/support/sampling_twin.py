@@ -15,7 +15,8 @@ from ferrum.core.errors import StepError
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling
 from ferrum.sampling.probability_mass import greatest
-from ferrum.sampling.rules import Row, distribution
+from ferrum.sampling.rows import Row
+from ferrum.sampling.rules import distribution
 from ferrum.sampling.sampler import REFERENCE, Accepted, Sampled, Sampler, SamplerInput, Verification
 from ferrum.sampling.sampler import accept as accept_all
 from ferrum.sampling.sampler import sample as sample_all

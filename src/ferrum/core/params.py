@@ -1,7 +1,8 @@
 """`SamplingParams`: what a request asks of the sampler, with vLLM's names and meanings.
 
 A field's metadata has its help text and the one rule that applies it, as `room.name`: a function of `sampling`, or a
-duty of another room. Every default is neutral. The rules themselves are in `sampling/`.
+duty of another room. A rule of `sampling` that reads the tokens before a row says so there, or it cannot. Every default
+is neutral. The rules themselves are in `sampling/`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from ferrum.core.errors import InvalidToken
 from ferrum.core.param_values import (
@@ -32,6 +33,11 @@ MAX_CHOICES: Final = 128
 MAX_STOP_STRINGS: Final = 64
 MAX_STOP_LENGTH: Final = 256
 MAX_BAD_WORDS: Final = 4096
+
+HISTORY: Final = "history"
+Reads: TypeAlias = Literal["history"]
+"""What a sampling rule may say that it reads: the tokens before a row, the newest included."""
+
 ALL_TOKENS: Final = -1
 """Value of `logprobs` or `prompt_logprobs` that reports the whole vocabulary."""
 
@@ -44,8 +50,24 @@ _PENALTY: Final = Number(-2.0, 2.0)
 _FACTOR: Final = Number(0.01, 100.0)
 
 
-def _option(default: Any, normalise: Callable[[str, Any], Any], rule: str, help: str) -> Any:
-    return field(default=default, metadata={"normalise": normalise, "rule": rule, "help": help})
+def _option(
+    default: Any,
+    normalise: Callable[[str, Any], Any],
+    rule: str,
+    help: str,
+    *,
+    reads: Reads | None = None,
+) -> Any:
+    """Return a field.
+
+    Args:
+        default, help: of the parameter.
+        normalise: its validator, see `param_values.py`.
+        rule: applies it, as `room.name`.
+        reads: what the rule reads besides logits, parameters and counts of tokens.
+    """
+    words = {"normalise": normalise, "rule": rule, "help": help, "reads": reads}
+    return field(default=default, metadata=words)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
@@ -80,7 +102,11 @@ class SamplingParams:
         (), tokens, "scheduler.stop_tokens", "Token ids that end a choice, in addition to the model's own."
     )
     bad_words: Sequence[str] = _option(
-        (), Words(MAX_BAD_WORDS), "sampling.bad_words", f"Up to {MAX_BAD_WORDS} words that are never generated."
+        (),
+        Words(MAX_BAD_WORDS),
+        "sampling.bad_words",
+        f"Up to {MAX_BAD_WORDS} words that are never generated.",
+        reads=HISTORY,
     )
     include_stop_str_in_output: bool = _option(
         False, flag, "text.include_stop", "Keep the stop string at the end of the text."
@@ -105,13 +131,25 @@ class SamplingParams:
         None, _TOP, "scheduler.prompt_logprobs", "The same for the prompt's tokens, from the second on."
     )
     presence_penalty: float = _option(
-        0.0, _PENALTY, "sampling.presence_penalty", "Subtracted once from the logit of each generated token, -2 to 2."
+        0.0,
+        _PENALTY,
+        "sampling.presence_penalty",
+        "Subtracted once from the logit of each generated token, -2 to 2.",
+        reads=HISTORY,
     )
     frequency_penalty: float = _option(
-        0.0, _PENALTY, "sampling.frequency_penalty", "Subtracted from a logit per time it was generated, -2 to 2."
+        0.0,
+        _PENALTY,
+        "sampling.frequency_penalty",
+        "Subtracted from a logit per time it was generated, -2 to 2.",
+        reads=HISTORY,
     )
     repetition_penalty: float = _option(
-        1.0, _FACTOR, "sampling.repetition_penalty", "Divides positive logits of seen tokens, multiplies others."
+        1.0,
+        _FACTOR,
+        "sampling.repetition_penalty",
+        "Divides positive logits of seen tokens, multiplies others.",
+        reads=HISTORY,
     )
     logit_bias: Mapping[int, float] | None = _option(
         None, biases, "sampling.logit_bias", "Added to the logits of the given token ids, -100 to 100 each."

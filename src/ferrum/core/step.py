@@ -17,7 +17,7 @@ from operator import attrgetter, is_
 from typing import Any, Final, Protocol, TypeAlias
 
 from ferrum.core.errors import FerrumError, RequestError
-from ferrum.core.params import SamplingParams
+from ferrum.core.params import HISTORY, SamplingParams
 from ferrum.core.pickling import pickled_by_fields
 from ferrum.core.policy_config import POLICY
 
@@ -77,7 +77,9 @@ class Sampling:
     history: Sequence[int]
     choice: int = 0
     eos_token_ids: tuple[int, ...] = ()
-    bad_words: tuple[tuple[int, ...], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = field(
+        default=(), metadata={"rule": "sampling.bad_words", "reads": HISTORY}
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from ferrum.quant.block_weight import BlockRows, RowWeight
 from ferrum.quant.dense import FORMATS, DenseWeight
 from ferrum.sampling.backend_sampler import sampler_of
 from ferrum.sampling.philox import fixed_numbers
-from ferrum.sampling.rules import Row
+from ferrum.sampling.rows import Row
 from ferrum.sampling.sampler import LogprobsQuery, SamplerInput
 
 _INPUTS: Final = 200  # 32 inputs six times and a part, in each kind of vector too

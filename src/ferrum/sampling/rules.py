@@ -5,72 +5,31 @@
 
 Rules left of the bar edit the logits [V] of the whole vocabulary, copied before the first change. Rules right of the
 bar filter or scale the candidate tokens. Of two equal tokens the lower id is the more likely. A rule with a neutral
-parameter does nothing; each rule reads only the parameter of its name.
+parameter does nothing; each rule reads only the parameters of its name, and the tokens before the row only if these say
+so (`core/params.py`): other rules get rows without them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from operator import attrgetter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.core.errors import NothingAllowed
+from ferrum.core.errors import NothingAllowed, StepError
 from ferrum.core.params import SamplingParams
+from ferrum.core.rule_fields import HISTORY_RULES, Neutral, reads_history, switches
 from ferrum.core.step import Sampling
 from ferrum.sampling.probability_mass import F32, Int64, exp, mass
+from ferrum.sampling.rows import NEVER, EditableLogits, Row
 from ferrum.sampling.token_counts import OwnerCache, TokenCounts
 from ferrum.sampling.top_k import top
 
-_NEVER = np.float32(-np.inf)
 _MAX_FLOAT = np.finfo(np.float32).max
 _MAX_INT64: Final = int(np.iinfo(np.int64).max)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The inputs of the rules for a row.
-
-    Attributes:
-        sampling: of the sequence.
-        drafts: the tokens before the row that the history does not hold, or not yet.
-        mask: see `Span.masks`.
-        start: position of the first of `drafts`; None: the end of the history.
-    """
-
-    sampling: Sampling
-    drafts: Sequence[int] = ()
-    mask: bytes | None = None
-    start: int | None = None
-
-    @property
-    def params(self) -> SamplingParams:
-        """Parameters of the request."""
-        return self.sampling.params
-
-    @property
-    def position(self) -> int:
-        """Absolute position of the token to sample."""
-        return self.known + len(self.drafts)
-
-    @property
-    def known(self) -> int:
-        """Number of tokens before the row that come from the history."""
-        return len(self.sampling.history) if self.start is None else self.start
-
-    @property
-    def generated(self) -> int:
-        """Number of tokens generated before the row."""
-        return self.position - self.sampling.prompt_length
-
-    def tokens(self, start: int = 0) -> list[int]:
-        """Return the tokens before the row, from position `start` on."""
-        known = self.known
-        return [*self.sampling.history[start:known], *self.drafts[max(0, start - known) :]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,28 +47,6 @@ class Candidates:
     def keep(self, which: NDArray[np.bool_] | Int64) -> Candidates:
         """Return the candidates at the given indices (ascending) or with a set mask."""
         return Candidates(self.tokens[which], self.logits[which])
-
-
-class EditableLogits:
-    """A row of logits f32 [V], copied before the first change, because most requests change nothing."""
-
-    def __init__(self, logits: F32) -> None:
-        self.logits = logits
-        self.size = logits.size
-        self._copied = False
-
-    def __call__(self) -> F32:
-        """Return the row for changes in place."""
-        if not self._copied:
-            self.logits, self._copied = self.logits.copy(), True
-        return self.logits
-
-    def keep(self, allowed: NDArray[np.int8]) -> None:
-        """Forbid all tokens but those with a 1, by whole words: a choice per token takes ten times as long."""
-        kept = self.logits.view(np.int32) ^ _NEVER.view(np.int32)
-        kept &= np.negative(allowed).astype(np.int32)  # all bits of a 1, none of a 0
-        kept ^= _NEVER.view(np.int32)
-        self.logits, self._copied = kept.view(np.float32), True
 
 
 _allowed: Final = OwnerCache[Int64]()
@@ -131,7 +68,7 @@ def allowed_tokens(logits: EditableLogits, row: Row) -> None:
     if row.params.allowed_token_ids is not None:
         tokens = _allowed(row.params, _ids, row.params.allowed_token_ids)
         kept = logits()[tokens]
-        logits()[:] = _NEVER
+        logits()[:] = NEVER
         logits()[tokens] = kept
 
 
@@ -156,7 +93,7 @@ def bad_words(logits: EditableLogits, row: Row) -> None:
     likely = [word for word in words if len(word) == 1 or word[-2:-1] == before]
     forbidden = [word[-1] for word in likely if len(word) == 1 or is_begun(word)]
     if forbidden:
-        logits()[_ids_below(logits.size, forbidden)] = _NEVER
+        logits()[_ids_below(logits.size, forbidden)] = NEVER
 
 
 def min_tokens(logits: EditableLogits, row: Row) -> None:
@@ -164,8 +101,8 @@ def min_tokens(logits: EditableLogits, row: Row) -> None:
     if row.generated < row.params.min_tokens:
         # A request may list the whole vocabulary, so all its choices share one array.
         stops = _stops(row.params, _ids_below, _MAX_INT64, row.params.stop_token_ids)
-        logits()[stops[stops < logits.size]] = _NEVER
-        logits()[_ids_below(logits.size, row.sampling.eos_token_ids)] = _NEVER
+        logits()[stops[stops < logits.size]] = NEVER
+        logits()[_ids_below(logits.size, row.sampling.eos_token_ids)] = NEVER
 
 
 def logit_bias(logits: EditableLogits, row: Row) -> None:
@@ -199,7 +136,7 @@ def _counts(row: Row) -> tuple[Int64, F32]:
 
 
 def truncate_counts(sampling: Sampling, length: int) -> None:
-    """Remove tokens from position `length` on from the counts. Call before removing rejected drafts from a history."""
+    """Remove tokens from position `length` on from what rules keep. Call before cutting rejected drafts off."""
     for counts in (_seen.get(sampling), _generated.get(sampling)):
         if counts is not None:
             counts.truncate(length)
@@ -282,40 +219,20 @@ CANDIDATE_RULES: Final[tuple[Callable[[Candidates, SamplingParams], Candidates],
 
 
 def edited(logits: F32, row: Row) -> F32:
-    """Apply the rules over the vocabulary: f32 [V] -> f32 [V], copied if they change it. Minus infinity forbids."""
+    """Apply the rules over the vocabulary: f32 [V] -> f32 [V], copied if they change it. Minus infinity forbids.
+
+    Raises:
+        StepError: a rule reads tokens that the history does not have yet.
+    """
     if row.mask is None and leaves_logits(row.sampling):
         return logits
-    editable = EditableLogits(logits)
+    if row.known > len(row.sampling.history) and reads_history(row.sampling):
+        raise StepError(f"a sampling rule needs the {row.known} tokens before the step; the history has fewer")
+    editable, without_tokens = EditableLogits(logits), row.without_tokens()
     with np.errstate(over="ignore"):
         for rule in LOGIT_RULES:
-            rule(editable, row)
+            rule(editable, row if rule.__name__ in HISTORY_RULES else without_tokens)
     return editable.logits
-
-
-def _parameters(rule: str) -> list[str]:
-    """Return the fields of `SamplingParams` that a rule of this name applies."""
-    return [each.name for each in fields(SamplingParams) if each.metadata["rule"] == f"sampling.{rule}"]
-
-
-class Neutral:
-    """A test whether all parameters of some rules (see `SamplingParams`) are neutral.
-
-    Args:
-        rules: names of the rules.
-    """
-
-    def __init__(self, *rules: str) -> None:
-        self._values = attrgetter(*(name for rule in rules for name in _parameters(rule)))
-        self._neutral = self._values(SamplingParams())
-        self._last: tuple[SamplingParams | None, bool] = (None, False)
-
-    def __call__(self, params: SamplingParams) -> bool:
-        """Return whether they are neutral in this request."""
-        last, answer = self._last  # a single sequence asks with the same object at every step
-        if params is not last:
-            answer = bool(self._values(params) == self._neutral)
-            self._last = params, answer
-        return answer
 
 
 def candidate_rules_within(names: Collection[str]) -> Callable[[SamplingParams], bool]:
@@ -324,21 +241,17 @@ def candidate_rules_within(names: Collection[str]) -> Callable[[SamplingParams],
     A rule without a parameter is used by every request.
     """
     others = [rule.__name__ for rule in CANDIDATE_RULES if rule.__name__ not in names]
-    if not all(map(_parameters, others)):
+    if not all(switches(SamplingParams, [other]) for other in others):
         return lambda _: False
-    return Neutral(*others) if others else lambda _: True
+    return Neutral(*others).of_params
 
 
 _edits_nothing: Final = Neutral(*(rule.__name__ for rule in LOGIT_RULES))
 
 
-_bad_words: Final = attrgetter("bad_words")
-"""The input of `LOGIT_RULES` that is neither in `SamplingParams` nor of one row."""
-
-
 def leaves_logits(sampling: Sampling) -> bool:
     """Return whether no rule of `LOGIT_RULES` ever changes the logits of the request, if a row has no mask."""
-    return _edits_nothing(sampling.params) and not _bad_words(sampling)
+    return _edits_nothing(sampling)
 
 
 def takes_best(sampling: Sampling) -> bool:
@@ -359,7 +272,7 @@ def permitted(logits: F32, row: Row) -> Candidates:
         NothingAllowed: the masks leave no token.
     """
     logits = edited(logits, row)
-    tokens = np.flatnonzero(logits > _NEVER)
+    tokens = np.flatnonzero(logits > NEVER)
     if not tokens.size:
         raise nothing_allowed(row)
     return Candidates(tokens, logits[tokens])

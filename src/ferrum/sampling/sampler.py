@@ -18,13 +18,15 @@ import numpy as np
 
 from ferrum.core.errors import StepError
 from ferrum.core.params import SamplingParams
+from ferrum.core.rule_fields import Neutral
 from ferrum.core.step import Sampling, Score, TokenLogprobs
 from ferrum.kernels.operations import Array
 from ferrum.kernels.reference.reference_math import log
 from ferrum.sampling.logprobs import token_logprobs
 from ferrum.sampling.philox import uniform
 from ferrum.sampling.probability_mass import F32
-from ferrum.sampling.rules import Candidates, Neutral, Row, distribution, permitted, takes_best
+from ferrum.sampling.rows import Row
+from ferrum.sampling.rules import Candidates, distribution, permitted, takes_best
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ _reports_nothing: Final = Neutral(sample.__name__)
 
 def is_plain_greedy(sampling: Sampling) -> bool:
     """Return whether `sample` always returns the most likely raw token without log-probabilities."""
-    return takes_best(sampling) and _reports_nothing(sampling.params)
+    return takes_best(sampling) and _reports_nothing(sampling)
 
 
 def score(logits: Array, request: Score, sampler: Sampler = REFERENCE) -> tuple[TokenLogprobs, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Series
 from dataclasses import dataclass, field, replace
 
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, RequestError
+from ferrum.core.rule_fields import reads_history
 from ferrum.core.step import (
     CARRY,
     AdapterUse,
@@ -280,15 +281,10 @@ def runs_ahead(sequence: Sequence) -> bool:
     Rules that read the newest tokens need them on the host, and a guide may have a mask after any token that ends its
     rest.
     """
-    params, guide = sequence.request.params, sequence.guide
+    guide = sequence.guide
     if guide is not None and not (guide.resting and not guide.watched and guide.rests_until == UNLIMITED):
         return False
-    return not (
-        sequence.request.bad_words
-        or params.presence_penalty
-        or params.frequency_penalty
-        or params.repetition_penalty != 1.0
-    )
+    return not reads_history(sequence.sampling)
 
 
 def draft_limit(sequence: Sequence, context: int) -> int:
