@@ -39,6 +39,8 @@ RULES: dict[str, dict[str, Any]] = {
     "presence_penalty": {"presence_penalty": 2.0},
     "frequency_penalty": {"frequency_penalty": 1.5},
     "repetition_penalty": {"repetition_penalty": 1.8},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "dry_multiplier": {"dry_multiplier": 4.0, "dry_allowed_length": 1},
     "logprobs": {"logprobs": 2},
 }
 """Values that turn on one rule each."""
@@ -64,6 +66,7 @@ def request_of(kind: str, number: int) -> Request:
         stop_token_ids=frozenset({number, 99}),
         eos_token_ids=(99,),
         bad_words=words,
+        dry_sequence_breakers=pick.choice(((), ((2,), (3, 1)))),
     )
 
 
@@ -120,7 +123,8 @@ def executor() -> Iterator[LocalExecutor]:
 
 def test_every_rule_of_the_sampler_is_here() -> None:
     rules = {each.name for each in fields(SamplingParams) if each.metadata["rule"].startswith("sampling.")}
-    assert rules - {"seed", "logprob_token_ids"} == set(RULES)
+    settings = {each.name for each in fields(SamplingParams) if each.metadata["switch"] is not None}
+    assert rules - settings - {"seed", "logprob_token_ids"} == set(RULES)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -42,6 +42,11 @@ def values(draw: Random) -> dict[str, Any]:
         "presence_penalty": draw.choice((0.0, 1.5, -2.0)),
         "frequency_penalty": draw.choice((0.0, 0.5, -1.0)),
         "repetition_penalty": draw.choice((1.0, 1.7, 0.5)),
+        "no_repeat_ngram_size": draw.choice((0, 1, 2)),
+        "dry_multiplier": draw.choice((0.0, 0.8, 5.0)),
+        "dry_base": draw.choice((1.0, 1.75)),
+        "dry_allowed_length": draw.choice((1, 2)),
+        "dry_penalty_last_n": draw.choice((-1, 0, 4)),
         "logit_bias": draw.choice((None, {3: 5.0, 7: -100.0})),
         "allowed_token_ids": draw.choice((None, tuple(range(5, 90)))),
         "stop_token_ids": draw.choice(((), (11, 12))),
@@ -50,7 +55,7 @@ def values(draw: Random) -> dict[str, Any]:
 
 
 SAMPLED = {each.name for each in fields(SamplingParams) if each.metadata["rule"].startswith("sampling.")}
-KEYS = {"seed", "bad_words", "logprobs", "logprob_token_ids"}
+KEYS = {"seed", "bad_words", "dry_sequence_breakers", "logprobs", "logprob_token_ids"}
 """Parameters of the sampler that enter by other ways: as the key of draws, as token ids, and as a report."""
 
 
@@ -61,13 +66,14 @@ def test_random_requests_set_every_parameter_of_the_sampler() -> None:
 def inputs(kind: int) -> SamplerInput:
     draw, rng = Random(kind), np.random.default_rng(kind)
     logits = (rng.standard_normal(VOCABULARY) * draw.choice((0.5, 3, 10))).astype(np.float32)
-    history = [draw.randrange(VOCABULARY) for _ in range(draw.randrange(1, 12))]
+    history = [draw.randrange(draw.choice((4, VOCABULARY))) for _ in range(draw.randrange(1, 12))]
     words = tuple((word,) for word in draw.sample(range(VOCABULARY), draw.choice((0, 3))))
     sampling = replace(
         request(history, seed=draw.getrandbits(60), choice=draw.randrange(3), **{"max_tokens": 20, **values(draw)}),
         prompt_length=draw.randrange(len(history) + 1),
         eos_token_ids=(draw.randrange(VOCABULARY),),
         bad_words=words,
+        dry_sequence_breakers=draw.choice(((), ((2,), (3, 1)))),
     )
     mask = draw.choice((None, bytes(rng.integers(0, 256, -(-VOCABULARY // 8), np.uint8))))
     return SamplerInput(logits, best_of(logits), Row(sampling, mask=mask))

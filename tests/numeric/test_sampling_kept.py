@@ -28,6 +28,11 @@ RULES = st.fixed_dictionaries(
         "logit_bias": st.dictionaries(st.integers(0, V - 1), st.sampled_from([-3.0, 0.1]), min_size=1),
         "allowed_token_ids": st.lists(st.integers(0, V - 1), min_size=1, unique=True),
         "min_tokens": st.integers(1, 9),
+        "no_repeat_ngram_size": st.integers(1, 3),
+        "dry_multiplier": st.just(0.8),
+        "dry_allowed_length": st.integers(1, 2),
+        "dry_penalty_last_n": st.sampled_from([-1, 5]),
+        "dry_sequence_breakers": st.lists(st.lists(st.integers(0, V - 1), min_size=1, max_size=2), max_size=2),
         "stop_token_ids": st.lists(st.integers(0, 2 * V), max_size=4),
     },
 )

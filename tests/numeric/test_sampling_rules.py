@@ -119,7 +119,7 @@ def test_grammar_mask_is_little_endian_and_forbids_ids_past_its_end() -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_all_rules_together_match_the_float64_twin(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    history = rng.integers(0, V, 30).tolist()
+    history = [*rng.integers(0, V, 20).tolist(), *rng.integers(0, V, 5).tolist() * 2]
     sampling = request(
         history,
         prompt=int(rng.integers(1, 30)),
@@ -133,6 +133,10 @@ def test_all_rules_together_match_the_float64_twin(seed: int) -> None:
         logit_bias={int(token): float(rng.uniform(-20, 20)) for token in rng.integers(0, V, 5)},
         allowed_token_ids=None if seed % 3 else rng.choice(V, 50, replace=False).tolist(),
         bad_words=[[1], [*history[-2:], 2], [int(rng.integers(V)), 3]],
+        no_repeat_ngram_size=int(rng.choice([0, 1, 2, 4])),
+        dry_multiplier=float(rng.choice([0.0, 0.8, 4.0])),
+        dry_allowed_length=int(rng.integers(1, 4)),
+        dry_base=float(rng.uniform(1, 3)),
         min_tokens=10,
         eos=[4],
         stop_token_ids=[5],
@@ -175,6 +179,19 @@ def test_repetition_penalty_is_applied_before_presence_and_frequency() -> None:
         logits, request([1, 0], prompt=1, repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
     )
     assert np.log(got[0] / got[1]) == pytest.approx(4 / 2 - 0.5 - 0.25, abs=1e-5)
+
+
+def test_a_repeated_ngram_stays_forbidden_whatever_is_added() -> None:
+    got = probabilities(np.zeros(3, np.float32), request([1, 0], logit_bias={1: 100.0}, no_repeat_ngram_size=1))
+    assert np.flatnonzero(got).tolist() == [2]
+
+
+def test_dry_is_subtracted_after_the_repetition_penalty_and_before_top_k() -> None:
+    logits = np.array([8, 1, 0], np.float32)
+    params = {"repetition_penalty": 2.0, "dry_multiplier": 3.5, "dry_allowed_length": 1}
+    got = probabilities(logits, request([0, 0], **params))
+    assert np.log(got[0] / got[1]) == pytest.approx(8 / 2 - 3.5 - 1, abs=1e-5)
+    assert np.flatnonzero(probabilities(logits, request([0, 0], top_k=1, **params))).tolist() == [1]
 
 
 def test_penalties_are_applied_before_temperature() -> None:

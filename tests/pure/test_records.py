@@ -35,6 +35,7 @@ REQUEST = Request(
     stop_token_ids=frozenset({1, 96}),
     eos_token_ids=(96,),
     bad_words=((1, 2), (3,)),
+    dry_sequence_breakers=((4,), (5, 6)),
     priority=3,
     tenant="a",
     salt="s",

@@ -39,6 +39,12 @@ DEFAULTS: dict[str, object] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "dry_multiplier": 0.0,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_penalty_last_n": -1,
+    "dry_sequence_breakers": ("\n", ":", '"', "*"),
     "logit_bias": None,
     "allowed_token_ids": None,
     "skip_special_tokens": True,
@@ -74,7 +80,10 @@ def reading_functions(room: str) -> dict[str, set[str]]:
 
 
 def test_every_field_is_claimed_by_one_rule_of_an_existing_room() -> None:
-    assert len(set(RULES.values())) == len(RULES)
+    """Rules have one field each, and settings that name it as their switch."""
+    switches = {each.name: each.metadata["switch"] for each in fields(SamplingParams)}
+    assert sorted(RULES[name] for name, switch in switches.items() if switch is None) == sorted(set(RULES.values()))
+    assert all(RULES[name] == RULES[switch] for name, switch in switches.items() if switch is not None)
     for name, rule in RULES.items():
         room, _, duty = rule.partition(".")
         assert (SOURCE / room).is_dir() and duty.isidentifier(), name
@@ -151,6 +160,15 @@ def test_ranges_include_their_ends(name: str, low: int, high: int) -> None:
         ("prompt_logprobs", -2),
         ("repetition_penalty", 0.0),
         ("repetition_penalty", -1.0),
+        ("no_repeat_ngram_size", -1),
+        ("dry_multiplier", -0.1),
+        ("dry_multiplier", 100.1),
+        ("dry_base", 0.9),
+        ("dry_allowed_length", 0),
+        ("dry_penalty_last_n", -2),
+        ("dry_sequence_breakers", [""]),
+        ("dry_sequence_breakers", ["a" * 41]),
+        ("dry_sequence_breakers", [str(number) for number in range(65)]),
         ("logit_bias", {1: 101}),
         ("logit_bias", {1: math.nan}),
         ("logit_bias", {-1: 1}),

@@ -31,6 +31,9 @@ def recipe(kind: int) -> Request:
         presence_penalty=pick.choice((0.0, 0.5)),
         frequency_penalty=pick.choice((0.0, 0.5)),
         repetition_penalty=pick.choice((1.0, 1.3)),
+        no_repeat_ngram_size=pick.choice((0, 0, 3)),
+        dry_multiplier=pick.choice((0.0, 0.0, 2.0)),
+        dry_allowed_length=1,
         logit_bias=pick.choice((None, {3: 2.5, 7: -100.0})),
     )
     return Request(

@@ -25,7 +25,8 @@ def alone(executor: ModelExecutor, request: Request, choice: int, context: int) 
     """Run one choice on an otherwise unused executor; `context` bounds prompt and output together."""
     params, prompt = request.params, request.prompt
     history = list(prompt)
-    sampling = Sampling(params, request.seed, len(prompt), history, choice, request.eos_token_ids, request.bad_words)
+    resolved = (request.eos_token_ids, request.bad_words, request.dry_sequence_breakers)
+    sampling = Sampling(params, request.seed, len(prompt), history, choice, *resolved)
     score = None if params.prompt_logprobs is None else Score(prompt[1:], params.prompt_logprobs)
     uses = [each.use for each in request.adapters]
     logprobs: list[TokenLogprobs] = []

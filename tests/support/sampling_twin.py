@@ -34,15 +34,17 @@ def request(
     eos: Sequence[int] = (),
     **params: Any,
 ) -> Sampling:
-    """Return a sampling state; `bad_words` are given resolved."""
+    """Return a sampling state; `bad_words` and `dry_sequence_breakers` are given resolved."""
+    resolved = ("bad_words", "dry_sequence_breakers")
     return Sampling(
-        params=SamplingParams(**{name: value for name, value in params.items() if name != "bad_words"}),
+        params=SamplingParams(**{name: value for name, value in params.items() if name not in resolved}),
         seed=seed,
         prompt_length=prompt,
         history=list(history),
         choice=choice,
         eos_token_ids=tuple(eos),
-        bad_words=tuple(tuple(word) for word in params.get("bad_words", ())),
+        bad_words=tuple(map(tuple, params.get("bad_words", ()))),
+        dry_sequence_breakers=tuple(map(tuple, params.get("dry_sequence_breakers", ()))),
     )
 
 
@@ -89,6 +91,14 @@ def softmax(x: F64) -> F64:
     return weights / weights.sum()
 
 
+def common_suffix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return how many of the last tokens are equal."""
+    length = 0
+    while length < min(len(left), len(right)) and left[-length - 1] == right[-length - 1]:
+        length += 1
+    return length
+
+
 def twin(logits: F32, sampling: Sampling) -> F64:
     """Apply the rules in order, each by its definition: the distribution f64 [V]."""
     p, history = sampling.params, list(sampling.history)
@@ -99,12 +109,20 @@ def twin(logits: F32, sampling: Sampling) -> F64:
             x[token] = -np.inf
         if any([*history, token][-len(word) :] == list(word) for word in sampling.bad_words):
             x[token] = -np.inf
+        size = p.no_repeat_ngram_size
+        grams = [history[place : place + size] for place in range(len(history) - size + 1)]
+        if size and [*history, token][-size:] in grams:
+            x[token] = -np.inf
         if len(generated) < p.min_tokens and token in (*sampling.eos_token_ids, *p.stop_token_ids):
             x[token] = -np.inf
         x[token] += (p.logit_bias or {}).get(token, 0.0)
         if token in history:
             x[token] = x[token] / p.repetition_penalty if x[token] > 0 else x[token] * p.repetition_penalty
         x[token] -= p.presence_penalty * (token in generated) + p.frequency_penalty * generated.count(token)
+        before = [place for place, each in enumerate(history) if each == token]
+        repeated = max((common_suffix(history[:place], history) for place in before), default=0)
+        if repeated >= p.dry_allowed_length:
+            x[token] -= p.dry_multiplier * p.dry_base ** (repeated - p.dry_allowed_length)
     probs = softmax(x / p.temperature)
     order = sorted(range(x.size), key=lambda token: (-probs[token], token))
     if p.top_k > 0:

@@ -106,12 +106,15 @@ def _strings(name: str, value: Any, most: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """A validator of one string or several, at most `most` of at most `longest` characters."""
+    """A validator of one string or several, at most `most` of at most `longest` characters; None is the default."""
 
     most: int
     longest: int
+    default: tuple[str, ...] = ()
 
     def __call__(self, name: str, value: Any) -> tuple[str, ...]:
+        if value is None:
+            return self.default
         strings = _strings(name, value, self.most)
         longest = max(map(len, strings), default=0)
         if longest > self.longest:

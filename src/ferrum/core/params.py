@@ -33,6 +33,10 @@ MAX_CHOICES: Final = 128
 MAX_STOP_STRINGS: Final = 64
 MAX_STOP_LENGTH: Final = 256
 MAX_BAD_WORDS: Final = 4096
+MAX_BREAKERS: Final = 64
+MAX_BREAKER_LENGTH: Final = 40
+DRY_BREAKERS: Final = ("\n", ":", '"', "*")
+"""Sequence breakers of DRY if a request has none: llama.cpp's."""
 
 HISTORY: Final = "history"
 Reads: TypeAlias = Literal["history"]
@@ -57,6 +61,7 @@ def _option(
     help: str,
     *,
     reads: Reads | None = None,
+    switch: str | None = None,
 ) -> Any:
     """Return a field.
 
@@ -65,9 +70,15 @@ def _option(
         normalise: its validator, see `param_values.py`.
         rule: applies it, as `room.name`.
         reads: what the rule reads besides logits, parameters and counts of tokens.
+        switch: the parameter without which this one has no effect; None: its own default turns the rule off.
     """
-    words = {"normalise": normalise, "rule": rule, "help": help, "reads": reads}
+    words = {"normalise": normalise, "rule": rule, "help": help, "reads": reads, "switch": switch}
     return field(default=default, metadata=words)
+
+
+def _dry(default: Any, normalise: Callable[[str, Any], Any], help: str) -> Any:
+    """Return a setting of the rule that `dry_multiplier` turns on."""
+    return _option(default, normalise, "sampling.dry", help, reads=HISTORY, switch="dry_multiplier")
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
@@ -150,6 +161,28 @@ class SamplingParams:
         "sampling.repetition_penalty",
         "Divides positive logits of seen tokens, multiplies others.",
         reads=HISTORY,
+    )
+    no_repeat_ngram_size: int = _option(
+        0,
+        Integer(0),
+        "sampling.no_repeat_ngram",
+        "No sequence of this many tokens occurs twice in prompt and output; 0 allows all.",
+        reads=HISTORY,
+    )
+    dry_multiplier: float = _option(
+        0.0,
+        Number(0.0, 100.0),
+        "sampling.dry",
+        "DRY: factor of what is subtracted from logits of tokens that would continue a repetition; 0 turns it off.",
+        reads=HISTORY,
+    )
+    dry_base: float = _dry(1.75, Number(1.0, 100.0), "DRY: growth of the penalty per repeated token, 1 to 100.")
+    dry_allowed_length: int = _dry(2, Integer(1), "DRY: the shortest repetition whose continuation is penalised.")
+    dry_penalty_last_n: int = _dry(-1, Integer(-1), "DRY: last tokens to search for repetitions; -1: all, 0: none.")
+    dry_sequence_breakers: Sequence[str] = _dry(
+        DRY_BREAKERS,
+        Strings(MAX_BREAKERS, MAX_BREAKER_LENGTH, DRY_BREAKERS),
+        f"DRY: up to {MAX_BREAKERS} strings that end a repetition (default: line feed, colon, quotation mark, star).",
     )
     logit_bias: Mapping[int, float] | None = _option(
         None, biases, "sampling.logit_bias", "Added to the logits of the given token ids, -100 to 100 each."

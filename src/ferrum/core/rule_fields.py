@@ -23,13 +23,17 @@ def _described(record: type) -> list[Field[Any]]:
 
 
 def switches(record: type, rules: Collection[str]) -> list[str]:
-    """Return the fields of a record that turn some rules on.
+    """Return the fields of a record that turn some rules on, without the settings of those rules.
 
     Args:
         record: `SamplingParams` or `Sampling`.
         rules: names of functions in `sampling/rules.py`.
     """
-    return [each.name for each in _described(record) if each.metadata["rule"].removeprefix(_ROOM) in rules]
+    return [
+        each.name
+        for each in _described(record)
+        if each.metadata["rule"].removeprefix(_ROOM) in rules and each.metadata.get("switch") is None
+    ]
 
 
 def _rules_reading(word: str) -> frozenset[str]:

@@ -69,6 +69,7 @@ class Sampling:
         eos_token_ids: the model's end tokens; `min_tokens` forbids them and the request's own stop ids.
         choice: number of the choice, if a request has several.
         bad_words: token sequences that may not be completed.
+        dry_sequence_breakers: token sequences that end a repetition, see `text/breakers.py`.
     """
 
     params: SamplingParams
@@ -80,6 +81,7 @@ class Sampling:
     bad_words: tuple[tuple[int, ...], ...] = field(
         default=(), metadata={"rule": "sampling.bad_words", "reads": HISTORY}
     )
+    dry_sequence_breakers: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ class Request:
         prediction: predicted output tokens, used as draft tokens; they do not change the output.
         guidance: limits on the generated tokens, or None.
         reading: how the client's side separates reasoning and tool calls from content; None: it does not.
+        dry_sequence_breakers: `params.dry_sequence_breakers` as token sequences, unless DRY is off.
     """
 
     request_id: str
@@ -100,6 +101,7 @@ class Request:
     prediction: tuple[int, ...] = ()
     guidance: Guidance | None = None
     reading: Reading | None = None
+    dry_sequence_breakers: tuple[tuple[int, ...], ...] = ()
 
 
 @pickled_by_fields

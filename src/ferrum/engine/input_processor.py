@@ -25,6 +25,7 @@ from ferrum.core.types import Pooling, Request
 from ferrum.core.values import integer, listed, shown, whole
 from ferrum.engine.adapter_registry import NamedAdapter, adapters_in
 from ferrum.structured.source_cache import SourceCache
+from ferrum.text.breakers import BreakerTokens
 from ferrum.text.tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int]
@@ -114,6 +115,7 @@ class InputProcessor:
         self._clock = clock
         self._prioritised = prioritised
         self._sources = SourceCache()
+        self._breakers = None if tokenizer is None else BreakerTokens(tokenizer, vocab_size)
 
     def process(self, prompt: Prompt, params: SamplingParams, options: RequestOptions = DEFAULT_OPTIONS) -> Request:
         """Return a request that the engine accepts.
@@ -144,6 +146,7 @@ class InputProcessor:
             stop_token_ids=frozenset((*params.stop_token_ids, *eos)),
             eos_token_ids=eos,
             bad_words=self._bad_words(params) if params.bad_words else (),
+            dry_sequence_breakers=self._dry_breakers(params) if params.dry_multiplier else (),
             priority=self.check_priority(options.priority),
             deadline=None if options.deadline is None else now + _seconds("deadline", options.deadline),
             arrival=now,
@@ -228,6 +231,14 @@ class InputProcessor:
         except RequestError as error:
             raise error.about("bad_words") from None  # the tokenizer's error names the prompt
 
+    def _dry_breakers(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        if self._breakers is None:
+            return ()  # `_check_no_text` refused any
+        try:
+            return self._breakers.sequences(params.dry_sequence_breakers)
+        except RequestError as error:
+            raise error.about("dry_sequence_breakers") from None  # as above
+
 
 def check_room(length: int, required_output: int, context: int, names: FieldNames) -> None:
     """Refuse a prompt of `length` tokens if it, or the output after it, exceeds the context.
@@ -295,6 +306,9 @@ def _check_no_text(params: SamplingParams) -> None:
     for name, is_given in given.items():
         if is_given:
             raise RequestError("the model has no tokenizer and serves token ids only", param=name)
+    if params.dry_multiplier and params.dry_sequence_breakers:
+        reason = "the model has no tokenizer; set it to an empty list to use DRY without breakers"
+        raise RequestError(reason, param="dry_sequence_breakers")
 
 
 def _check_structured(params: SamplingParams, options: RequestOptions) -> None:

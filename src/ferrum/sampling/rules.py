@@ -1,7 +1,7 @@
 """Rules that turn logits into the distribution of the next token, in their order of application.
 
-    masks (grammar, allowed tokens, bad words, min_tokens), logit bias, repetition penalty, presence penalty,
-    frequency penalty | temperature, top-k, top-p, min-p
+    masks (grammar, allowed tokens, bad words, repeated n-grams, min_tokens), logit bias, repetition penalty, presence
+    penalty, frequency penalty, DRY | temperature, top-k, top-p, min-p
 
 Rules left of the bar edit the logits [V] of the whole vocabulary, copied before the first change. Rules right of the
 bar filter or scale the candidate tokens. Of two equal tokens the lower id is the more likely. A rule with a neutral
@@ -24,6 +24,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.rule_fields import HISTORY_RULES, Neutral, reads_history, switches
 from ferrum.core.step import Sampling
 from ferrum.sampling.probability_mass import F32, Int64, exp, mass
+from ferrum.sampling.repetitions import dry, no_repeat_ngram, truncate_matches
 from ferrum.sampling.rows import NEVER, EditableLogits, Row
 from ferrum.sampling.token_counts import OwnerCache, TokenCounts
 from ferrum.sampling.top_k import top
@@ -137,6 +138,7 @@ def _counts(row: Row) -> tuple[Int64, F32]:
 
 def truncate_counts(sampling: Sampling, length: int) -> None:
     """Remove tokens from position `length` on from what rules keep. Call before cutting rejected drafts off."""
+    truncate_matches(sampling, length)
     for counts in (_seen.get(sampling), _generated.get(sampling)):
         if counts is not None:
             counts.truncate(length)
@@ -204,11 +206,13 @@ LOGIT_RULES: Final[tuple[Callable[[EditableLogits, Row], None], ...]] = (
     grammar,
     allowed_tokens,
     bad_words,
+    no_repeat_ngram,
     min_tokens,
     logit_bias,
     repetition_penalty,
     presence_penalty,
     frequency_penalty,
+    dry,
 )
 CANDIDATE_RULES: Final[tuple[Callable[[Candidates, SamplingParams], Candidates], ...]] = (
     temperature,

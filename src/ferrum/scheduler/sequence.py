@@ -121,6 +121,7 @@ def begin(request: Request, rank: tuple[float, ...] = (), tenant: str = "") -> l
             choice=choice,
             eos_token_ids=request.eos_token_ids,
             bad_words=request.bad_words,
+            dry_sequence_breakers=request.dry_sequence_breakers,
         )
         name = f"{request.request_id}/{choice}"
         made = Sequence(request, choice, name, tokens, sampling, (*rank, choice), tenant, adapters=adapters)

@@ -183,6 +183,7 @@ def request_of(id: str, values: Mapping[str, Any]) -> Request:
             "stop_token_ids": frozenset(values["stop_token_ids"]),
             "eos_token_ids": tuple(values["eos_token_ids"]),
             "bad_words": tuple(map(tuple, values["bad_words"])),
+            "dry_sequence_breakers": tuple(map(tuple, values.get("dry_sequence_breakers", ()))),
             "pooling": None if values["pooling"] is None else Pooling(values["pooling"]),
             "prediction": tuple(values["prediction"]),
             "adapters": tuple(map(_adapter, values.get("adapters", ()))),

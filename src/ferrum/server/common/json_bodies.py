@@ -118,5 +118,5 @@ class GeneratingBody(Body):
         return bool(self.stream)
 
     def takes_long(self, client: ModelClient) -> bool:  # noqa: ARG002 - for bodies that need the model
-        """Return whether the check of the body may take longer than its size says: grammars are compiled."""
+        """Return whether the check of the body may take longer than its size says, for a grammar or the vocabulary."""
         return False

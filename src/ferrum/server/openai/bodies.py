@@ -121,6 +121,12 @@ class GenerationBody(GeneratingBody):
     presence_penalty: float | None = _sampling("presence_penalty")
     frequency_penalty: float | None = _sampling("frequency_penalty")
     repetition_penalty: float | None = _sampling("repetition_penalty")
+    no_repeat_ngram_size: JsonInteger | None = _sampling("no_repeat_ngram_size")
+    dry_multiplier: float | None = _sampling("dry_multiplier")
+    dry_base: float | None = _sampling("dry_base")
+    dry_allowed_length: JsonInteger | None = _sampling("dry_allowed_length")
+    dry_penalty_last_n: JsonInteger | None = _sampling("dry_penalty_last_n")
+    dry_sequence_breakers: Items[str] | None = _sampling("dry_sequence_breakers")
     logit_bias: dict[str, Any] | None = _sampling("logit_bias")
     allowed_token_ids: Items[TokenId] | None = _sampling("allowed_token_ids")
     skip_special_tokens: bool | None = _sampling("skip_special_tokens")
@@ -153,7 +159,7 @@ class GenerationBody(GeneratingBody):
     return_tokens_as_token_ids: bool | None = optional("Name tokens of log-probabilities as token_id:N.")
 
     def takes_long(self, client: ModelClient) -> bool:  # noqa: ARG002 - signature of a body
-        return any(getattr(self, name) is not None for name in CONSTRAINTS)
+        return bool(self.dry_multiplier) or any(getattr(self, name) is not None for name in CONSTRAINTS)
 
 
 class ChatRequest(GenerationBody, TemplateBody):
