@@ -68,8 +68,8 @@ def test_token_ids_fall_back_to_the_model_configuration(tmp_path: Path) -> None:
 
 
 def test_entries_without_effect_are_named(tmp_path: Path) -> None:
-    write(tmp_path, num_beams=4, no_repeat_ngram_size=3, typical_p=None, transformers_version="5", top_p=0.9)
-    assert load_generation_config(DirectoryFiles(tmp_path)).ignored == ("num_beams", "no_repeat_ngram_size")
+    write(tmp_path, num_beams=4, diversity_penalty=3, typical_p=None, transformers_version="5", top_p=0.9)
+    assert load_generation_config(DirectoryFiles(tmp_path)).ignored == ("num_beams", "diversity_penalty")
 
 
 def test_entries_that_transformers_always_writes_are_not_reported(tmp_path: Path) -> None:

@@ -58,6 +58,15 @@ def test_the_end_of_a_reply_has_its_reason(filling: Served) -> None:
     assert stopped["content"] == whole["content"][: whole["content"].index(word)]
 
 
+def test_rules_about_repetitions_have_the_names_of_llama_cpp(filling: Served) -> None:
+    filling.requests.clear()
+    dry: dict[str, Any] = {"dry_multiplier": 0.8, "dry_base": 2.0, "dry_allowed_length": 3, "dry_penalty_last_n": 64}
+    repeated = {**dry, "dry_sequence_breakers": ["x"], "no_repeat_ngram_size": 4}
+    filling.post("/infill", input_prefix="a", n_predict=1, **repeated)
+    params = filling.requests[0].params
+    assert {name: getattr(params, name) for name in repeated} == {**repeated, "dry_sequence_breakers": ("x",)}
+
+
 def test_what_is_not_served_is_named(filling: Served, server: Served) -> None:
     reply = filling.post("/infill", input_prefix="a", n_predict=1, cache_prompt=True, mood=1, samplers=["top_k"])
     assert reply.headers["x-ferrum-ignored"] == "cache_prompt, mood, samplers"
@@ -66,6 +75,7 @@ def test_what_is_not_served_is_named(filling: Served, server: Served) -> None:
         ({"grammar": "root ::= 'a'"}, "grammar"),
         ({"top_p": 2}, "top_p"),
         ({"repeat_penalty": -1}, "repeat_penalty"),
+        ({"dry_base": 0}, "dry_base"),
         ({"n_predict": -2}, "n_predict"),
         ({"n_predict": 10**6}, "n_predict"),
         ({"input_extra": [{"filename": "a"}]}, "input_extra[0].text"),

@@ -135,6 +135,12 @@ def test_options_are_sampling_parameters(assistant: Served) -> None:
     assert (params.temperature, params.top_k, params.top_p, params.min_p, params.seed) == (0.5, 3, 0.9, 0.1, 7)
     assert (params.stop, params.max_tokens, params.repetition_penalty) == (("x",), 2, 1.5)
     assert (params.presence_penalty, params.frequency_penalty) == (0.5, 0.25)
+    dry: dict[str, Any] = {"dry_multiplier": 0.8, "dry_base": 2.0, "dry_allowed_length": 3, "dry_penalty_last_n": 64}
+    repeated = {**dry, "dry_sequence_breakers": ["x"], "no_repeat_ngram_size": 4}
+    ask(assistant, options={**repeated, "num_predict": 1})
+    params = assistant.requests.pop().params
+    assert {name: getattr(params, name) for name in repeated} == {**repeated, "dry_sequence_breakers": ("x",)}
+    params = assistant.requests[0].params
     ask(assistant, options={"seed": -1, "num_predict": 1})
     assert params.seed == 7 and assistant.requests[1].params.seed is None
 

@@ -23,6 +23,7 @@ _SAMPLING: Final = {
     "top_k": "top_k",
     "min_p": "min_p",
     "repetition_penalty": "repetition_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
 }

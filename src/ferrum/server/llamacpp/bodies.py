@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import Field
 
 from ferrum.core.params import value_schema
+from ferrum.engine.model_client import ModelClient
 from ferrum.server.common.field_rules import Integer, Items, JsonInteger
 from ferrum.server.common.json_bodies import Body, GeneratingBody, Reply, optional
 
@@ -38,10 +39,6 @@ class InfillRequest(GeneratingBody):
                 ("typical_p", "dynatemp_range", "dynatemp_exponent", "xtc_probability", "xtc_threshold"), _NO_SAMPLER
             ),
             **dict.fromkeys(("mirostat", "mirostat_tau", "mirostat_eta", "samplers", "min_keep"), _NO_SAMPLER),
-            **dict.fromkeys(
-                ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
-                _NO_SAMPLER,
-            ),
             "repeat_last_n": "penalties see all tokens",
             "n_keep": _NEVER_CUT,
             "cache_prompt": "prefixes are always cached",
@@ -82,8 +79,17 @@ class InfillRequest(GeneratingBody):
     repeat_penalty: float | None = _sampling("repeat_penalty", "repetition_penalty")
     presence_penalty: float | None = _sampling("presence_penalty")
     frequency_penalty: float | None = _sampling("frequency_penalty")
+    no_repeat_ngram_size: JsonInteger | None = _sampling("no_repeat_ngram_size")
+    dry_multiplier: float | None = _sampling("dry_multiplier")
+    dry_base: float | None = _sampling("dry_base")
+    dry_allowed_length: JsonInteger | None = _sampling("dry_allowed_length")
+    dry_penalty_last_n: JsonInteger | None = _sampling("dry_penalty_last_n")
+    dry_sequence_breakers: Items[str] | None = _sampling("dry_sequence_breakers")
     ignore_eos: bool | None = _sampling("ignore_eos")
     return_tokens: bool | None = optional("Send the token ids.")
+
+    def takes_long(self, client: ModelClient) -> bool:  # noqa: ARG002 - signature of a body
+        return bool(self.dry_multiplier)
 
 
 StopType: TypeAlias = Literal["eos", "limit", "word"]

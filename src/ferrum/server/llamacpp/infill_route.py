@@ -30,6 +30,9 @@ _NAMES: Final = {
     "repetition_penalty": "repeat_penalty",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    **{name: name for name in ("dry_multiplier", "dry_base", "dry_allowed_length")},
+    **{name: name for name in ("dry_penalty_last_n", "dry_sequence_breakers")},
     "max_tokens": "n_predict",
 }
 """Fields by the name of the sampling parameter."""

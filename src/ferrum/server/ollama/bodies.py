@@ -85,6 +85,12 @@ class Options(Body):
     repeat_penalty: float | None = _sampling("repeat_penalty", "repetition_penalty")
     presence_penalty: float | None = _sampling("presence_penalty")
     frequency_penalty: float | None = _sampling("frequency_penalty")
+    no_repeat_ngram_size: JsonInteger | None = _sampling("no_repeat_ngram_size")
+    dry_multiplier: float | None = _sampling("dry_multiplier")
+    dry_base: float | None = _sampling("dry_base")
+    dry_allowed_length: JsonInteger | None = _sampling("dry_allowed_length")
+    dry_penalty_last_n: JsonInteger | None = _sampling("dry_penalty_last_n")
+    dry_sequence_breakers: Items[str] | None = _sampling("dry_sequence_breakers")
 
 
 class EmbedOptions(Body):
@@ -129,7 +135,8 @@ class OllamaBody(GeneratingBody):
 
     def takes_long(self, client: ModelClient) -> bool:
         formats = client.chat_template is not None and not client.knows_format
-        return bool(self.format or getattr(self, "tools", None) or formats)
+        breakers = self.options is not None and self.options.dry_multiplier
+        return bool(self.format or getattr(self, "tools", None) or formats or breakers)
 
 
 class ChatMessage(Body):

@@ -34,6 +34,12 @@ _NAMES: Final = {
     "repetition_penalty": "repeat_penalty",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "dry_multiplier": "dry_multiplier",
+    "dry_base": "dry_base",
+    "dry_allowed_length": "dry_allowed_length",
+    "dry_penalty_last_n": "dry_penalty_last_n",
+    "dry_sequence_breakers": "dry_sequence_breakers",
     "max_tokens": "num_predict",
 }
 """Options by the name of the sampling parameter."""
