@@ -22,6 +22,7 @@ TAGS = {
     "triggers": ["<f"],
 }
 NUMBER = {"type": "json_schema", "json_schema": {"type": "integer"}}
+LINES = {"type": "regex", "pattern": r"[a-z\n]*"}
 CALL = {"type": "tag", "begin": "<f=a>", "content": NUMBER, "end": "</f>"}
 
 
@@ -43,6 +44,7 @@ ACCEPTED: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"grammar": 'start: "a" B\nB: /[0-9]+/'}, ["a1"], ["a"]),
     ({"grammar": 'root ::= "a" b\nb ::= [0-9]+'}, ["a12"], ["a"]),
     ({"grammar": 'start: "/" %json {"type": "integer", "minimum": 3} // %json'}, ["/5"], ["/1"]),
+    ({"grammar": 'root ::= start "!"\nstart ::= [a-z!]+'}, ["a!", "!!"], ["a", "!"]),
     ({"structural_tag": TAGS}, ["hi", "hi<f=a>12</f> x", "<f=b>{}</f>\n<f=a>1</f>", "<"],
      ["<f", "<f=c>", "<f=a>{}</f>"]),
     (newer({"type": "triggered_tags", "triggers": ["<f"], "tags": [CALL], "at_least_one": True}),
@@ -52,6 +54,13 @@ ACCEPTED: list[tuple[dict[str, Any], list[str], list[str]]] = [
     (newer({"type": "sequence", "elements": [{**CALL, "content": {"type": "any_text"}},
                                              {"type": "const_string", "value": "!"}]}),
      ["<f=a>x\n</f>!"], ["<f=a>x!", "!"]),
+    # A part takes no text of the next one, however much of it it could match.
+    (newer({"type": "tag", "begin": "<f>", "content": LINES, "end": "\n</f>"}),
+     ["<f>a\n\n</f>", "<f>\n</f>"], ["<f>a</f>"]),
+    (newer({"type": "tag", "begin": "<f>", "content": {"type": "grammar", "grammar": r"root ::= [a-z\n]*"},
+            "end": "\n</f>"}), ["<f>a\n\n</f>", "<f>\n</f>"], ["<f>a</f>"]),
+    (newer({"type": "sequence", "elements": [{"type": "or", "elements": [LINES, LINES]},
+                                             {"type": "const_string", "value": "a"}, NUMBER]}), ["ba1", "a1"], ["b1"]),
     (newer({"type": "tags_with_separator", "tags": [CALL], "separator": ","}),
      ["", "<f=a>1</f>", "<f=a>1</f>,<f=a>2</f>"], ["<f=a>1</f>,"]),
     (newer({"type": "or", "elements": [NUMBER, {"type": "grammar", "grammar": 'root ::= "x"'},
@@ -90,6 +99,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "options": {"grammar": '%llguidance {"no_forcing": true}\nstart: "a"'},
     "nested schema": {"grammar": 'start: %json {"uniqueItems": true}'},
     "chain of rules": {"grammar": "\n".join(f'r{each}: "x" r{each + 1}?' for each in range(5000))},
+    "many options": {"grammar": "root ::= " + " | ".join(f'"{each * 7919}"' for each in range(9000))},
     "nested groups": {"grammar": f"root ::= {'(' * 5000}'a'{')' * 5000}"},
     "white space": {"json_object": True, "whitespace_pattern": "x*"},
     "no trigger": {"structural_tag": {**TAGS, "triggers": ["x"]}},

@@ -13,10 +13,13 @@ import json
 import re
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from ferrum.core.errors import InvalidGrammar, InvalidSchema, RequestError
 from ferrum.core.structured_outputs import StructuredOutputs
+from ferrum.structured.gbnf import is_gbnf
+from ferrum.structured.gbnf_lark import gbnf_as_lark
 from ferrum.structured.json_schema import checked_schema, walked
 from ferrum.structured.lark_text import checked_lark, literal
 from ferrum.structured.structural_tags import tag_grammars
@@ -34,6 +37,7 @@ _LOCATING: Final = 0.3
 """Seconds to find the place of a fault that only the library sees."""
 _MOST_MESSAGE: Final = 200
 _BLANK: Final = re.compile(r"(?:\\x20|\\[snrt]|[ \n\r\t\[\]()|?*+]|\?:|\{\d*,?\d*\})+")
+_LARK: Final = re.compile(r"(?m)^\s*(?:%llguidance\b|[?!]?start\b[^\n:]*:)")
 _LIBRARY_PLACE: Final = re.compile(r"^at \d+\(\d+\): |^\d+\(\d+\): ")
 
 
@@ -81,9 +85,10 @@ def _grammars(outputs: StructuredOutputs) -> list[dict[str, Any]]:
     if outputs.regex is not None:
         return [{"lark_grammar": f"start: {regex_literal(outputs.regex)}"}]
     if outputs.grammar is not None:
-        return [{"lark_grammar": checked_lark(as_lark(outputs.grammar), nested_json)}]
+        return [{"lark_grammar": lark_source(outputs.grammar)}]
     assert outputs.structural_tag is not None
-    return tag_grammars(json.loads(outputs.structural_tag), nested_json, regex_literal, as_lark)
+    tag = json.loads(outputs.structural_tag)
+    return tag_grammars(tag, nested_json, regex_literal, partial(lark_source, followed=True))
 
 
 def _joined(grammars: list[dict[str, Any]]) -> str:
@@ -124,16 +129,22 @@ def regex_literal(regex: str) -> str:
     return f"/{''.join(escaped)}/"
 
 
-def as_lark(grammar: str) -> str:
-    """Return a grammar in Lark, converted from GBNF if it is that. Raises InvalidGrammar."""
-    library()
-    from llguidance.gbnf_to_lark import any_to_lark
+def lark_source(grammar: str, *, followed: bool = False) -> str:
+    """Return a client's grammar in Lark, checked, and converted from GBNF if it is that.
 
-    try:
-        text: str = any_to_lark(grammar)
-    except Exception as error:  # noqa: BLE001 - the converter raises many types for wrong grammars
-        raise InvalidGrammar(f"is neither Lark nor GBNF: {_short(str(error))}") from None
-    return text
+    Args:
+        grammar: Lark or GBNF.
+        followed: other text may come after that of the grammar.
+
+    Raises:
+        InvalidGrammar: it is neither, or uses something that is not supported.
+        InvalidSchema: a nested schema is wrong or cannot be enforced.
+    """
+    if is_gbnf(grammar):
+        return gbnf_as_lark(grammar, followed=followed)
+    if not _LARK.search(grammar):
+        raise InvalidGrammar("is neither Lark, which has a rule `start: ...`, nor GBNF, which has `root ::= ...`")
+    return checked_lark(grammar, nested_json)
 
 
 def check_source(source: str) -> None:

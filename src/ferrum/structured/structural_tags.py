@@ -1,16 +1,18 @@
 """Structural tags in Lark: free text with tags whose contents are constrained.
 
 The older form has `structures` and `triggers`. The newer one, xgrammar's, has a `format` of nested parts, of which
-those that a grammar can express are read; others are refused with their pointer.
+those that a grammar can express are read; others are refused with their pointer. The library's lexer takes the longest
+match of a terminal, so texts and regular expressions next to each other are one terminal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import groupby
 from typing import Any, Final, NoReturn
 
 from ferrum.core.errors import InvalidGrammar, InvalidSchema
-from ferrum.structured.lark_text import checked_lark, literal
+from ferrum.structured.lark_text import literal
 from ferrum.structured.schema_places import Place
 
 _TEXT: Final = "TEXT: /(?s:.*)/"
@@ -28,7 +30,7 @@ def tag_grammars(
         tag: the client's object.
         nested_json: returns the text of a checked schema.
         regex: returns a literal of Lark.
-        lark: returns a grammar in Lark.
+        lark: returns a checked grammar in Lark.
 
     Raises:
         InvalidGrammar, InvalidSchema: a part is wrong or cannot be expressed; the message has its JSON pointer.
@@ -59,6 +61,12 @@ class _Writer:
     def _rule(self, body: str, attributes: str = "") -> str:
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{attributes}: {body}")
+        return name
+
+    def _token(self, *parts: str) -> str:
+        """Return the name of a terminal of parts one after the other."""
+        name = f"T{len(self._rules)}"
+        self._rules.append(f"{name}: {' '.join(parts)}")
         return name
 
     def _older(self, tag: Place) -> str:
@@ -118,7 +126,7 @@ class _Writer:
 
     def _grammar(self, place: Place) -> str:
         _fields(place, {"grammar"}, {"type"})
-        text = checked_lark(self._lark(_text(place.at("grammar"))), self._nested)
+        text = self._lark(_text(place.at("grammar")))
         name = f"g{len(self._grammars)}"
         self._grammars.append({"name": name, "lark_grammar": text})
         return f"@{name}"
@@ -133,7 +141,11 @@ class _Writer:
         for each in elements[:-1]:
             if isinstance(each.value, Mapping) and each.value.get("type") in ("any_text", "triggered_tags"):
                 _refuse(each, "free text can only be the last element, or the content of a tag")
-        return f"({' '.join(map(self._part, elements))})"
+        parts: list[str] = []
+        for is_regular, group in groupby(elements, _is_regular):
+            found = list(map(self._part, group))
+            parts += [self._token(*found)] if is_regular and len(found) > 1 else found
+        return f"({' '.join(parts)})"
 
     def _or(self, place: Place) -> str:
         _fields(place, {"elements"}, {"type"})
@@ -151,6 +163,8 @@ class _Writer:
             if not end:
                 _refuse(place, "free text needs an end that is not empty")
             return self._rule(f"TEXT {literal(end)}", "[lazy]")
+        if _is_regular(content) and end:
+            return self._token(self._part(content), literal(end))
         return f"{self._part(content)} {_end(end)}"
 
     def _triggered_tags(self, place: Place) -> str:
@@ -179,6 +193,14 @@ class _Writer:
         "triggered_tags": _triggered_tags,
         "tags_with_separator": _separated,
     }
+
+
+def _is_regular(part: Place) -> bool:
+    """Return whether a part is a regular expression or a text, or consists of such parts."""
+    kind = part.value.get("type") if isinstance(part.value, Mapping) else None
+    if kind in ("sequence", "or"):
+        return all(map(_is_regular, _items(part.at("elements"))))
+    return kind in ("const_string", "regex")
 
 
 def _refuse(place: Place, reason: str) -> NoReturn:
