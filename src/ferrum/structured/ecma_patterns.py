@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from ferrum.structured.anchors import END, START, Anchored, either, one_after_the_other, plain, repeated, searched
+
 MOST_CHARACTERS: Final = 4096
 """Limit of a pattern."""
 
@@ -23,16 +25,16 @@ _SPACE: Final = (
 _SETS: Final = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _ANY: Final = r"[^\n\r\x{2028}\x{2029}]"
 _CONTROLS: Final = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
-_REPEAT: Final = re.compile(r"\{(\d+)(,(\d*))?\}")
+_REPEAT: Final = re.compile(r"(?:(?P<sign>[*+?])|\{(?P<low>\d+)(?P<comma>,)?(?P<high>(?<=,)\d+)?\})\??")
 _UNSUPPORTED_GROUPS: Final = ("?=", "?!", "?<=", "?<!")
 _NAMED_GROUP: Final = re.compile(r"\?<[A-Za-z_$][\w$]*>")
 
 
 def translated(pattern: str) -> str:
-    """Return the pattern in the syntax of Rust's regex. Raises ValueError."""
+    """Return the pattern in the syntax of Rust's regex, as `^(?:...)$` without other anchors. Raises ValueError."""
     if len(pattern) > MOST_CHARACTERS:
         raise ValueError(f"has more than {MOST_CHARACTERS} characters")
-    return _Reader(pattern).read()
+    return f"^{searched(_Reader(pattern).read())}$"
 
 
 class _Reader:
@@ -46,11 +48,22 @@ class _Reader:
         self._text = pattern
         self._place = 0
 
-    def read(self) -> str:
-        found = []
-        while self._place < len(self._text):
-            found.append(self._piece())
-        return "".join(found)
+    def read(self) -> Anchored:
+        found = self._disjunction()
+        if self._place < len(self._text):
+            raise ValueError("has a ) without a (")
+        return found
+
+    def _disjunction(self) -> Anchored:
+        """Read alternatives, each with its own anchors (22.2.1), up to the end or a closing bracket."""
+        options: list[list[Anchored]] = [[]]
+        while self._place < len(self._text) and not self._ahead(")"):
+            if self._ahead("|"):
+                self._place += 1
+                options.append([])
+            else:
+                options[-1].append(self._repeated(self._piece()))
+        return either(map(one_after_the_other, options))
 
     def _take(self) -> str:
         if self._place == len(self._text):
@@ -62,38 +75,36 @@ class _Reader:
     def _ahead(self, text: str) -> bool:
         return self._text.startswith(text, self._place)
 
-    def _piece(self) -> str:
+    def _piece(self) -> Anchored:
+        if match := _REPEAT.match(self._text, self._place):
+            raise ValueError(f"has a {match[0]} with nothing to repeat")
         char = self._take()
-        if char == "\\":
-            return self._escape_outside()
-        if char == "[":
-            return self._class()
+        if char in "^$":
+            return START if char == "^" else END
         if char == "(":
             return self._group()
-        if char == ".":
-            return _ANY
-        if char in "*+?":
-            return char + self._lazy()
-        if char == "{":
-            return self._repeat()
-        return char if char in "^$|)" else _literal(ord(char))
+        if char == "\\":
+            return plain(self._escape_outside())
+        if char == "[":
+            return plain(self._class())
+        return plain(_ANY if char == "." else _literal(ord(char)))
 
-    def _lazy(self) -> str:
-        """Skip the mark of a lazy repetition, which matches the same strings."""
-        self._place += self._ahead("?")
-        return ""
-
-    def _repeat(self) -> str:
-        match = _REPEAT.match(self._text, self._place - 1)
+    def _repeated(self, part: Anchored) -> Anchored:
+        """Read the repetition of a part. The mark of a lazy one changes no text that matches."""
+        match = _REPEAT.match(self._text, self._place)
         if match is None:
-            return r"\{"
-        low, high = int(match[1]), int(match[3] or 0)
-        if max(low, high) > MOST_REPEATS:
-            raise ValueError(f"repeats more than {MOST_REPEATS} times")
+            return part
         self._place = match.end()
-        return match[0] + self._lazy()
+        sign = match["sign"]
+        if sign:
+            return repeated(part, int(sign == "+"), 1 if sign == "?" else None)
+        low = int(match["low"])
+        high = low if match["comma"] is None else int(match["high"]) if match["high"] else None
+        if max(low, high or 0) > MOST_REPEATS:
+            raise ValueError(f"repeats more than {MOST_REPEATS} times")
+        return repeated(part, low, high)
 
-    def _group(self) -> str:
+    def _group(self) -> Anchored:
         if any(map(self._ahead, _UNSUPPORTED_GROUPS)):
             raise ValueError("has a look-around, which cannot be enforced")
         if self._ahead("?:"):
@@ -102,7 +113,11 @@ class _Reader:
             self._place = named.end()
         elif self._ahead("?"):
             raise ValueError(f"has an unknown group ({self._text[self._place : self._place + 4]!r}")
-        return "(?:"
+        found = self._disjunction()
+        if not self._ahead(")"):
+            raise ValueError("has a ( without a )")
+        self._place += 1
+        return found
 
     def _escape_outside(self) -> str:
         kind = self._take()
