@@ -52,13 +52,20 @@ class Tags:
         if not self._is_text:
             return self._lark.until(self._arguments.value_close.lstrip(SPACE))
         value = f"/(?s:.*){regex(close)}/"
-        more = self._lazy(f"{value} & ~/(?s:{_SPACES}({'|'.join(self._following())}).*)/")
+        more = self._lark.lazy(f"{value} & ~/(?s:{_SPACES}({'|'.join(self._following())}).*)/")
         raw_open, raw_close = self._arguments.raw_open, self._arguments.raw_close
         if not raw_open:
-            return sequence(self._lazy(value), f"{more}*")
-        plain = self._lazy(f"{value} & ~/(?s:{regex(raw_open)}.*)/")
-        raw = self._lazy(f"/(?s:{regex(raw_open)}.*){regex(raw_close)}{_SPACES}{regex(close)}/")
+            return sequence(self._lark.lazy(value), f"{more}*")
+        plain = self._lark.lazy(f"{value} & ~/(?s:{regex(raw_open)}.*)/")
+        raw = self._lark.lazy(f"/(?s:{regex(raw_open)}.*){regex(raw_close)}{_SPACES}{regex(close)}/")
         return f"( {plain} {more}* | {raw} )"
+
+    def closed(self, body: str) -> str:
+        """Return a text of a terminal up to the closing tag, which is part of it. Other text may not hold the tag."""
+        raw_open = self._arguments.raw_open
+        if raw_open:
+            body = f"( {body} ) & ~/{regex(raw_open)}(?s:.*)/"
+        return self._lark.closed(body, self._arguments.value_close)
 
     def call_close(self) -> str:
         """Return the end of a call."""
@@ -85,6 +92,3 @@ class Tags:
         texts = [arguments.between + arguments.key_open, *calls.close.split(), *calls.section_close.split()]
         heads = [self._lark.cut(each)[0] for each in texts]
         return list(dict.fromkeys(_SPACES.join(map(regex, head.split())) for head in heads if head.strip(SPACE)))
-
-    def _lazy(self, body: str) -> str:
-        return self._lark.rule(self._lark.rule(body, terminal=True), "[lazy]")

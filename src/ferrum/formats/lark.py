@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ferrum.core.output_format import Arguments
-from ferrum.formats.patterns import Markers, is_mark
+from ferrum.formats.patterns import SPACE, Markers, is_mark
 from ferrum.structured.sources import ESCAPES
 
 _SPECIAL: Final = re.compile(r"[.*+?()\[\]{}|^$\\/&~#-]")
@@ -106,6 +106,22 @@ class Lark:
             return sequence(first, literal(translated[len(head) :]) if len(head) < len(translated) else "")
         head = translated[: next(index for index, char in enumerate(translated) if is_mark(char))]
         return sequence(self.rule(f"/{body}{regex(head)}/"), self._rest(translated[len(head) :]))
+
+    def closed(self, body: str, close: str) -> str:
+        """Return an expression of a terminal and the closing text right after it, which the terminal does not hold.
+
+        White space after the closing text is left out if that is not a token.
+        """
+        head, rest = self.cut(close)
+        if rest:
+            body = sequence(f"( {body} )", literal(head) if head else "")
+            return sequence(self.rule(body, terminal=True), self.text(rest))
+        inner = f"( {body} ) & ~/(?s:.*){regex(close.strip(SPACE))}(?s:.*)/"
+        return self.lazy(f"( {inner} ) {literal(close.rstrip(SPACE))}")
+
+    def lazy(self, body: str) -> str:
+        """Return a rule of a terminal's shortest match. Of several in one place, each that matches counts."""
+        return self.rule(self.rule(body, terminal=True), "[lazy]")
 
     def _rest(self, translated: str) -> str:
         return sequence(

@@ -105,9 +105,7 @@ def searched(expression: Anchored) -> str:
     Raises:
         ValueError: it matches nothing.
     """
-    texts = [
-        f"{'' if start else _ANY}{part.regex}{'' if end else _ANY}" for (start, end), part in expression.items()
-    ]
+    texts = [f"{'' if start else _ANY}{part.regex}{'' if end else _ANY}" for (start, end), part in expression.items()]
     return _whole(texts)
 
 
