@@ -17,6 +17,7 @@ from ferrum.formats.known_formats import KNOWN
 from ferrum.formats.parts import Message, message_of
 from ferrum.formats.tool_grammar import thought_of, tool_guidance
 from ferrum.formats.tools import Mode
+from ferrum.formats.writing import write_calls
 from format_kit import ToyTokenizer, marker_texts, parsed, parts_of
 from grammar_kit import ToyMatcher
 
@@ -206,6 +207,32 @@ def test_apply_patch_is_held_to_its_grammar(name: str) -> None:
     assert parsed(written, KNOWN[name], (tool,), toy).calls[0].arguments == PATCH
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen-xml", "gemma4", "pythonic", "minicpm5"])
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        ("^a$", ["a"], ["b", "^a$"]),
+        (r"\Aa\z", ["a"], ["aa"]),
+        (r"\Aa\Z", ["a"], ["aa"]),
+        (r"^(?P<year>\d{4})-(?<month>\d\d)$", ["2024-05"], ["2024", "2024-05-01"]),
+        ("^a$|^b$", ["a", "b"], ["ab"]),
+        ("^a|b$", ["a", "b"], ["ab"]),
+        ("(^a|b)c", ["ac", "bc"], ["c"]),
+        (r"[a-z\n]+", ["a\n", "\n"], ["A"]),
+        (r'"?\x{61}\u{62}/.*?', ['"ab/d', "ab/"], ["b/"]),
+    ],
+)
+def test_custom_text_is_what_the_whole_expression_matches(
+    pattern: str, yes: list[str], no: list[str], name: str
+) -> None:
+    tool = Tool(name="f", kind=ToolKind.CUSTOM, syntax="regex", definition=pattern)
+    matcher, _, _ = guided(name, "f", (tool,))
+    calls = KNOWN[name].calls
+    assert calls is not None
+    texts = {text: matcher.accepts(write_calls(calls, [("f", {"input": text})])) for text in [*yes, *no]}
+    assert texts == {**dict.fromkeys(yes, True), **dict.fromkeys(no, False)}
+
+
 @pytest.mark.parametrize(
     ("pattern", "texts"),
     [
@@ -230,6 +257,7 @@ def test_regular_expressions_match_escaped_texts(pattern: str, texts: list[str])
     ("definition", "reason"),
     [
         ("start: /a(?=b)/", "assert"),
+        ("start: /a$b/", "anchor in its middle"),
         ("start: <|x|>", "<|x|>"),
         ("start: A & B", "&"),
         ("%import common.NONE\nstart: NONE", "common.NONE"),
@@ -240,30 +268,6 @@ def test_grammars_that_cannot_stand_in_json_are_refused(definition: str, reason:
     with pytest.raises(RequestError) as caught:
         guided("hermes", tools=(tool,))
     assert caught.value.param == "tools" and reason in str(caught.value)
-
-
-def test_strict_schemas_that_a_style_cannot_enforce_are_refused() -> None:
-    for name, schema in {
-        "qwen-xml": {"type": "string", "format": "date"},
-        "glm": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
-        "gemma4": {"type": "string", "pattern": "a"},
-        "pythonic": {"type": "number", "minimum": 0},
-    }.items():
-        whole = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
-        with pytest.raises(RequestError, match="strict"):
-            guided(name, tools=(Tool(name="f", parameters=json.dumps(whole), strict=True),))
-
-
-def test_strict_strings_in_tags_keep_their_bounds() -> None:
-    schemas = {"code": {"type": "string", "pattern": "^[A-Z]{2}$"}, "name": {"type": "string", "maxLength": 3}}
-    whole = {"type": "object", "properties": schemas, "required": list(schemas)}
-    matcher, _, _ = guided("qwen-xml", tools=(Tool(name="f", parameters=json.dumps(whole), strict=True),))
-    text = (
-        "<tool_call>\n<function=f>\n<parameter=code>\n{}\n</parameter>\n<parameter=name>\n{}\n</parameter>\n"
-        "</function>\n</tool_call>"
-    )
-    assert matcher.accepts(text.format("DE", "abc"))
-    assert not matcher.accepts(text.format("de", "abc")) and not matcher.accepts(text.format("DE", "abcd"))
 
 
 def test_thoughts_have_their_markers_and_their_own_end() -> None:
@@ -285,34 +289,6 @@ def test_choices_that_limit_nothing_have_no_guidance() -> None:
         assert tool_guidance(KNOWN["qwen3"], tools, choice, budget=None, **arguments) is None  # type: ignore[arg-type]
         limited = tool_guidance(KNOWN["qwen3"], tools, choice, budget=9, **arguments)  # type: ignore[arg-type]
         assert limited is not None and limited.grammar is None and limited.thought is not None
-
-
-def test_strict_schemas_as_pydantic_writes_them_compile_in_tags() -> None:
-    whole = {
-        "type": "object",
-        "properties": {
-            "color": {"$ref": "#/$defs/Color"},
-            "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "Note"},
-            "size": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
-        },
-        "required": ["color", "note", "size"],
-        "additionalProperties": False,
-        "$defs": {"Color": {"type": "string", "enum": ["red", "blue"], "title": "Color"}},
-    }
-    tools = (Tool(name="f", parameters=json.dumps(whole), strict=True),)
-    matcher, _, toy = guided("glm-4.7", tools=tools)
-    for color, note, size, right in (
-        ("red", "x", "5", True),
-        ("blue", "null", "null", True),
-        ("green", "x", "5", False),
-    ):
-        items = zip(("color", "note", "size"), (color, note, size), strict=True)
-        tags = "".join(f"<arg_key>{key}</arg_key><arg_value>{each}</arg_value>" for key, each in items)
-        text = f"<tool_call>f{tags}</tool_call>"
-        assert matcher.accepts(text) is right, matcher.refused_at(text)
-        if right:
-            arguments = json.loads(parsed(text, KNOWN["glm-4.7"], tools, toy).calls[0].arguments)
-            assert arguments["note"] in ("x", None) and arguments["size"] in (5, None)
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -9,12 +9,15 @@ import ast
 import json
 import re
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
 from ferrum.core.errors import RequestError
 from ferrum.core.output_format import Tool
 from ferrum.core.values import shown
+from ferrum.structured.anchors import END, START, Anchored, either, matched, one_after_the_other, plain, repeated
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -53,8 +56,8 @@ _COMMON: Final = {
 }
 """Terminals of Lark's library, as regular expressions."""
 
-_ESCAPED: Final = [*map(chr, range(0x20)), '"', "\\"]
-_PLAIN: Final = r"&&[^\"\\\x00-\x1f]"
+_SPELLED: Final = re.compile(r"\(\?<(?![=!])|\\[xu]\{(?P<code>[0-9A-Fa-f]{1,6})\}|\\.", re.DOTALL)
+_ANCHORS: Final = {"AT_BEGINNING": START, "AT_BEGINNING_STRING": START, "AT_END": END, "AT_END_STRING": END}
 _CATEGORIES: Final = {
     "CATEGORY_DIGIT": r"\d",
     "CATEGORY_NOT_DIGIT": r"\D",
@@ -65,11 +68,12 @@ _CATEGORIES: Final = {
 }
 
 
-def custom_grammar(tool: Tool, *, escaped: bool) -> str | None:
+def custom_grammar(tool: Tool, *, escaped: bool, quote: str = '"') -> str | None:
     """Return a Lark expression of a custom tool's text; None if any text is allowed.
 
     Args:
         escaped: the text stands in a JSON string, without its quotes.
+        quote: around an escaped text of a regular expression; Python has two.
 
     Raises:
         RequestError: the grammar has something that cannot be rewritten; `param` is `tools`.
@@ -77,7 +81,7 @@ def custom_grammar(tool: Tool, *, escaped: bool) -> str | None:
     if not tool.definition:
         return None
     if tool.syntax == "regex":
-        return f"/{escaped_regex(tool.definition, tool.name) if escaped else _delimited(tool.definition)}/"
+        return f"/{escaped_regex(tool.definition, tool.name, quote) if escaped else _delimited(tool.definition)}/"
     source = tool.definition
     if escaped:
         source = _as_terminals(_PIECE.sub(lambda found: _rewritten(found, tool.name), source))
@@ -115,8 +119,9 @@ def _as_terminals(source: str) -> str:
 
 
 def _delimited(pattern: str) -> str:
-    """Return a regular expression with its slashes escaped."""
-    return re.sub(r"\\.|/", lambda found: "\\/" if found.group() == "/" else found.group(), pattern, flags=re.DOTALL)
+    """Return a regular expression with its slashes escaped, and the end of the text as Rust writes it."""
+    spelled = {"/": "\\/", "\n": "\\n", "\\Z": "\\z"}
+    return re.sub(r"\\.|[/\n]", lambda found: spelled.get(found.group(), found.group()), pattern, flags=re.DOTALL)
 
 
 def _rewritten(found: re.Match[str], tool: str) -> str:
@@ -145,51 +150,92 @@ def _refusal(tool: str, reason: str) -> RequestError:
     return RequestError(f"the grammar of {shown(tool)} {reason}", param="tools")
 
 
-def escaped_regex(pattern: str, tool: str) -> str:
-    """Return a regular expression of the JSON-escaped texts that a regular expression matches."""
+@dataclass(frozen=True, slots=True)
+class _String:
+    """A string between quotes in calls of a tool."""
+
+    tool: str
+    quote: str
+
+    @property
+    def plain(self) -> str:
+        """What classes meet without their escaped characters."""
+        return rf"&&[^\{self.quote}\\\x00-\x1f]"
+
+    def escapes(self, matches: Callable[[str], object]) -> list[str]:
+        """Return the escapes of the characters that match."""
+        found = [char for char in (*map(chr, range(0x20)), self.quote, "\\") if matches(char)]
+        return [f"\\{char}" if char == self.quote else json.dumps(char)[1:-1] for char in found]
+
+
+def escaped_regex(pattern: str, tool: str, quote: str = '"') -> str:
+    """Return a regular expression of the texts that a regular expression matches, escaped as in JSON.
+
+    Args:
+        tool: name, for errors.
+        quote: around the text.
+
+    Raises:
+        RequestError: it has something that cannot be rewritten; `param` is `tools`.
+    """
+    string = _String(tool, quote)
     try:
-        parsed = regex_parser.parse(pattern.replace(r"\/", "/"))
+        parsed = regex_parser.parse(_SPELLED.sub(_as_python, pattern))
     except (re.error, OverflowError, RecursionError) as error:
         raise _refusal(tool, f"has a regular expression that cannot be read: {error}") from None
     flags = parsed.state.flags
     refused = flags & (re.MULTILINE | re.LOCALE | re.VERBOSE)
     if refused:
         raise _refusal(tool, f"has a regular expression with the flags {re.RegexFlag(refused)!r}")
-    return "".join(_node(each, flags, tool) for each in parsed)
+    try:
+        return matched(_nodes(parsed, flags, string))
+    except ValueError as error:
+        raise _refusal(tool, f"has a regular expression that {error}") from None
 
 
-def _node(node: Any, flags: int, tool: str) -> str:
-    """Return one node of a regular expression."""
+def _as_python(found: re.Match[str]) -> str:
+    """Return an escape or a group of Rust's regular expressions as Python writes it."""
+    text = found.group()
+    if text == "(?<":
+        return "(?P<"
+    if found["code"]:
+        return f"\\U{int(found['code'], 16):08x}"
+    return {"\\/": "/", "\\z": "\\Z"}.get(text, text)
+
+
+def _node(node: Any, flags: int, string: _String) -> Anchored:
+    """Return one node of a regular expression. Its anchors may stand wherever they can match."""
     kind, value = node
     if kind is ops.LITERAL:
-        return _class(f"[{_char(value)}]", flags)
+        return plain(_class(f"[{_char(value)}]", flags, string))
     if kind is ops.NOT_LITERAL:
-        return _class(f"[^{_char(value)}]", flags)
+        return plain(_class(f"[^{_char(value)}]", flags, string))
     if kind is ops.ANY:
-        return _class(r"[\x00-\U0010ffff]" if flags & re.DOTALL else r"[^\n]", flags)
+        return plain(_class(r"[\x00-\U0010ffff]" if flags & re.DOTALL else r"[^\n]", flags, string))
     if kind is ops.IN:
-        return _class(_set(value, tool), flags)
+        return plain(_class(_set(value, string), flags, string))
     if kind is ops.BRANCH:
-        return "(?:" + "|".join(_nodes(each, flags, tool) for each in value[1]) + ")"
+        return either(_nodes(each, flags, string) for each in value[1])
     if kind is ops.SUBPATTERN:
         _, added, removed, body = value
-        return f"(?:{_nodes(body, (flags | added) & ~removed, tool)})"
-    if kind is ops.MAX_REPEAT:
+        return _nodes(body, (flags | added) & ~removed, string)
+    if kind in (ops.MAX_REPEAT, ops.MIN_REPEAT):  # a lazy repetition matches the same texts
         low, high, body = value
-        most = "" if high is ops.MAXREPEAT else str(int(high))
-        return f"(?:{_nodes(body, flags, tool)}){{{low},{most}}}"
-    raise _refusal(tool, f"has a regular expression with {str(kind).lower()}, which cannot be enforced")
+        return repeated(_nodes(body, flags, string), low, None if high is ops.MAXREPEAT else int(high))
+    if kind is ops.AT and str(value) in _ANCHORS:
+        return _ANCHORS[str(value)]
+    raise _refusal(string.tool, f"has a regular expression with {str(kind).lower()}, which cannot be enforced")
 
 
-def _nodes(body: Any, flags: int, tool: str) -> str:
-    return "".join(_node(each, flags, tool) for each in body)
+def _nodes(body: Any, flags: int, string: _String) -> Anchored:
+    return one_after_the_other(_node(each, flags, string) for each in body)
 
 
 def _char(code: int) -> str:
     return f"\\x{{{code:x}}}"
 
 
-def _set(items: Any, tool: str) -> str:
+def _set(items: Any, string: _String) -> str:
     """Return a set of characters as the text of a class, which Python and Rust read alike once it is `_class`."""
     inside = ""
     for kind, value in items:
@@ -202,17 +248,17 @@ def _set(items: Any, tool: str) -> str:
         elif kind is ops.CATEGORY and str(value) in _CATEGORIES:
             inside += _CATEGORIES[str(value)]
         else:
-            raise _refusal(tool, f"has a class with {str(kind).lower()}, which cannot be enforced")
+            raise _refusal(string.tool, f"has a class with {str(kind).lower()}, which cannot be enforced")
     return f"[{inside}]"
 
 
-def _class(text: str, flags: int) -> str:
+def _class(text: str, flags: int, string: _String) -> str:
     """Return the escaped texts of the characters of a class."""
     python = re.sub(r"\\x\{([0-9a-f]+)\}", lambda found: f"\\U{int(found.group(1), 16):08x}", text)
     own = re.compile(python, flags & re.IGNORECASE)
-    escapes = [json.dumps(char)[1:-1] for char in _ESCAPED if own.match(char)]
+    escapes = string.escapes(own.match)
     rust = text.replace(r"\U0010ffff", r"\x{10ffff}")
-    plain = f"[{rust}{_PLAIN}]"
+    plain = f"[{rust}{string.plain}]"
     if flags & re.IGNORECASE:
         plain = f"(?i:{plain})"
     if not escapes:

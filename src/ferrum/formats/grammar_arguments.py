@@ -14,6 +14,7 @@ from ferrum.formats.grammar_tags import Tags
 from ferrum.formats.grammar_values import JSON_CONSTANTS, PYTHON_CONSTANTS, Literals
 from ferrum.formats.json_text import INPUT
 from ferrum.formats.lark import Lark, either, json_of, list_of, literal, optional, sequence
+from ferrum.formats.strict_literals import StrictLiterals
 from ferrum.formats.strict_tags import StrictTags
 
 
@@ -24,11 +25,12 @@ def arguments_grammar(lark: Lark, calls: Calls, tool: Tool) -> str:
         RequestError: the schema of a strict tool, or the grammar of a custom one, cannot be enforced in this style;
             `param` is `tools`.
     """
-    if calls.style is CallStyle.PYTHONIC:
-        constants = (*JSON_CONSTANTS, *PYTHON_CONSTANTS)
-        return Literals(lark, calls.arguments, python=True, constants=constants).arguments(tool)
-    if calls.arguments.style is ArgumentStyle.GEMMA:
-        return Literals(lark, calls.arguments, python=False).arguments(tool)
+    python = calls.style is CallStyle.PYTHONIC
+    if python or calls.arguments.style is ArgumentStyle.GEMMA:
+        if tool.strict and tool.parameters and tool.kind is ToolKind.FUNCTION:
+            return StrictLiterals(lark, calls.arguments, tool, python=python).arguments()
+        constants = (*JSON_CONSTANTS, *PYTHON_CONSTANTS) if python else JSON_CONSTANTS
+        return Literals(lark, calls.arguments, python=python, constants=constants).arguments(tool)
     if calls.arguments.style is ArgumentStyle.TAGGED:
         return _tagged(lark, calls, tool)
     if tool.kind is ToolKind.FUNCTION:
@@ -68,7 +70,7 @@ def _tagged(lark: Lark, calls: Calls, tool: Tool) -> str:
         if tool.syntax == "regex":
             return sequence(head, tags.closed(grammar))
         return sequence(head, lark.rule(grammar), lark.text(arguments.value_close))
-    if not tool.strict:
+    if not tool.strict or not tool.parameters:
         return _any_order(lark, calls, tags, tool)
     return StrictTags(lark, calls.arguments, tags, tool).arguments()
 
