@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from ferrum.core.output_format import Calls
-from ferrum.formats.lark import Lark, optional, regex, sequence
+from ferrum.formats.lark import Lark, literal, optional, regex, sequence
 from ferrum.formats.patterns import SPACE
 
 _SPACES: Final = "[ \\t\\r\\n]{0,16}"
@@ -60,12 +60,14 @@ class Tags:
         raw = self._lark.lazy(f"/(?s:{regex(raw_open)}.*){regex(raw_close)}{_SPACES}{regex(close)}/")
         return f"( {plain} {more}* | {raw} )"
 
-    def closed(self, body: str) -> str:
+    def closed(self, body: str, *, is_string: bool = True) -> str:
         """Return a text of a terminal up to the closing tag, which is part of it. Other text may not hold the tag."""
-        raw_open = self._arguments.raw_open
-        if raw_open:
-            body = f"( {body} ) & ~/{regex(raw_open)}(?s:.*)/"
-        return self._lark.closed(body, self._arguments.value_close)
+        close, raw_open = self._arguments.value_close, self._arguments.raw_open
+        if not raw_open or not is_string:
+            return self._lark.closed(body, close)
+        raw = self._lark.closed(body, self._arguments.raw_close + close)
+        plain = self._lark.closed(f"( {body} ) & ~/{regex(raw_open)}(?s:.*)/", close)
+        return f"( {plain} | {sequence(literal(raw_open), raw)} )"
 
     def call_close(self) -> str:
         """Return the end of a call."""

@@ -121,17 +121,18 @@ class StrictTags:
             return self._tags.text()
         readable = [_READ[each] for each in sorted(_READ if read is None else read - STRING)]
         unread = f"~/\\s*({'|'.join([*dict.fromkeys(readable), chr(34) + '(?s:.*)'])})\\s*/"
-        bodies = [f"( {each or _ANY_TEXT} ) & {unread}" for each in texts]
+        options = [self._tags.closed(f"( {each or _ANY_TEXT} ) & {unread}") for each in texts]
         for kind in sorted(others):
             limited = [form for form in forms if kind in form.types and form.limits(kind)]
             values = [each for form in limited for each in form.values or () if not isinstance(each, str | list | dict)]
             if kind in free and kind in _SCALARS:
-                bodies.append(f"/{_SCALARS[kind]}/")
+                options.append(self._tags.closed(f"/{_SCALARS[kind]}/", is_string=False))
             elif values:
-                bodies.append(f"/{'|'.join(regex(json.dumps(each)) for each in values)}/")
+                body = "|".join(regex(json.dumps(each)) for each in values)
+                options.append(self._tags.closed(f"/{body}/", is_string=False))
             else:
                 self._forms.refuse(pointer, f"a choice between a string and {kind!r} with a schema of its parts")
-        return either(map(self._tags.closed, dict.fromkeys(bodies)))
+        return either(options)
 
     def _other(self, forms: list[Form], schema: Schema, types: frozenset[str]) -> str:
         """Return a value that is no string. Templates render booleans as Python writes them, too."""
