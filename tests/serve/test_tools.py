@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,6 +83,37 @@ def test_a_choice_of_tools_holds(assistant: Served) -> None:
     assert call_of(forced)[0] == "look"
     plain = ask(assistant, tools=tools, messages=said, tool_choice="none")
     assert plain["choices"][0]["message"]["content"] == "Hello."
+
+
+LOOSE: dict[str, Any] = {**UNIT, "properties": {**UNIT["properties"], "tags": {"type": "array", "uniqueItems": True}}}
+"""A schema with a keyword that cannot be enforced."""
+
+
+def forced(path: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a request for a call of a tool that is not strict, in one of three dialects."""
+    messages, limit = [{"role": "user", "content": "no tool, please"}], {"max_tokens": 400}
+    if path == "/v1/messages":
+        tool = {"name": "look", "input_schema": schema}
+        return {"messages": messages, "tools": [tool], "tool_choice": {"type": "any"}, **limit}
+    function = {"name": "look", "parameters": schema}
+    if path == "/v1/responses":
+        flat = {"type": "function", "strict": False, **function}
+        return {"input": messages, "tools": [flat], "tool_choice": "required", "max_output_tokens": 400}
+    return {
+        "messages": messages,
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": {"type": "function", "function": {"name": "look"}},
+        **limit,
+    }
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_forced_call_keeps_its_schema_without_strict_or_names_it(assistant: Served, path: str) -> None:
+    reply = assistant.post(path, model="scripted", **forced(path, UNIT))
+    assert reply.status_code == 200 and "x-ferrum-unenforced" not in reply.headers
+    assert re.search(r"unit\W+(celsius|kelvin)\W", reply.text)
+    free = assistant.post(path, model="scripted", **forced(path, LOOSE))
+    assert free.status_code == 200 and free.headers["x-ferrum-unenforced"] == "look"
 
 
 def test_older_fields_have_an_older_reply(assistant: Served) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from ferrum.core.errors import RequestError
 from ferrum.core.guidance import Grammar, Guidance, Thought
+from ferrum.core.logging import warn_once
 from ferrum.core.output_format import OutputFormat, Reading, Tool
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
@@ -20,6 +21,7 @@ from ferrum.engine.input_processor import API_NAMES, FieldNames, RequestOptions
 from ferrum.engine.kept_conversation import Conversation, conversation_of
 from ferrum.engine.model_client import Message, ModelClient
 from ferrum.formats.find import FoundFormat, closes_thought, opens_thought
+from ferrum.formats.forced_schemas import forced_tools
 from ferrum.formats.grammar_headers import content_start
 from ferrum.formats.tool_grammar import thought_of, tool_guidance
 from ferrum.formats.tools import NO_CHOICE, ToolChoice
@@ -95,12 +97,14 @@ class ChatPrompt:
         guidance: limits on the reply's tokens, or None.
         reading: how the reply is read; None: all of it is content.
         source: what it was rendered from.
+        free: names of the tools whose schema is not enforced although one of them must be called.
     """
 
     text: str
     guidance: Guidance | None
     reading: Reading | None
     source: ChatSource
+    free: tuple[str, ...] = ()
 
 
 def chat_prompt(
@@ -143,9 +147,11 @@ def chat_prompt(
     continued = _final_text(messages) if rendering.get("continue_final_message") else None
     opened = found.format is not None and opens_thought(text, found.format, continued)
     closed = found.format is not None and closes_thought(text, found.format, continued)
+    options, free = _forced(found.format, options)
     guidance, reading = _limits(client, found, source, options, opened=opened, closed=closed)
     descriptions = options.choice.tools.descriptions
-    return ChatPrompt(text, guidance, reading, ChatSource(messages, descriptions, chat_template is None, rendering))
+    about = ChatSource(messages, descriptions, chat_template is None, rendering)
+    return ChatPrompt(text, guidance, reading, about, free)
 
 
 def chat_request(
@@ -158,10 +164,21 @@ def chat_request(
 ) -> tuple[Request, str]:
     """Return the engine's request for a conversation, and its text. Arguments and errors as of `chat_prompt`."""
     prompt = chat_prompt(client, messages, params, options, **rendering)
+    if prompt.free:
+        warn_once(f"the schema of {', '.join(map(repr, prompt.free))} cannot be enforced: its arguments are any JSON")
     about = RequestOptions(
         add_special_tokens=False, guidance=prompt.guidance, reading=prompt.reading, adapters=adapters
     )
     return client.input_processor.process(prompt.text, params, about), prompt.text
+
+
+def _forced(format: OutputFormat | None, options: ChatOptions) -> tuple[ChatOptions, tuple[str, ...]]:
+    """Return options with the schemas that a required call is held to, and the names of tools without one."""
+    choice = options.choice
+    if format is None or format.calls is None or choice.mode != "required":
+        return options, ()
+    tools, free = forced_tools(format.calls, choice.tools.tools, choice.named)
+    return replace(options, choice=replace(choice, tools=replace(choice.tools, tools=tools))), free
 
 
 def _final_text(messages: Sequence[Message]) -> str | None:

@@ -67,6 +67,7 @@ EXPOSED_HEADERS: Final = (
     "x-ferrum-cache",
     "x-ferrum-ignored",
     "x-ferrum-replaced",
+    "x-ferrum-unenforced",
     "x-request-id",
     "x-should-retry",
     *(f"x-ratelimit-{what}-{rate}" for what in ("limit", "remaining", "reset") for rate in ("requests", "tokens")),

@@ -123,6 +123,7 @@ async def generate(
     builder = await service.worker_pools.run(size, work, template=template) if slow else work()
     if builder.prefix is not None:
         await builder.prefix.compare(model)
+        headers = {**headers, **builder.prefix.free_header()}
     dialect, streamed = request.state.dialect, body.streamed
     return respond(service, model, builder, dialect=dialect, stream=streamed, tenant=caller.tenant, headers=headers)
 

@@ -25,6 +25,10 @@ from ferrum.server.common.served_model import ServedModel
 CACHE: Final = "x-ferrum-cache"
 """Header with the tokens from the prefix cache and the first difference to an earlier prompt."""
 
+UNENFORCED: Final = "x-ferrum-unenforced"
+"""Header with the names of tools that must be called, whose schema cannot be enforced."""
+
+_MAX_FREE: Final = 32
 _LOOP_BYTES: Final = 1 << 16
 """Of tokens that are compared on the event loop, in less than a millisecond."""
 
@@ -97,6 +101,7 @@ class PrefixReport:
         self._reads_cache = request.params.prompt_logprobs is None
         self._page: int | None = None  # tokens of a page of the cache; None: the request does not use it
         source = prompt.source
+        self._free = prompt.free
         self._prompt = Remembered(
             name,
             Rendered(source.conversation(), prompt.text),
@@ -152,6 +157,10 @@ class PrefixReport:
         if self.comparison is None:
             return 0
         return min(self.comparison.old.num_tokens, self.num_tokens) - self.comparison.common
+
+    def free_header(self) -> Mapping[str, str]:
+        """Return the header that names the tools whose schema is not enforced although one must be called."""
+        return {UNENFORCED: ", ".join(self._free[:_MAX_FREE])} if self._free else {}
 
     def header(self) -> Mapping[str, str]:
         """Return the response header."""
