@@ -131,7 +131,7 @@ class Forms:
         fewest, most = form.counts
         if fewest > sum(required for _, _, required in named):
             self.refuse(f"{pointer}/minProperties", f"at least {fewest} properties without their names in required")
-        if most is not None and (most < len(named) or not named):
+        if most is not None and (most < len(named) or form.others is not False):
             self.refuse(f"{pointer}/maxProperties", f"at most {most} properties")
         if form.has_patterns:
             self.refuse(f"{pointer}/patternProperties", "a schema of properties by patterns of their names")

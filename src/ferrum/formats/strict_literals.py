@@ -12,7 +12,7 @@ from ferrum.core.output_format import Arguments, Tool
 from ferrum.formats.argument_types import type_of
 from ferrum.formats.custom_grammar import escaped_regex
 from ferrum.formats.grammar_values import INTEGER, JSON_CONSTANTS, NAME, NUMBER, PYTHON_CONSTANTS, Literals
-from ferrum.formats.lark import Lark, either, in_order, json_of, literal, optional, regex, sequence
+from ferrum.formats.lark import Lark, either, in_order, json_of, list_of, literal, optional, regex, sequence
 from ferrum.formats.strict_forms import ANY, Form, Forms, Schema
 from ferrum.formats.strict_tags import pointed, string_terminal
 
@@ -145,11 +145,6 @@ class StrictLiterals:
         """Return the properties of an object in the schema's order; `outside`: they are the arguments."""
         named = list(form.named())
         self._forms.check_counts(form, named, pointer)
-        if not named and (form.properties is not None or form.others is False):
-            return ""
-        if not named:
-            key = sequence(NAME, separator) if outside else self._literals.key()
-            return self._literals.items(sequence(key, self._value(form.others, f"{pointer}/additionalProperties")))
         items = []
         for name, schema, required in named:
             key = self._literals.name(name)
@@ -157,7 +152,17 @@ class StrictLiterals:
                 key = either([literal(json.dumps(name, ensure_ascii=False)), literal(repr(name))])
             value = self._value(schema, f"{pointer}/properties/{pointed(name)}")
             items.append((sequence(key, separator, value), required))
+        if form.others is not False and (outside or not items):
+            # Further properties of objects within are left out: a reader would take the last of two with one name.
+            key = sequence(self._other_name(form), separator) if outside else self._literals.key()
+            value = self._value(form.others, f"{pointer}/additionalProperties")
+            items.append((list_of(sequence(key, value), self._comma), False))
         return in_order(self._lark, items, self._comma)
+
+    def _other_name(self, form: Form) -> str:
+        """Return any name of an argument but those of the schema."""
+        known = "|".join(map(regex, form.properties or ()))
+        return self._lark.rule(f"{NAME} & ~/{known}/", terminal=True) if known else NAME
 
 
 def _repeated(item: str, low: int, high: int | None) -> str:

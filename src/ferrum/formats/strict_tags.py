@@ -12,7 +12,7 @@ from typing import Any, Final
 from ferrum.core.output_format import Arguments, Tool, ValueStyle
 from ferrum.formats.argument_types import STRING, Types, argument_types
 from ferrum.formats.grammar_tags import Tags
-from ferrum.formats.lark import Lark, either, in_order, json_of, list_of, literal, optional, regex, sequence
+from ferrum.formats.lark import Lark, either, in_order, json_of, list_of, literal, regex, sequence
 from ferrum.formats.strict_forms import TYPES, Form, Forms, Schema
 from ferrum.structured.sources import regex_literal
 
@@ -77,14 +77,12 @@ class StrictTags:
     def _object(self, form: Form) -> str:
         tags, named = self._tags, list(form.named())
         self._forms.check_counts(form, named, "#")
-        if not named and (form.properties is not None or form.others is False):
-            return tags.empty
-        if not named:
-            item = self._lark.rule(self._argument(None, form.others))
-            found = sequence(tags.key_open(first=True), list_of(item, tags.key_open(first=False)))
-            return either([found, tags.empty]) if tags.empty else optional(found)
+        opening, further = tags.key_open(first=True), tags.key_open(first=False)
         items = [(self._argument(name, schema), required) for name, schema, required in named]
-        whole = in_order(self._lark, items, tags.key_open(first=False), tags.key_open(first=True))
+        if form.others is not False:
+            other = self._lark.rule(self._argument(None, form.others))
+            items.append((list_of(other, further), False))
+        whole = in_order(self._lark, items, further, opening) if items else tags.empty
         return whole if form.required or not tags.empty else either([whole, tags.empty])
 
     def _argument(self, name: str | None, schema: Schema) -> str:
