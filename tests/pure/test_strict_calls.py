@@ -153,3 +153,10 @@ def test_patterns_by_properties_of_characters_are_refused_where_text_is_escaped(
     assert matcher_of("qwen-xml", schema)[0].accepts(call("qwen-xml", {"a": "É"}))
     with pytest.raises(InvalidSchema, match=r"^tools: #/properties/a/pattern of the strict tool 'f'"):
         matcher_of("pythonic", schema)
+
+
+@pytest.mark.parametrize("name", ["qwen-xml", "gemma4", "hermes"])
+def test_schema_that_only_the_library_refuses_is_named_with_its_pointer(name: str) -> None:
+    with pytest.raises(InvalidSchema, match=r"^tools: the schema of the strict tool 'f': #/properties/a: ") as caught:
+        matcher_of(name, named({**TEXT, "pattern": "^a$", "minLength": 2}))
+    assert "\n" not in caught.value.message

@@ -14,6 +14,7 @@ from ferrum.core.guidance import Grammar, Guidance, Marker, Thought
 from ferrum.core.output_format import Calls, CallStyle, IdPlace, OutputFormat, Tool
 from ferrum.core.values import shown
 from ferrum.formats.argument_readers import trailing
+from ferrum.formats.forced_schemas import check_strict
 from ferrum.formats.grammar_arguments import arguments_grammar, call_close
 from ferrum.formats.grammar_headers import SPACE as WHITE_SPACE
 from ferrum.formats.grammar_headers import header_text, message_begin
@@ -82,6 +83,7 @@ def tool_guidance(
     chosen = tools if named is None else tuple(tool for tool in tools if tool.name == named)
     if not chosen:
         raise RequestError(f"names no tool: {shown(named)}", param="tool_choice")
+    check_strict(form.calls, chosen)
     grammar = CallGrammar(form, form.calls, chosen, markers_of(form, tokenizer), many=parallel and named is None)
     if mode == "required" or named is not None:
         return Guidance(thought=None if closed else thought, grammar=grammar.required())
