@@ -167,22 +167,6 @@ def _any_of(options: list[Types]) -> Types:
     return frozenset().union(*found) if found and len(found) == len(options) else None
 
 
-def resolved(schema: Mapping[str, Any], root: Any) -> Mapping[str, Any]:
-    """Return a schema with what it refers to, or what its only part of `allOf` says, in place."""
-    for _ in range(_MAX_DEPTH):
-        parts = schema.get("allOf")
-        if isinstance(schema.get("$ref"), str):
-            other, key = _referred(schema["$ref"], root), "$ref"
-        elif isinstance(parts, list) and len(parts) == 1:
-            other, key = parts[0], "allOf"
-        else:
-            break
-        if not isinstance(other, dict):
-            break
-        schema = {**other, **{name: each for name, each in schema.items() if name != key}}
-    return schema
-
-
 def _referred(reference: str, root: Any) -> Any:
     """Return what a reference within the schema points to, or None."""
     if not reference.startswith("#/"):
