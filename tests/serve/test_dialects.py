@@ -66,10 +66,10 @@ def _error(error: ApiError) -> bytes:
 def _add_routes(router: APIRouter, service: Service) -> None:
     @router.post("/toy/write")
     async def write(body: CompletionRequest, request: Request) -> Response:
-        return await generate(service, request, body, "toy", _builder)
+        return await generate(service, request, body, "toy-", _builder)
 
 
-TOY: Final = Dialect(paths=("/toy",), ids=("toy",), error=_error, end=b"event: bye\ndata: {}\n\n", keep_alive=b":\n\n")
+TOY: Final = Dialect(paths=("/toy",), ids=("toy-",), error=_error, end=b"event: bye\ndata: {}\n\n", keep_alive=b":\n\n")
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ ROUTES = documented_routes()
 def a_response(unfailing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"input": "hello", "background": True, "stream": True, "max_output_tokens": 1, "request_id": "known"}
     unfailing.post("/v1/responses", **body)
-    monkeypatch.setitem(document_kit.KNOWN, "response_id", "resp-known")
+    monkeypatch.setitem(document_kit.KNOWN, "response_id", "resp_known")
 
 
 @pytest.fixture(scope="session")

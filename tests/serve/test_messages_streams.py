@@ -113,7 +113,7 @@ def test_stream_that_is_ended_has_one_error(end: str) -> None:
             if end == "engine":
                 served.service.model().client.router._deliver(Ended(EngineDead("killed by the test")))
             else:
-                assert served.http.delete("/v1/requests/mine").json()["id"] == "msg-mine"
+                assert served.http.delete("/v1/requests/mine").json()["id"] == "msg_mine"
             text += "".join(pieces)
     events = events_in(text)
     assert ends_with_an_error(events)

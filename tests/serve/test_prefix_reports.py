@@ -118,7 +118,7 @@ def test_prompts_of_other_keys_are_never_compared(keyed: Served) -> None:
     assert fields(response) == {"hit": "0"}
     name = response.json()["id"]
     missing = {"type": "previous_message_not_found"}
-    for body in (ask_body("keys", name), ask_body("keys", "msg-unknown")):
+    for body in (ask_body("keys", name), ask_body("keys", "msg_unknown")):
         reply = keyed.post("/v1/messages", **body).json()
         assert reply["diagnostics"] == {"cache_miss_reason": missing}
     own = keyed.http.post("/v1/messages", json=ask_body("keys", name), headers={"authorization": "Bearer key-two"})
@@ -192,7 +192,7 @@ def test_response_says_why_its_prefix_missed(keyed: Served) -> None:
     assert "prompt_cache_diagnostics" not in first
     assert respond(keyed, first["id"])["prompt_cache_diagnostics"] == {"type": "cache_hit"}
     missing = {"type": "comparison_response_not_found"}
-    assert respond(keyed, "resp-unknown")["prompt_cache_diagnostics"] == missing
+    assert respond(keyed, "resp_unknown")["prompt_cache_diagnostics"] == missing
     changed = [FLAT, {**FLAT, "name": "other"}]
     found = respond(keyed, first["id"], tools=changed)["prompt_cache_diagnostics"]
     new = keyed.requests[-1].prompt

@@ -311,3 +311,15 @@ def test_an_input_beyond_the_context_is_a_400(assistant: Served) -> None:
     for truncation in ("auto", "disabled"):
         error = error_of(assistant.post(PATH, input="x" * 70_000, truncation=truncation, stream=True), 400)
         assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
+
+
+def test_ids_have_the_prefixes_that_official_clients_look_for(assistant: Served) -> None:
+    made = respond(assistant, tools=[FLAT], store=True)
+    assert [made["id"][:5], *(each["id"].split("_")[0] for each in made["output"])] == ["resp_", "rs", "fc"]
+    assert respond(assistant, input="no tool")["output"][-1]["id"].startswith("msg_")
+    listed = assistant.http.get(f"{PATH}/{made['id']}/input_items").json()
+    assert listed["first_id"].startswith("msg_")
+    said = {"messages": [{"role": "user", "content": "no tool"}], "max_tokens": 100}
+    assert assistant.post("/v1/messages", **said).json()["id"].startswith("msg_")
+    assert assistant.post("/v1/chat/completions", **said).json()["id"].startswith("chatcmpl-")
+    assert assistant.post("/v1/completions", prompt="<|im_start|>user\na").json()["id"].startswith("cmpl-")

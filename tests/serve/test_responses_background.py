@@ -141,7 +141,7 @@ def test_a_client_that_leaves_can_come_back(slow: Served) -> None:
     with slow.http.stream("POST", PATH, json=body) as response:
         head = [next(response.iter_lines()) for _ in range(1)]
     assert head == ["event: response.created"]
-    with slow.http.stream("GET", f"{PATH}/resp-mine", params={"stream": "true"}) as response:
+    with slow.http.stream("GET", f"{PATH}/resp_mine", params={"stream": "true"}) as response:
         events = background_events(response.read().decode())
     assert events[-1]["type"] == "response.completed" and len(events) > 100
 
@@ -151,7 +151,7 @@ def test_a_cancel_ends_its_streams(slow: Served) -> None:
     with slow.http.stream("POST", PATH, json=body) as response:
         lines = response.iter_lines()
         first = "\n".join(next(lines) for _ in range(30))
-        whole = slow.http.post(f"{PATH}/resp-mine/cancel").json()
+        whole = slow.http.post(f"{PATH}/resp_mine/cancel").json()
         text = "\n".join([first, *lines]) + "\n"
     events = background_events(text)
     assert events[-1]["type"] == "response.failed" and events[-1]["response"] == whole
@@ -177,7 +177,7 @@ def test_old_events_are_forgotten_when_they_take_too_much_room() -> None:
         return [each async for each in log.read(number, 1.0)]
 
     store, log = ResponseStore(10, 100_000), EventLog()
-    stored = StoredResponse("", "resp-1", Turn(None, b"[]"), b"x" * 100, log=log)
+    stored = StoredResponse("", "resp_1", Turn(None, b"[]"), b"x" * 100, log=log)
     store.finish(stored, ResponseReply.model_construct(output=[]))
     for number in range(600):
         log.add(b"%099d\n" % number)

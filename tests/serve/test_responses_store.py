@@ -163,7 +163,7 @@ def test_references_stand_for_stored_items(assistant: Served) -> None:
     assert assistant.requests[-1].prompt == prompt
     own = items_of(assistant, named["id"])["data"][0]["id"]
     assert kept(assistant, input=[{"id": own}])
-    for unknown in ("rs-resp-none-0", "msg_1"):
+    for unknown in ("rs_resp_none_0", "msg_1"):
         error = error_of(assistant.post(PATH, input=[user, {"type": "item_reference", "id": unknown}]), 404)
         assert (error["param"], error["code"]) == ("input[1].id", "item_not_found")
 

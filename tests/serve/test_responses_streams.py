@@ -102,7 +102,7 @@ def test_an_engine_or_a_cancel_ends_a_stream_once(slow: Served, end: str) -> Non
         if end == "engine":
             slow.service.model().client.router._deliver(Ended(EngineDead("killed by the test")))
         else:
-            assert slow.http.delete("/v1/requests/mine").json()["id"] == "resp-mine"
+            assert slow.http.delete("/v1/requests/mine").json()["id"] == "resp_mine"
         events = checked_events("\n".join([first, *lines]) + "\n")
     assert events[-1]["type"] == "response.failed"
     assert events[-1]["response"]["error"]["type"] == ("engine_dead" if end == "engine" else "request_cancelled")

@@ -59,7 +59,7 @@ def _status(error: ApiError) -> int:
 
 MESSAGES: Final = Dialect(
     paths=("/v1/messages", "/api/hello"),
-    ids=("msg",),
+    ids=("msg_",),
     error=_error,
     status=_status,
     keep_alive=PING,

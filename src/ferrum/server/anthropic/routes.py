@@ -41,7 +41,7 @@ def add_anthropic_routes(router: APIRouter, service: Service) -> None:
     @router.post("/v1/messages", responses={200: message, **ERRORS})
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Generate the assistant's next message in a conversation."""
-        return await generate(service, request, body, "msg", message_builder, _respond)
+        return await generate(service, request, body, "msg_", message_builder, _respond)
 
     @router.post("/v1/messages/count_tokens", responses={200: {"model": TokenCount}, **ERRORS})
     async def count_tokens(body: CountRequest, request: Request) -> Response:

@@ -25,7 +25,7 @@ class Dialect:
 
     Attributes:
         paths: its routes, and paths below them; an empty one stands for all paths.
-        ids: prefixes of the ids of its replies.
+        ids: prefixes of the ids of its replies; clients recognise objects by them.
         error: returns the JSON of an error.
         event: form of an event of a stream, with places for `name` and `json`. The name of an error is `error`.
         end: what follows the last event of a complete stream.

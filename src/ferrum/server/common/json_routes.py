@@ -107,7 +107,7 @@ async def generate(
     """Check a body and return the response to it.
 
     Args:
-        kind: prefix of the reply's id.
+        kind: prefix of the reply's id, one of the dialect's.
         make: checks the body and returns the builder of its reply.
         respond: the response's class.
         extra_bytes: of the prompt that are not in the body.
@@ -115,7 +115,7 @@ async def generate(
     model, caller = service.begin(request, body.model)
     headers = ignored(service, body, model)
     name = uuid.uuid4().hex if body.request_id is None else body.request_id
-    header = ReplyHeader(f"{kind}-{name}", int(time.time()), model.name, model.engine.info.numerics_id)
+    header = ReplyHeader(kind + name, int(time.time()), model.name, model.engine.info.numerics_id)
     work = partial(make, model, body, caller, header)
     size, template = len(await request.body()) + extra_bytes, has_template(body)
     # A long check would delay the streams of others.

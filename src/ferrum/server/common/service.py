@@ -273,7 +273,7 @@ class Service:
 
     def reply_ids(self, request_id: str) -> list[str]:
         """Return the ids that the reply to a request may have: the given one, and those made from a client's id."""
-        return [request_id, *(f"{prefix}-{request_id}" for dialect in self.dialects for prefix in dialect.ids)]
+        return [request_id, *(prefix + request_id for dialect in self.dialects for prefix in dialect.ids)]
 
     def drain(self) -> None:
         """Accept no more requests; let running ones finish."""

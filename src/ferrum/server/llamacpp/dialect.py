@@ -18,4 +18,4 @@ def _error(error: ApiError) -> bytes:
     return ErrorReply(error=ErrorBody(code=error.status_code, message=message, type=kind)).json_bytes()
 
 
-LLAMACPP: Final = Dialect(paths=("/infill",), ids=("infill",), error=_error, event=UNNAMED_EVENT)
+LLAMACPP: Final = Dialect(paths=("/infill",), ids=("infill-",), error=_error, event=UNNAMED_EVENT)

@@ -53,7 +53,7 @@ def add_llamacpp_routes(router: APIRouter, service: Service) -> None:
     @router.post("/infill", responses={200: reply, **errors})
     async def infill(body: InfillRequest, request: Request) -> Response:
         """Generate the text between two texts."""
-        return await generate(service, request, body, "infill", infill_builder)
+        return await generate(service, request, body, "infill-", infill_builder)
 
 
 def infill_builder(model: ServedModel, body: InfillRequest, caller: Caller, header: ReplyHeader) -> InfillBuilder:

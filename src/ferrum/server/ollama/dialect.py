@@ -18,7 +18,7 @@ def _error(error: ApiError) -> bytes:
 
 OLLAMA: Final = Dialect(
     paths=("/api",),
-    ids=("ollama",),
+    ids=("ollama-",),
     error=_error,
     event=b"%(json)b\n",
     keep_alive=b"",

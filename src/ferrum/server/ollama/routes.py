@@ -98,7 +98,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         if not body.messages:
             message = replies.Message(role="assistant", content="")
             return _looked_up(service, body, request, replies.ChatReply, {"message": message})
-        return await generate(service, request, body, "ollama", chat_builder)
+        return await generate(service, request, body, "ollama-", chat_builder)
 
     @router.post("/api/generate", responses=_generated(replies.GenerateReply))
     async def complete(body: GenerateRequest, request: Request) -> Response:
@@ -106,7 +106,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         body.model = known_name(service, body.model)
         if not body.prompt and not body.suffix:
             return _looked_up(service, body, request, replies.GenerateReply, {"response": ""})
-        return await generate(service, request, body, "ollama", generate_builder)
+        return await generate(service, request, body, "ollama-", generate_builder)
 
 
 def chat_builder(model: ServedModel, body: OllamaChatRequest, caller: Caller, header: ReplyHeader) -> ChatBuilder:

@@ -56,7 +56,7 @@ def add_chat(router: APIRouter, service: Service, responses: Mapping[int | str, 
     @router.post("/v1/chat/completions", responses=dict(responses))
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Generate the assistant's next message in a conversation."""
-        return await generate(service, request, body, "chatcmpl", chat_builder)
+        return await generate(service, request, body, "chatcmpl-", chat_builder)
 
 
 def check_chat(model: ServedModel, body: ChatRequest, caller: Caller, name: str) -> CheckedRequest:

@@ -34,7 +34,7 @@ _WRONG_BASE: Final = "/api/v1"
 
 OPENAI: Final = Dialect(
     paths=("", *_ROUTES, _WRONG_BASE),
-    ids=("chatcmpl", "cmpl", "embd"),
+    ids=("chatcmpl-", "cmpl-", "embd-"),
     error=_error,
     event=UNNAMED_EVENT,
     end=b"data: [DONE]\n\n",

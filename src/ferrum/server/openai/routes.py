@@ -90,7 +90,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
     @router.post("/v1/completions", responses=generated(replies.CompletionReply))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Complete one or several prompts; with `echo` and `max_tokens` 0, score them."""
-        return await generate(service, request, body, "cmpl", completion_builder)
+        return await generate(service, request, body, "cmpl-", completion_builder)
 
     @router.post("/v1/embeddings", responses={200: {"model": replies.EmbeddingReply}, **BODY_ERRORS})
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:

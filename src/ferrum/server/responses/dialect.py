@@ -7,4 +7,4 @@ from typing import Final
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.openai.dialect import OPENAI
 
-RESPONSES: Final = Dialect(paths=("/v1/responses",), ids=("resp",), error=OPENAI.error)
+RESPONSES: Final = Dialect(paths=("/v1/responses",), ids=("resp_",), error=OPENAI.error)

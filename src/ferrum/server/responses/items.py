@@ -25,7 +25,7 @@ _PREFIXES: Final = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
 }
-_OF_RESPONSE: Final = re.compile(r"[a-z]+-(resp-.+)-(?:in)?[0-9]+", re.DOTALL)
+_OF_RESPONSE: Final = re.compile(r"[a-z]+_(resp_.+)_(?:in)?[0-9]+", re.DOTALL)
 """Ids of items name their response."""
 
 
@@ -40,7 +40,7 @@ def stored_items(items: Sequence[Mapping[str, Any]], reply_id: str, known: Colle
         kind = str(item.get("type") or "message")
         id = item.get("id")
         if not isinstance(id, str) or not id or id in used:
-            id = f"{_PREFIXES.get(kind, 'item')}-{reply_id}-in{place}"
+            id = f"{_PREFIXES.get(kind, 'item')}_{reply_id}_in{place}"
         used.add(id)
         whole = {**item, "id": id, "type": kind}
         if kind == "message" and isinstance(item.get("content"), str):

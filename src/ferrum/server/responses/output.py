@@ -154,7 +154,7 @@ class Output:
         return {"item_id": self._open["id"], "output_index": len(self._done)}
 
     def _id(self, prefix: str) -> str:
-        return f"{prefix}-{self._reply}-{len(self._done)}"
+        return f"{prefix}_{self._reply}_{len(self._done)}"
 
 
 def _value(text: str) -> Any:

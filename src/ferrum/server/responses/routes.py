@@ -54,7 +54,7 @@ def _add_generating(router: APIRouter, service: Service, store: ResponseStore) -
         before, size = _completed(service, store, request, body)
         make = partial(responses_builder, store, before)
         respond = partial(_start, store) if body.background else ResponsesGeneration
-        return await generate(service, request, body, "resp", make, respond, extra_bytes=size)
+        return await generate(service, request, body, "resp_", make, respond, extra_bytes=size)
 
     @router.post("/v1/responses/input_tokens", responses={200: {"model": InputTokens}, **BODY_ERRORS})
     async def input_tokens(body: InputTokensRequest, request: Request) -> Response:
