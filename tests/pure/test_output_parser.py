@@ -31,6 +31,9 @@ from format_kit import ToyTokenizer, cut_pushes, marker_texts, parsed, parts_of,
 from format_samples import SAMPLES, TOOLS, calls_begin
 from text_samples import LAYOUTS
 
+CUTS = 40
+"""Places where an output is cut, of each format."""
+
 
 def toys(name: str) -> list[ToyTokenizer]:
     """Vocabularies with all markers as special tokens, as plain added tokens, with some of them, and with none."""
@@ -149,6 +152,59 @@ def test_begun_call_keeps_its_arguments_and_ends() -> None:
     reading, toy = Reading(format=KNOWN["hermes"], tools=TOOLS), ToyTokenizer()
     kinds = [(part.kind, part.text) for part in parts_of(pushes_of(text, toy), reading, toy)]
     assert kinds == [(PartKind.CALL, "weather"), (PartKind.ARGUMENTS, '{"city": "Bo'), (PartKind.END, "")]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_cut_output_has_no_markup_and_only_its_last_call_is_incomplete(name: str) -> None:
+    """An output that its limit ends anywhere reads as a beginning of the whole one."""
+    sample = SAMPLES[name]
+    whole, chance = sample.message, random.Random(name)
+    for toy in (ToyTokenizer(marker_texts(KNOWN[name])), ToyTokenizer()):
+        pushes = pushes_of(sample.text, toy)
+        reading = Reading(format=KNOWN[name], tools=TOOLS, opened=sample.opened)
+        for size in sorted(chance.sample(range(len(pushes)), min(CUTS, len(pushes)))):
+            message = without_ids(message_of(parts_of(pushes[:size], reading, toy, cut=True)))
+            said = sample.text[:size]
+            assert (whole.reasoning or "").startswith((message.reasoning or "").rstrip(" \n\ufffd")), said
+            assert (whole.content or "").startswith((message.content or "").rstrip(" \n\ufffd")), said
+            assert len(message.calls) <= len(whole.calls), said
+            for each, expected in zip(message.calls, whole.calls, strict=False):
+                assert each == expected or each is message.calls[-1], said
+                assert each.name == expected.name, said
+                assert expected.arguments.startswith(each.arguments.rstrip("\ufffd")), said
+                assert each.arguments == expected.arguments or not each.complete, said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"answer": "a long text',
+        '{"ans',
+        '{"name": "Alice", "age": 3',
+        '{"name": "nobody"',
+        "[1, 2",
+        "[web",
+        '{"answer": {}}',
+    ],
+)
+@pytest.mark.parametrize("name", ["llama3-json", "pythonic"])
+def test_cut_text_that_no_call_begins_with_is_content(name: str, text: str) -> None:
+    toy, reading = ToyTokenizer(), Reading(format=KNOWN[name], tools=TOOLS)
+    assert message_of(parts_of(pushes_of(text, toy), reading, toy, cut=True)) == Message(None, text, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("lfm2", "<|tool_call_start|>[weather(days={})]<|tool_call_end|>"),
+        ("gemma4", "<|tool_call>call:weather{{days:{}}}<tool_call|>"),
+        ("qwen-xml", "<tool_call>\n<function=weather>\n<parameter=days>\n{}\n</parameter>\n</function>\n</tool_call>"),
+    ],
+)
+def test_integers_of_any_length_stay_integers(name: str, text: str) -> None:
+    for digits in ("1" * 5000, "-" + "1" * 5000, "12"):
+        [call] = parsed(text.format(digits), KNOWN[name], TOOLS).calls
+        assert call.arguments == f'{{"days": {digits}}}'
 
 
 def test_nothing_is_a_call_without_tools() -> None:

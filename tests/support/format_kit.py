@@ -105,11 +105,11 @@ def cut_pushes(text: str, tokenizer: ToyTokenizer, chance: random.Random) -> lis
     return found
 
 
-def parts_of(pushes: Pushes, reading: Reading, tokenizer: Tokenizer) -> tuple[Part, ...]:
-    """Return the joined parts of an output."""
+def parts_of(pushes: Pushes, reading: Reading, tokenizer: Tokenizer, *, cut: bool = False) -> tuple[Part, ...]:
+    """Return the joined parts of an output, which its limit has `cut` or not."""
     parser = OutputParser(reading, tokenizer)
     parts = [part for token, data in pushes for part in parser.push(token, data)]
-    return joined_parts([*parts, *parser.finish()])
+    return joined_parts([*parts, *parser.finish(cut=cut)])
 
 
 def parsed(

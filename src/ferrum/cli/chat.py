@@ -135,7 +135,7 @@ class Conversation:
         answer: dict[str, Any] = {"role": "assistant", "content": message.content or ""}
         if message.reasoning is not None:
             answer["reasoning_content"] = message.reasoning
-        calls = [self._called(call, place) for place, call in enumerate(message.calls)]
+        calls = [self._called(call, place) for place, call in enumerate(message.calls) if call.complete]
         messages.append({**answer, "tool_calls": calls} if calls else answer)
         return calls
 

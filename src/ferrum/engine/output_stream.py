@@ -185,7 +185,8 @@ class RequestStream:
         read = reader.push(event.token_ids, hide_last=hides)
         parts, kept = read.parts, len(event.token_ids) if read.stop is None else read.kept
         if event.finish_reason is not None and read.stop is None:
-            parts = joined_parts((*parts, *reader.finish()))
+            cut = event.finish_reason is not FinishReason.STOP or event.stop_reason is not None
+            parts = joined_parts((*parts, *reader.finish(cut=cut)))
         content = "".join([part.text for part in parts if part.kind is PartKind.CONTENT])
         return content, parts, kept, read.stop
 

@@ -61,6 +61,7 @@ def json_value(reader: Reader, sink: Sink, breaks: frozenset[str]) -> Steps[bool
         if at > reader.at:
             sink(reader.take(at))
         if reader.ended:
+            reader.starved = True
             return False
         yield
 
@@ -71,10 +72,11 @@ def _scalar(reader: Reader, sink: Sink) -> Steps[bool]:
         found = _SCALAR_END.search(reader.text, reader.at)
         parts.append(reader.take(found.start() if found else len(reader.text)))
         if found or reader.ended:
+            reader.starved = found is None
             break
         yield
     sink("".join(parts))
-    return any(parts)
+    return any(parts) and not reader.is_cut
 
 
 class _Trailing:
@@ -224,7 +226,7 @@ def _tagged_value(
     text.finish()
     value = markers.visible("".join(pieces))
     json_types = None if values is ValueStyle.JSON else types
-    sink(typed_json(value, json_types) if index >= 0 or value else "")
+    sink(typed_json(value, json_types) if index >= 0 or (value and not reader.cut) else "")
     return index >= 0
 
 

@@ -42,6 +42,9 @@ class CallReader:
 
     Args:
         begun: is called before the first part of a call.
+
+    Attributes:
+        doubtful: the object that was read last has keys that calls have not.
     """
 
     def __init__(
@@ -63,6 +66,8 @@ class CallReader:
         self._emit = emit
         self._begun = begun
         self._input: InputText | None = None
+        self._keys = (calls.name_key, calls.arguments_key, *calls.first_keys, *calls.extra_keys)
+        self.doubtful = False
 
     def read(self, opened: bool) -> Steps[bool]:
         """Read a call and return whether it was one; `opened`: its opening text was read."""
@@ -98,7 +103,10 @@ class CallReader:
         if text:
             self._emit(Part(PartKind.ARGUMENTS, text))
 
-    def _end(self) -> None:
+    def _end(self, *, complete: bool) -> None:
+        """End a call, unless the output was cut in its arguments."""
+        if not complete and self._reader.is_cut:
+            return
         if self._input is not None and (text := self._input.finish()):
             self._emit(Part(PartKind.ARGUMENTS, text))
         self._emit(Part(PartKind.END))
@@ -158,20 +166,21 @@ class CallReader:
             self._begin(tool, call_id)
             types = argument_types(tool)
             plan, arguments = self._plan.tagged, self._calls.arguments
-            yield from tagged_arguments(reader, self._argument, plan, arguments, types, self._markers)
+            complete = yield from tagged_arguments(reader, self._argument, plan, arguments, types, self._markers)
         elif char == "{":
             self._begin(tool, call_id)
             if style is ArgumentStyle.GEMMA:
                 reader.take(reader.at + 1)
-                yield from LiteralReader(reader, self._argument, self._plan.quote, self._markers).read()
+                complete = yield from LiteralReader(reader, self._argument, self._plan.quote, self._markers).read()
             else:
-                yield from json_value(reader, self._argument, self._breaks)
+                complete = yield from json_value(reader, self._argument, self._breaks)
         elif self._plan.close and (yield from choose(reader, self._plan.close[0])) >= 0:
             self._begin(tool, call_id)
             self._argument("{}")
+            complete = True
         else:
             return False
-        self._end()
+        self._end(complete=complete)
         return True
 
     def _pythonic(self) -> Steps[bool]:
@@ -183,8 +192,8 @@ class CallReader:
             return False
         self._reader.take(self._reader.at + 1)
         self._begin(tool)
-        yield from LiteralReader(self._reader, self._argument, None, self._markers).read()
-        self._end()
+        complete = yield from LiteralReader(self._reader, self._argument, None, self._markers).read()
+        self._end(complete=complete)
         return True
 
     def _object(self) -> Steps[bool]:
@@ -194,7 +203,7 @@ class CallReader:
             return False
         reader.take(reader.at + 1)
         tool: Tool | None = None
-        begun = False
+        begun = complete = self.doubtful = False
         held: list[str] = []
         while True:
             yield from space(reader)
@@ -215,21 +224,25 @@ class CallReader:
                 if tool is not None:
                     begun = True
                     self._begin(tool)
-                yield from self._object_arguments(self._argument if begun else held.append)
+                complete = yield from self._object_arguments(self._argument if begun else held.append)
             else:
+                self.doubtful = self.doubtful or (tool is None and key not in self._keys)
                 yield from json_value(reader, _nothing, self._breaks)
         if tool is None or (char != "}" and not begun):
             return False
         if not begun:
             self._begin(tool)
             self._argument("".join(held) or "{}")
-        self._end()
+            complete = True
+        self._end(complete=complete)
         return True
 
     def _key(self) -> Steps[str | None]:
         """Read a key and its colon; None if there is none."""
         parts: list[str] = []
         if not (yield from json_value(self._reader, parts.append, self._breaks)):
+            begin = StringText().feed("".join(parts)[1:])[0]
+            self.doubtful = self.doubtful or not any(key.startswith(begin) for key in self._keys)
             return None
         yield from space(self._reader)
         if (yield from peek(self._reader)) != ":":
@@ -248,21 +261,24 @@ class CallReader:
         self._reader.take(self._reader.at + 1)
         return tool
 
-    def _object_arguments(self, sink: Sink) -> Steps[None]:
-        """Pass on the value of the arguments' key. Some models write the object as a string of JSON."""
+    def _object_arguments(self, sink: Sink) -> Steps[bool]:
+        """Pass on the value of the arguments' key, and return whether it is complete.
+
+        Some models write the object as a string of JSON.
+        """
         first = yield from peek(self._reader)
         if first == '"' and self._input is None:
             text = StringText()
             self._reader.take(self._reader.at + 1)
             yield from self._string(text, sink)
-            return
+            return text.ended
         if first and first in '{["':
-            yield from json_value(self._reader, sink, self._breaks)
-            return
+            return (yield from json_value(self._reader, sink, self._breaks))
         parts: list[str] = []
-        yield from json_value(self._reader, parts.append, self._breaks)
+        complete = yield from json_value(self._reader, parts.append, self._breaks)
         value = "".join(parts)
         sink("{}" if value == "null" else value)
+        return complete
 
     def _string(self, text: StringText, sink: Sink) -> Steps[None]:
         reader = self._reader

@@ -99,6 +99,8 @@ class LiteralReader:
         key: list[str] = []
         if not (yield from self._string(char, key.append)):
             key.append(json.dumps((yield from self._bare(_KEY_END))))
+        if self._reader.is_cut:
+            return False
         self._separate()
         self._sink("".join(key) + ": ")
         yield from space(self._reader)
@@ -119,7 +121,8 @@ class LiteralReader:
             self._reader.take(self._reader.at + 1)
             self._push(_OPEN[char])
         elif not (yield from self._string(char, self._sink)):
-            self._sink(_bare_json((yield from self._bare(_BARE_END))))
+            word = yield from self._bare(_BARE_END)
+            self._sink("" if self._reader.is_cut else _bare_json(word))
 
     def _bare(self, end: re.Pattern[str]) -> Steps[str]:
         """Read text without quotes."""

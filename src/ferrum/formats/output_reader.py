@@ -87,12 +87,12 @@ class OutputReader:
                 return ReadParts(joined_parts(found), kept, stop)
         return ReadParts(joined_parts(found), 0 if self._ended else len(token_ids))
 
-    def finish(self) -> tuple[Part, ...]:
-        """Return the parts held back. What did not become a call is content."""
+    def finish(self, *, cut: bool = False) -> tuple[Part, ...]:
+        """Return the parts held back. What did not become a call is content, unless the output was `cut` in it."""
         found: list[Part] = []
         if not self._ended:
             self._ended = True
-            stop = self._add(self._parser.finish(), found)
+            stop = self._add(self._parser.finish(cut=cut), found)
             if self._stops is not None and stop is None:
                 found.append(Part(PartKind.CONTENT, self._stops.finish()))
         return joined_parts(found)

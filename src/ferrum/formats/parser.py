@@ -65,11 +65,19 @@ class OutputParser:
         parts, self._parts = self._parts, []
         return parts
 
-    def finish(self) -> list[Part]:
-        """End the output and return the remaining parts. Further calls do nothing."""
+    def finish(self, *, cut: bool = False) -> list[Part]:
+        """End the output and return the remaining parts. Further calls do nothing.
+
+        Args:
+            cut: the model had more to say. The begin of a marker or of a call at the end is left out, and a call whose
+                arguments are not complete has no END.
+        """
         if not self._reader.ended:
-            self._reader.ended = True
-            self._feed(self._decoder.decode(b"", final=True))
+            reader = self._reader
+            reader.ended, reader.cut = True, cut
+            # The begin of a character does not make text of what may be a marker or a call.
+            waits = reader.at < len(reader.text) or reader.raw is not None
+            self._feed("" if cut and waits else self._decoder.decode(b"", final=True))
         parts, self._parts = self._parts, []
         return parts
 
@@ -118,7 +126,8 @@ class OutputParser:
                 if index < 0:
                     break
             yield from self._act(found.roles[index])
-        self._emit("".join(self._held))
+        if not reader.left_out:
+            self._emit("".join(self._held))
 
     def _act(self, role: Role) -> Steps[None]:
         """Do what a marker does, which was read."""
@@ -150,7 +159,7 @@ class OutputParser:
         """Read the calls of a section, or one call; what is no call is text."""
         reader, calls = self._reader, self._calls
         assert calls is not None
-        reader.raw = [reader.matched]
+        reader.raw, marked = [reader.matched], bool(reader.matched.strip())
         plan = cast(CallPlan, self._markers.plans[self._form.calls])
         self._start = False  # what is no call is text
         while (yield from calls.read(opened=not section)):
@@ -162,7 +171,10 @@ class OutputParser:
                 reader.raw = None
                 return
         raw, reader.raw = reader.raw, None
-        self._text("".join(raw or ()))
+        if reader.cut and reader.starved and (marked or not calls.doubtful):
+            reader.left_out = True
+        else:
+            self._text("".join(raw or ()))
 
     def _text(self, text: str) -> None:
         """Take in text of the current kind; white space waits for what follows."""

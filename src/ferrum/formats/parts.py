@@ -11,7 +11,8 @@ class PartKind(StrEnum):
     """What a part is.
 
     CALL begins a call: its text is the name. ARGUMENTS is text of its arguments: of the JSON object, or of a custom
-    tool. END ends it, without text. Between CALL and END of a call stand only its ARGUMENTS.
+    tool. END ends it, without text; a call that was cut in its arguments has none. Between CALL and END of a call stand
+    only its ARGUMENTS.
     """
 
     REASONING = "reasoning"
@@ -54,11 +55,19 @@ def joined_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A whole tool call: the name, the arguments as JSON text or as the text of a custom tool, and the model's id."""
+    """A tool call of an output.
+
+    Attributes:
+        name: of the tool.
+        arguments: as JSON text, or as the text of a custom tool.
+        id: that the model wrote for it; empty if its format has none.
+        complete: the output was not cut in its arguments.
+    """
 
     name: str
     arguments: str
     id: str = ""
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +83,18 @@ def message_of(parts: Sequence[Part]) -> Message:
     """Fold the parts of a whole output."""
     texts: dict[PartKind, list[str]] = {PartKind.REASONING: [], PartKind.CONTENT: []}
     calls: list[tuple[Part, list[str]]] = []
+    ended: set[int] = set()
     for part in parts:
         if part.kind is PartKind.CALL:
             calls.append((part, []))
         elif part.kind is PartKind.ARGUMENTS:
             calls[-1][1].append(part.text)
-        elif part.kind in texts:
+        elif part.kind is PartKind.END:
+            ended.add(len(calls) - 1)
+        else:
             texts[part.kind].append(part.text)
     reasoning, content = ("".join(each) if each else None for each in texts.values())
-    return Message(reasoning, content, tuple(Call(part.text, "".join(texts), part.id) for part, texts in calls))
+    found = (
+        Call(part.text, "".join(texts), part.id, complete=place in ended) for place, (part, texts) in enumerate(calls)
+    )
+    return Message(reasoning, content, tuple(found))

@@ -21,18 +21,31 @@ class Reader:
     Attributes:
         text, at: the text, and where reading goes on.
         ended: no more text arrives.
+        cut: the output did not end there by itself. What may begin a marker at its end is then left out.
+        starved: the last step needed more text than there is.
+        left_out: text at the end was left out.
         raw: what was read since a call may have begun; None if nothing may have.
         matched: the text of the pattern that matched last.
     """
 
-    __slots__ = ("at", "ended", "matched", "raw", "text")
+    __slots__ = ("at", "cut", "ended", "left_out", "matched", "raw", "starved", "text")
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
-        self.ended = False
+        self.ended = self.cut = self.starved = self.left_out = False
         self.raw: list[str] | None = None
         self.matched = ""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether all text of an output that was cut has been read."""
+        return self.cut and self.at >= len(self.text)
+
+    def leave_out(self) -> None:
+        """Read the rest of the text as the begin of something that was cut."""
+        self.take(len(self.text))
+        self.left_out = True
 
     def add(self, text: str) -> None:
         """Append text."""
@@ -52,6 +65,7 @@ def peek(reader: Reader) -> Steps[str]:
     """Return the next character, or an empty text at the end."""
     while reader.at >= len(reader.text):
         if reader.ended:
+            reader.starved = True
             return ""
         yield
     return reader.text[reader.at]
@@ -71,17 +85,24 @@ def space(reader: Reader) -> Steps[str]:
 
 
 def choose(reader: Reader, options: Choice) -> Steps[int]:
-    """Read the longest pattern that comes next and return its index, or -1."""
+    """Read the longest pattern that comes next and return its index, or -1.
+
+    What may begin a longer pattern where an output was cut is left out.
+    """
     while True:
         best, end, open_ = -1, -1, False
         for index, pattern in enumerate(options.patterns):
-            result = pattern.match(reader.text, reader.at, reader.ended)
+            result = pattern.match(reader.text, reader.at, reader.ended and not reader.cut)
             open_ = open_ or result == MORE
             if result > end:
                 best, end = index, result
         if not open_ or reader.ended:
             break
         yield
+    reader.starved = open_
+    if open_ and reader.cut:
+        reader.leave_out()
+        return -1
     if best >= 0:
         reader.matched = reader.take(end)
     return best
@@ -96,10 +117,11 @@ def until(reader: Reader, options: Choice, sink: Sink) -> Steps[int]:
             sink(reader.take(stop))
         if found is None:
             if reader.ended:
+                reader.starved = True
                 return -1
             yield
             continue
         index = yield from choose(reader, options)
-        if index >= 0 or reader.text[reader.at] in options.breaks:
+        if index >= 0 or reader.is_cut or reader.text[reader.at] in options.breaks:
             return index
         sink(reader.take(reader.at + 1))

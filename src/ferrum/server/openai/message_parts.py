@@ -29,10 +29,11 @@ class MessageParts:
         self._reasoning = reasoning
         self._older = older
         self._calls: dict[int, list[str]] = {}
+        self._called: set[int] = set()
 
     def called(self, index: int) -> bool:
-        """Return whether a choice has called a tool."""
-        return index in self._calls
+        """Return whether a choice has called a tool, by a call that was not cut."""
+        return index in self._called
 
     def deltas(self, index: int, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
         """Yield the fields of a chunk's delta for each part of a choice."""
@@ -47,6 +48,8 @@ class MessageParts:
                 yield self._call(index, part.text, "", call_id=part.id or new_id(self._reply, index, len(names) - 1))
             elif part.kind is PartKind.ARGUMENTS:
                 yield self._call(index, self._calls[index][-1], part.text)
+            elif part.kind is PartKind.END:
+                self._called.add(index)
 
     def message(self, index: int, parts: Sequence[Part], prefix: str) -> dict[str, Any]:
         """Return the fields of the whole message of a choice.
@@ -62,7 +65,7 @@ class MessageParts:
         if whole.reasoning is not None and self._reasoning:
             fields |= {"reasoning": whole.reasoning, "reasoning_content": whole.reasoning}
         if whole.calls:
-            self._calls[index] = [each.name for each in whole.calls]
+            self._called |= {index} if any(each.complete for each in whole.calls) else set()
             if self._older:
                 first = whole.calls[0]
                 fields["function_call"] = FunctionCall(name=first.name, arguments=first.arguments)
