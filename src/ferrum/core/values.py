@@ -1,4 +1,4 @@
-"""Quoting of values in messages, and integers from callers, numpy's included.
+"""Quoting of values in messages, integers from callers, numpy's included, and numbers of JSON that Python cannot hold.
 
 Checks of spans are in `core/span_checks.py`, of options in `core/option_fields.py`.
 """
@@ -6,6 +6,7 @@ Checks of spans are in `core/span_checks.py`, of options in `core/option_fields.
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 from operator import index
 from typing import Any, Final
@@ -14,6 +15,32 @@ from ferrum.core.errors import RequestError
 
 MOST_BITS: Final = 256
 """Size limit of integers from callers. Python refuses to write integers of thousands of digits, so no message could."""
+
+
+MOST_DIGITS: Final = 4300
+"""Digits of the integers that Python reads and writes (`sys.int_info.default_max_str_digits`)."""
+
+_JSON_NUMBERS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|-?[0-9][0-9.eE+-]*+', re.DOTALL)
+"""Strings of JSON, which may contain digits, and numbers."""
+
+
+def readable_json(text: str) -> str:
+    """Return JSON whose numbers every parser can read: those beyond Python's limits become strings of their digits."""
+    return _JSON_NUMBERS.sub(_readable, text)
+
+
+def _readable(found: re.Match[str]) -> str:
+    text = found[0]
+    if text[0] == '"' or (len(text) <= MOST_DIGITS and not ("e" in text.lower() and _is_infinite(text))):
+        return text
+    return f'"{text}"'
+
+
+def _is_infinite(text: str) -> bool:
+    try:
+        return math.isinf(float(text))
+    except ValueError:
+        return False
 
 
 def is_huge(value: object) -> bool:

@@ -51,7 +51,7 @@ def _marked_call(call: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             given = json.loads(arguments or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             given = None
         if not isinstance(given, dict):
             return {**call, kind: {**called, "arguments": arguments + _MARK}}

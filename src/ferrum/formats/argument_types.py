@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from ferrum.core.output_format import Tool, ToolKind
-from ferrum.formats.json_text import INPUT
+from ferrum.formats.json_text import INPUT, loaded
 
 STRING: Final = frozenset({"string"})
 _MAX_DEPTH: Final = 8
@@ -189,17 +189,13 @@ def type_of(value: Any) -> str:
     return names.get(type(value), "string")
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
 def typed_json(text: str, types: Types) -> str:
     """Return a value as JSON text: JSON that the types allow as it is, a literal of Python converted, else a string."""
     stripped = text.strip()
     if types == STRING:
         return json.dumps(text, ensure_ascii=False)
     try:
-        value = json.loads(stripped, parse_constant=_no_constant)
+        value = loaded(stripped)
         if _allowed(value, types):
             return stripped
     except (ValueError, RecursionError):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Final
+from typing import Any, Final
+
+from ferrum.core.values import MOST_DIGITS
 
 INPUT: Final = "input"
 """The only argument of a custom tool, in formats that write arguments by name."""
@@ -13,6 +15,19 @@ _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _PLAIN: Final = re.compile(r'[^"\\]+')
 _HEX: Final = re.compile(r"[0-9a-fA-F]{4}\Z")
 _HIGH, _LOW, _END = 0xD800, 0xDC00, 0xE000
+
+
+def loaded(text: str) -> Any:
+    """Return the value of JSON text; of integers that are too long for Python, the first digits.
+
+    Raises:
+        ValueError, RecursionError: it is none, or it is nested too deep.
+    """
+    return json.loads(text, parse_constant=_no_constant, parse_int=lambda digits: int(digits[:MOST_DIGITS]))
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
 
 
 def escaped(text: str) -> str:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from ferrum.formats.json_text import escaped
+from ferrum.formats.json_text import escaped, loaded
 from ferrum.formats.patterns import SPACE, Choice, Markers, Pattern, choice, is_mark
 from ferrum.formats.reader import Reader, Sink, Steps, choose, peek, space, until
 
@@ -202,7 +202,7 @@ def _bare_json(text: str) -> str:
     if text in _WORDS:
         return _WORDS[text]
     try:
-        value = json.loads(text)
+        value = loaded(text)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     if isinstance(value, float) and not math.isfinite(value):

@@ -7,7 +7,7 @@ import json
 from typing import Any, Final
 
 from ferrum.core.errors import RequestError
-from ferrum.core.values import shown
+from ferrum.core.values import readable_json, shown
 
 ID_LENGTH: Final = 9
 """Characters of ids of calls that every template accepts."""
@@ -67,7 +67,7 @@ _BROKEN: Final = object()
 def _parsed(text: str) -> Any:
     """Return the JSON object of a text; None for an empty one and for null, `_BROKEN` for others."""
     try:
-        value = json.loads(text) if text.strip() else None
+        value = json.loads(readable_json(text)) if text.strip() else None
     except (ValueError, RecursionError):
         return _BROKEN
     return value if isinstance(value, dict | None) else _BROKEN

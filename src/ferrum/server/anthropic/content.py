@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from pydantic_core import from_json
-
 from ferrum.formats.call_ids import new_id
 from ferrum.formats.parts import Part, PartKind
 from ferrum.server.anthropic.events import (
@@ -20,6 +18,7 @@ from ferrum.server.anthropic.events import (
     ToolUseContent,
 )
 from ferrum.server.anthropic.signatures import signature_of
+from ferrum.server.common.call_arguments import arguments_of
 from ferrum.server.common.json_bodies import Reply
 
 ID_PREFIX: Final = "toolu_"
@@ -118,12 +117,3 @@ def _whole(block: Content, texts: dict[str, str]) -> Content:
     if isinstance(block, ToolUseContent):
         return block.model_copy(update={"input": arguments_of(texts.get("partial_json", ""))})
     return block.model_copy(update=texts)
-
-
-def arguments_of(text: str) -> dict[str, Any]:
-    """Return the arguments of a call; of text that ends early, those that are whole."""
-    try:
-        arguments = from_json(text, allow_partial=True)
-    except ValueError:
-        return {}
-    return arguments if isinstance(arguments, dict) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from ferrum.core.types import Request
 from ferrum.engine.request_output import Delta
 from ferrum.formats.call_ids import new_id
 from ferrum.formats.parts import Part, PartKind
+from ferrum.server.common.call_arguments import arguments_of
 from ferrum.server.common.generation import finish_of
 from ferrum.server.common.prefix_report import PrefixReport
 from ferrum.server.common.reply_builder import Finish, ReplyHeader
@@ -143,7 +143,7 @@ class OllamaBuilder:
             elif part.kind is PartKind.END and self._call is not None:
                 name, call_id, arguments = self._call
                 number, self._call, self._num_calls = self._num_calls, None, self._num_calls + 1
-                function = CalledFunction(index=number, name=name, arguments=json.loads("".join(arguments) or "{}"))
+                function = CalledFunction(index=number, name=name, arguments=arguments_of("".join(arguments)))
                 yield {"tool_calls": [ToolCall(id=call_id or new_id(self.id, 0, number), function=function)]}
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
+from ferrum.core.values import readable_json
 from ferrum.formats.call_ids import new_id
 from ferrum.formats.parts import Part, PartKind
 from ferrum.server.responses.history import sealed
@@ -160,6 +161,6 @@ class Output:
 def _value(text: str) -> Any:
     """Return the value of JSON text; text that was cut off is its own value."""
     try:
-        return json.loads(text or "{}")
+        return json.loads(readable_json(text or "{}"))
     except (ValueError, RecursionError):
         return text
