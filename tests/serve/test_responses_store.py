@@ -107,7 +107,7 @@ def test_a_deleted_response_is_gone_and_later_ones_keep_its_items(assistant: Ser
         assert error_of(again(f"{PATH}/{first['id']}"), 404)["code"] == "response_not_found"
     body = {"input": "x", "previous_response_id": first["id"]}
     for path in (PATH, f"{PATH}/input_tokens"):
-        error = error_of(assistant.post(path, **body), 404)
+        error = error_of(assistant.post(path, **body), 400)
         assert (error["code"], error["param"]) == ("previous_response_not_found", "previous_response_id")
     kept(assistant, input="no tool", previous_response_id=second["id"])
     assert b"a secret" in bytes(each for each in assistant.requests[-1].prompt if each < 256)
@@ -199,9 +199,9 @@ def test_a_response_belongs_to_its_key(tmp_path: Path) -> None:
             assert error_of(stranger, 404)["code"] == "response_not_found"
         for path in (PATH, f"{PATH}/input_tokens"):
             body: dict[str, Any] = {"input": "x", "previous_response_id": made["id"]}
-            assert error_of(served.http.post(path, json=body, headers=b), 404)["param"] == "previous_response_id"
+            assert error_of(served.http.post(path, json=body, headers=b), 400)["param"] == "previous_response_id"
             body = {"input": [{"id": made["output"][0]["id"]}]}
-            assert error_of(served.http.post(path, json=body, headers=b), 404)["param"] == "input[0].id"
+            assert error_of(served.http.post(path, json=body, headers=b), 400)["param"] == "input[0].id"
         other = served.http.post(PATH, json={"input": "other, no tool", "request_id": "same"}, headers=b).json()
         assert other["id"] == made["id"]
         assert served.http.get(f"{PATH}/{made['id']}", headers=a).json() == made

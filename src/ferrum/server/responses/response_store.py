@@ -152,13 +152,13 @@ class ResponseStore:
         """Return the turn of a response that a request continues.
 
         Raises:
-            ApiError: 404.
+            ApiError: 400, it is not stored.
             RequestError: it is in progress.
         """
         stored = self.find(tenant, id)
         if stored is None:
             reason = f"previous response {id!r} is not stored: {_GONE}"
-            raise ApiError(404, reason, code="previous_response_not_found", param="previous_response_id")
+            raise ApiError(400, reason, code="previous_response_not_found", param="previous_response_id")
         if stored.run is not None:
             raise invalid("previous_response_id", f"{id!r} is in progress; wait for its end")
         return stored.turn
