@@ -269,9 +269,46 @@ def test_bodies_are_json_whatever_their_content_type(assistant: Served, kind: st
     assert assistant.http.post("/api/chat", content=body, headers=page).status_code == 415
 
 
-def test_an_empty_list_of_images_asks_for_nothing(assistant: Served) -> None:
-    """LiteLLM sends one with every message."""
-    assert ask(assistant, messages=[{**QUESTION[0], "images": []}])["message"]["content"] == "Hello."
+EMPTY: dict[str, dict[str, Any]] = {
+    "/api/generate": {
+        "context": [],
+        "template": "",
+        "suffix": "",
+        "system": "",
+        "images": [],
+        "format": "",
+        "raw": False,
+    },
+    "/api/chat": {"tools": [], "format": "", "logprobs": False, "top_logprobs": 0},
+    "/api/embed": {"dimensions": 0},
+    "/api/embeddings": {},
+    "/api/show": {"system": "", "template": "", "verbose": False},
+}
+"""Fields that ask for nothing, as official clients, LiteLLM and programs in Go send them."""
+
+
+@pytest.mark.parametrize("path", EMPTY)
+@pytest.mark.parametrize("null", [False, True])
+def test_fields_that_ask_for_nothing_change_nothing(server: Served, assistant: Served, path: str, null: bool) -> None:
+    least: dict[str, Any] = {"/api/chat": {"messages": QUESTION}, "/api/embed": {"input": "a"}}.get(
+        path, {"prompt": "a"}
+    )
+    empty = {**EMPTY[path], **({} if path == "/api/show" else {"options": {}, "keep_alive": "5m"})}
+    served = server if "embed" in path else assistant
+    bodies = [
+        {**least, "stream": False},
+        {**least, "stream": False, **(dict.fromkeys(empty) if null else empty)},
+    ]
+    plain, other = (served.post(path, **body) for body in bodies)
+    assert (plain.status_code, other.status_code) == (200, 200), other.text
+    kept = ("message", "response", "embeddings", "embedding", "template")
+    assert {name: plain.json().get(name) for name in kept} == {name: other.json().get(name) for name in kept}
+
+
+def test_a_message_may_have_empty_fields(assistant: Served) -> None:
+    empty = {"images": [], "thinking": "", "tool_calls": [], "tool_name": "", "tool_call_id": ""}
+    for fields in (empty, dict.fromkeys(empty)):
+        assert ask(assistant, messages=[{**QUESTION[0], **fields}])["message"]["content"] == "Hello."
     refused = assistant.post("/api/chat", messages=[{**QUESTION[0], "images": ["aGk="]}])
     assert refused.status_code == 400 and "only text is served" in refused.json()["error"]
 

@@ -189,3 +189,16 @@ def test_a_tool_may_have_the_name_of_a_mode(assistant: Served, name: str) -> Non
     assert call_of(reply)[0] == name
     plain = [{"role": "user", "content": "no tool, please"}]
     assert ask(assistant, tools=tools, tool_choice="none", messages=plain)["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [{"functions": [], "tools": [WEATHER]}, {"tools": [], "functions": [WEATHER["function"]]}, {"grammar": ""}],
+    ids=["functions", "tools", "grammar"],
+)
+def test_empty_fields_ask_for_nothing(assistant: Served, empty: dict[str, Any]) -> None:
+    absent = {name: value for name, value in empty.items() if value}
+    assert (
+        ask(assistant, **empty)["choices"][0]["message"].keys()
+        == ask(assistant, **absent)["choices"][0]["message"].keys()
+    )

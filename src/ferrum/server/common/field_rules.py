@@ -197,6 +197,18 @@ HARMLESS: Final[Mapping[str, Sequence[Any]]] = MappingProxyType(
         "parse_special": (True,),
         "images": ([],),
         "top_logprobs": (0,),
+        "logprobs": (False,),
+        "logits_processors": ([],),
+        "context": ([],),
+        "template": ("",),
+        "system": ("",),
+        "n_probs": (0,),
+        "post_sampling_probs": (False,),
+        "n_cmpl": (1,),
+        "grammar": ("",),
+        "logit_bias": ([], {}),
+        "lora": ([],),
+        "rank_fields": ([],),
     }
 )
 """Values of unsupported fields that ask for nothing, which are served."""

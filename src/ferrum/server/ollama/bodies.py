@@ -11,7 +11,7 @@ from pydantic import Field
 from ferrum.core.params import value_schema
 from ferrum.engine.model_client import ModelClient
 from ferrum.formats.tools import MAX_TOOLS
-from ferrum.server.common.field_rules import Integer, Items, JsonInteger, Rule, absent, isnt, one_of, rule
+from ferrum.server.common.field_rules import Integer, Items, JsonInteger, Rule, isnt, one_of, rule
 from ferrum.server.common.json_bodies import Body, GeneratingBody, optional
 from ferrum.server.common.template_variables import read_variables
 
@@ -184,7 +184,7 @@ class GenerateRequest(OllamaBody):
 
     RULES: ClassVar[Sequence[Rule]] = (
         rule("system", "cannot be combined with raw", one_of("system", None, ""), isnt("raw", True)),
-        rule("system", "cannot be combined with suffix", one_of("system", None, ""), absent("suffix")),
+        rule("system", "cannot be combined with suffix", one_of("system", None, ""), one_of("suffix", None, "")),
     )
     REFUSED = MappingProxyType(
         {
@@ -196,7 +196,7 @@ class GenerateRequest(OllamaBody):
     )
 
     prompt: str | None = optional("The prompt; without one the model is only looked up.")
-    suffix: str | None = optional("Text after the completion, for models trained to fill in the middle.")
+    suffix: str | None = optional("Text after the completion, for models trained to fill in the middle; empty: none.")
     system: str | None = optional("The system message.")
     raw: bool | None = optional("Use the prompt as it is, without the chat template.")
 
@@ -209,7 +209,7 @@ class EmbedRequest(Body):
     model: str | None = _MODEL
     input: str | Items[str] = Field(description="A text or several.", json_schema_extra={"minItems": 1})
     truncate: bool | None = optional("Cut inputs to the context at their end (default: true).")
-    dimensions: Annotated[int, Integer(1)] | None = optional("Must be those of the model.")
+    dimensions: Annotated[int, Integer(0)] | None = optional("Must be those of the model; 0: not asked for.")
     options: EmbedOptions | None = None
     keep_alive: KeepAlive | None = _KEEP_ALIVE
 

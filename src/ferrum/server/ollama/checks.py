@@ -64,7 +64,7 @@ def check_chat(model: ServedModel, body: OllamaChatRequest, caller: Caller, name
 def check_generate(model: ServedModel, body: GenerateRequest, caller: Caller, name: str) -> Checked:
     """Return the engine's request for a completion. Raises as `check_chat`."""
     prompt, client = body.prompt or "", model.client
-    if body.suffix is not None:
+    if body.suffix:
         return _text(model, body, caller, name, _infilled(model, prompt, body.suffix)), None
     if body.raw or client.chat_template is None:
         if body.system:

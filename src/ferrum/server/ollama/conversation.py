@@ -18,7 +18,7 @@ def openai_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     pending: list[dict[str, Any]] = []
     for place, message in enumerate(messages):
         each: dict[str, Any] = {"role": message.role, "content": message.content or ""}
-        if message.thinking is not None:
+        if message.thinking:
             each["thinking"] = message.thinking
         if message.tool_calls:
             each["tool_calls"] = pending = list(_calls(message, place))
@@ -37,7 +37,7 @@ def _calls(message: ChatMessage, place: int) -> Iterator[dict[str, Any]]:
 
 def _answered(message: ChatMessage, pending: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the fields that say which call a result is of: the named one, else the first without a result."""
-    wanted, name = message.tool_call_id, message.tool_name
+    wanted, name = message.tool_call_id or None, message.tool_name or None
     same_id = (call for call in pending if wanted is not None and call["id"] == wanted)
     same_name = (call for call in pending if wanted is None and name in (None, call["function"]["name"]))
     call = next(same_id, None) or next(same_name, None)

@@ -167,7 +167,7 @@ async def _embeddings(
     work = partial(embedding_requests, model, texts, caller, name, field=field, keep=keep, start=True)
     requests = await service.worker_pools.run(len(await request.body()), work)
     write = partial(_vectors, model, requests) if newer else _vector
-    dimensions = body.dimensions if isinstance(body, EmbedRequest) else None
+    dimensions = body.dimensions or None if isinstance(body, EmbedRequest) else None
     return Embeddings(service, model, requests, write, name, caller, headers, dimensions=dimensions)
 
 

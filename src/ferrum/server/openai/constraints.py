@@ -96,7 +96,7 @@ def structured_outputs(body: GenerationBody) -> tuple[StructuredOutputs | None, 
         RequestError: there are several, or one is malformed; `param` is the field as the client named it.
     """
     asked = {name: getattr(body, name) for name in CONSTRAINTS}
-    given = {name: value for name, value in asked.items() if value is not None}
+    given = {name: value for name, value in asked.items() if value not in (None, "")}
     if isinstance(given.get("response_format"), Mapping) and given["response_format"].get("type") == "text":
         del given["response_format"]
     if not given:

@@ -89,7 +89,7 @@ FUNCTION_CALL: Final[dict[str, Any]] = {"anyOf": [{"enum": ["none", "auto", None
 def chat_options(body: ChatRequest) -> ChatOptions:
     """Return what a body asks of calls and reasoning. Raises RequestError, which names the field."""
     for each, newer in (("functions", "tools"), ("function_call", "tool_choice")):
-        if getattr(body, each) is not None and getattr(body, newer) is not None:
+        if getattr(body, each) not in (None, []) and getattr(body, newer) not in (None, []):
             raise invalid(each, f"cannot be combined with {newer}")
     older = bool(body.functions)
     described = [{"type": "function", "function": each} for each in body.functions or ()] if older else body.tools
