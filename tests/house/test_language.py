@@ -19,7 +19,7 @@ CEILINGS = {
     "cache": 890,  # host integers only: rows of pages, and slots of states
     "scheduler": 1_230,  # one plan and one commit; a policy is a class of ten lines
     "text": 2_200,  # tokenizers, rerankers, and templates with the moves that keep every message in the prompt
-    "structured": 2_600,  # every keyword of JSON Schema is enforced or refused; GBNF by characters; masks next to the engine
+    "structured": 2_600,  # every keyword of JSON Schema is enforced or refused; GBNF by characters; masks
     "formats": 3_890,  # formats of outputs: found, 31 as data, parsed, and as grammars, strict ones in every spelling
     "kernels": 2_260,  # each operation stands in declaration, reference and lowering
     "quant": 1_080,  # formats are data; a format is a line and its readers
