@@ -201,7 +201,7 @@ def test_a_response_belongs_to_its_key(tmp_path: Path) -> None:
             body: dict[str, Any] = {"input": "x", "previous_response_id": made["id"]}
             assert error_of(served.http.post(path, json=body, headers=b), 400)["param"] == "previous_response_id"
             body = {"input": [{"id": made["output"][0]["id"]}]}
-            assert error_of(served.http.post(path, json=body, headers=b), 400)["param"] == "input[0].id"
+            assert error_of(served.http.post(path, json=body, headers=b), 404)["param"] == "input[0].id"
         other = served.http.post(PATH, json={"input": "other, no tool", "request_id": "same"}, headers=b).json()
         assert other["id"] == made["id"]
         assert served.http.get(f"{PATH}/{made['id']}", headers=a).json() == made
