@@ -14,9 +14,8 @@ from agent_script import MARKERS, THOUGHT, reply
 from ferrum.core.errors import EngineDead
 from ferrum.engine.messages import Ended
 from ferrum.server.common.error_replies import ApiError
+from ferrum.server.common.reply_store import ReplyStore, StoredReply, Turn
 from ferrum.server.responses.background import TAIL, EventLog
-from ferrum.server.responses.replies import ResponseReply
-from ferrum.server.responses.response_store import ResponseStore, StoredResponse, Turn
 from responses_kit import FLAT, PATH, TERMINAL, checked_events, folded, respond
 from scripted_model import scripted_parts
 from serve_kit import Served, error_of, serving, wait_for
@@ -176,9 +175,9 @@ def test_old_events_are_forgotten_when_they_take_too_much_room() -> None:
     async def read(log: EventLog, number: int) -> list[bytes | None]:
         return [each async for each in log.read(number, 1.0)]
 
-    store, log = ResponseStore(10, 100_000), EventLog()
-    stored = StoredResponse("", "resp_1", Turn(None, b"[]"), b"x" * 100, log=log)
-    store.finish(stored, ResponseReply.model_construct(output=[]))
+    store, log = ReplyStore(10, 100_000), EventLog()
+    stored = StoredReply("", "resp_1", Turn(None, b"[]"), b"x" * 100, log=log)
+    store.finish(stored, b"{}", b"[]")
     for number in range(600):
         log.add(b"%099d\n" % number)
         store.grow(stored, 100)

@@ -5,7 +5,8 @@ What all models of a server share (keys, limits, pools, requests in progress) is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from copy import copy
 from dataclasses import replace
 
@@ -107,3 +108,17 @@ def listed_models(models: Mapping[str, ServedModel]) -> list[tuple[str, ServedMo
     bases = dict.fromkeys(models.values())
     found = [(name, each) for each in bases for name in each.names]
     return found + [(each.name, base.adapted(each)) for base in bases for each in base.client.adapters]
+
+
+def build_engine(make: Callable[[], AsyncEngine], built: Future[AsyncEngine]) -> None:
+    """Build an engine for a future; close it if the future was cancelled."""
+    try:
+        engine = make()
+    except Exception as error:  # noqa: BLE001 - it is raised where the engine is awaited
+        if built.set_running_or_notify_cancel():
+            built.set_exception(error)
+        return
+    if built.set_running_or_notify_cancel():
+        built.set_result(engine)
+    else:
+        engine.close()

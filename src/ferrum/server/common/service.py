@@ -28,7 +28,8 @@ from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.key_limits import Caller, DrainRate, KeyLimits, Limits
 from ferrum.server.common.lasting_tasks import LastingTasks
-from ferrum.server.common.served_model import ServedModel, find_model
+from ferrum.server.common.reply_store import ReplyStore
+from ferrum.server.common.served_model import ServedModel, build_engine, find_model
 from ferrum.server.common.traces import Traces
 from ferrum.server.common.worker_pools import WorkerPools
 from ferrum.server.metrics.engine_metrics import Metrics
@@ -69,6 +70,7 @@ class Service:
         limits: rate limits of the tenants.
         worker_pools: run slow request preparation.
         lasting_tasks: outlive their HTTP request.
+        replies: those that clients may continue.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Service:
         self.http = HttpMetrics(self.registry)
         self.worker_pools = WorkerPools()
         self.lasting_tasks = LastingTasks()
+        self.replies = ReplyStore(config.max_stored_responses, config.stored_responses_mib << 20)
 
     async def load(self, make: Callable[[], AsyncEngine], template: str | None) -> None:
         """Build the engine in a thread while the event loop answers probes; ends early at `stop_loading`.
@@ -104,7 +107,7 @@ class Service:
             make: builds the engine.
             template: source of a chat template that replaces the model's.
         """
-        Thread(target=_build, args=(make, self._built), name="ferrum-load", daemon=True).start()
+        Thread(target=build_engine, args=(make, self._built), name="ferrum-load", daemon=True).start()
         try:
             engine = self._engine = await asyncio.wrap_future(self._built)
             model = ServedModel(engine, self.config, template)
@@ -171,8 +174,9 @@ class Service:
             raise ApiError(503, "the engine has ended", code="engine_dead") from None
 
     def _unavailable(self) -> ApiError:
-        wait = {"retry-after": str(self.retry_after())}
-        return ApiError(503, self.state.value, code=self.state.name.lower(), headers=wait)
+        return ApiError(
+            503, self.state.value, code=self.state.name.lower(), headers={"retry-after": str(self.retry_after())}
+        )
 
     def begin(self, request: HttpRequest, name: str | None = None) -> tuple[ServedModel, Caller]:
         """Count a request; return its model, and its sender with the limits that apply.
@@ -284,17 +288,3 @@ class Service:
         self.worker_pools.close()
         for stream in self._live.values():
             stream.abort()
-
-
-def _build(make: Callable[[], AsyncEngine], built: Future[AsyncEngine]) -> None:
-    """Build an engine for a future; close it if the future was cancelled."""
-    try:
-        engine = make()
-    except Exception as error:  # noqa: BLE001 - it is raised where the engine is awaited
-        if built.set_running_or_notify_cancel():
-            built.set_exception(error)
-        return
-    if built.set_running_or_notify_cancel():
-        built.set_result(engine)
-    else:
-        engine.close()

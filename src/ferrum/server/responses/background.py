@@ -1,6 +1,6 @@
 """`BackgroundRun`: generates a response while no client waits for it, and `EventLog`, its events.
 
-Where it is kept is in `response_store`.
+Where it is kept is in `common.reply_store`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 from ferrum.engine.async_engine import AsyncStream
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError, CancelledError, as_api_error
+from ferrum.server.common.reply_store import ReplyStore, StoredReply
 from ferrum.server.responses.replies import Event
 from ferrum.server.responses.response_builder import ResponsesBuilder
-from ferrum.server.responses.response_store import ResponseStore, StoredResponse
 
 TAIL: Final = 256
 """Newest events that are always kept of a response."""
@@ -99,8 +99,8 @@ class BackgroundRun:
 
     def __init__(
         self,
-        store: ResponseStore,
-        stored: StoredResponse,
+        store: ReplyStore,
+        stored: StoredReply,
         builder: ResponsesBuilder,
         stream: AsyncStream,
         dialect: Dialect,

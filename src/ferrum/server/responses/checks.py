@@ -16,20 +16,20 @@ from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.prefix_report import PrefixReport
 from ferrum.server.common.prompt_paths import Fragment, named_in_body
 from ferrum.server.common.reply_builder import ReplyHeader
+from ferrum.server.common.reply_store import ReplyStore, StoredReply, Turn, all_items
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.responses.bodies import InputTokensRequest, PromptBody, ResponsesRequest
 from ferrum.server.responses.diagnostics import response_paths
 from ferrum.server.responses.items import stored_items
 from ferrum.server.responses.offered_tools import OfferedTools
-from ferrum.server.responses.replies import InputTokens
+from ferrum.server.responses.replies import InputTokens, ResponseReply
 from ferrum.server.responses.response_builder import ResponsesBuilder
-from ferrum.server.responses.response_store import ResponseStore, StoredResponse, Turn, all_items
 
 _NAMES: Final = FieldNames("input", "max_output_tokens", "text.format.schema")
 
 
 def responses_builder(
-    store: ResponseStore,
+    store: ReplyStore,
     before: Turn | None,
     model: ServedModel,
     body: ResponsesRequest,
@@ -64,11 +64,15 @@ def responses_builder(
     request = model.process(prompt.text, params, about)
     known = {each["id"] for each in earlier}
     turn = Turn(before, to_json(stored_items(body.items, header.id, known)))
-    stored = StoredResponse(caller.tenant, header.id, turn, background=bool(body.background))
-    keep = None if body.store is False else partial(store.finish, stored)
+    stored = StoredReply(caller.tenant, header.id, turn, background=bool(body.background))
+    keep = None if body.store is False else partial(_keep, store, stored)
     wanted = None if body.prompt_cache_options is None else body.prompt_cache_options.comparison_response_id
     report = PrefixReport(request, prompt, header.id, response_paths(sources, offered.places), wanted)
     return ResponsesBuilder(header, body, request, offered, stored, keep, report)
+
+
+def _keep(store: ReplyStore, stored: StoredReply, reply: ResponseReply) -> None:
+    store.finish(stored, reply.json_bytes(), to_json(reply.output))
 
 
 def count_input(model: ServedModel, body: InputTokensRequest, before: Turn | None) -> InputTokens:

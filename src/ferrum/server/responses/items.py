@@ -12,10 +12,11 @@ from typing import Any, Final, Literal
 from pydantic_core import from_json
 
 from ferrum.server.common.error_replies import ApiError
+from ferrum.server.common.reply_store import ReplyStore
 from ferrum.server.responses.forms import REFERENCE
 from ferrum.server.responses.history import sealed
 from ferrum.server.responses.replies import ItemList
-from ferrum.server.responses.response_store import ResponseStore
+from ferrum.server.responses.stored import find
 
 _PREFIXES: Final = {
     "message": "msg",
@@ -57,19 +58,19 @@ def _part(role: str, text: str) -> dict[str, Any]:
     return {"type": "input_text", "text": text}
 
 
-def without_references(store: ResponseStore, tenant: str, items: Sequence[Any]) -> list[Any]:
+def without_references(store: ReplyStore, tenant: str, items: Sequence[Any]) -> list[Any]:
     """Return items with references replaced by the stored items that they name. Raises ApiError, 404."""
     return [_referred(store, tenant, item, f"input[{place}].id") for place, item in enumerate(items)]
 
 
-def _referred(store: ResponseStore, tenant: str, item: Any, where: str) -> Any:
+def _referred(store: ReplyStore, tenant: str, item: Any, where: str) -> Any:
     if not isinstance(item, Mapping) or not isinstance(item.get("id"), str):
         return item
     kind = item.get("type")
     if kind != REFERENCE and not (kind is None and "role" not in item):
         return item
     match = _OF_RESPONSE.fullmatch(item["id"])
-    stored = None if match is None else store.find(tenant, match[1])
+    stored = None if match is None else find(store, tenant, match[1])
     own = [] if stored is None else [*from_json(stored.turn.asked), *from_json(stored.turn.said)]
     found = next((each for each in own if each["id"] == item["id"]), None)
     if found is None:

@@ -16,6 +16,7 @@ from ferrum.server.common.generation import EventWriter, Generation, finish_of
 from ferrum.server.common.http_guard import CLIENT_GONE
 from ferrum.server.common.prefix_report import PrefixReport
 from ferrum.server.common.reply_builder import ReplyHeader
+from ferrum.server.common.reply_store import StoredReply
 from ferrum.server.openai.openai_builder import UsageCounter
 from ferrum.server.responses.bodies import ENCRYPTED, ResponsesRequest
 from ferrum.server.responses.diagnostics import cache_diagnostics
@@ -32,7 +33,6 @@ from ferrum.server.responses.replies import (
     Status,
 )
 from ferrum.server.responses.replies import Event as EventReply
-from ferrum.server.responses.response_store import StoredResponse
 
 IGNORED = "x-ferrum-ignored"
 """Key of the metadata that names the tools that were left out."""
@@ -58,7 +58,7 @@ class ResponsesBuilder:
         body: ResponsesRequest,
         request: EngineRequest,
         offered: OfferedTools,
-        stored: StoredResponse,
+        stored: StoredReply,
         keep: Keep | None,
         prefix: PrefixReport,
     ) -> None:

@@ -16,6 +16,7 @@ from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError, invalid
 from ferrum.server.common.generation import STREAM_HEADERS
 from ferrum.server.common.json_routes import generate, ignored, reply
+from ferrum.server.common.reply_store import ReplyStore, StoredReply, Turn
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
 from ferrum.server.openai.routes import BODY_ERRORS, ERRORS, generated
@@ -31,7 +32,7 @@ from ferrum.server.responses.checks import count_input, responses_builder
 from ferrum.server.responses.items import page, with_reasoning, without_references
 from ferrum.server.responses.replies import InputTokens, ItemList, ResponseDeleted, ResponseReply
 from ferrum.server.responses.response_builder import ResponsesBuilder, ResponsesGeneration
-from ferrum.server.responses.response_store import ResponseStore, StoredResponse, Turn
+from ferrum.server.responses.stored import PREFIX, get, previous_turn
 
 MAX_PAGE: Final = 100
 Include = Annotated[
@@ -41,20 +42,20 @@ Include = Annotated[
 
 def add_responses_routes(router: APIRouter, service: Service) -> None:
     """Add the routes."""
-    store = ResponseStore(service.config.max_stored_responses, service.config.stored_responses_mib << 20)
+    store = service.replies
     _add_generating(router, service, store)
     _add_fetching(router, service, store)
     _add_ending(router, store)
 
 
-def _add_generating(router: APIRouter, service: Service, store: ResponseStore) -> None:
+def _add_generating(router: APIRouter, service: Service, store: ReplyStore) -> None:
     @router.post("/v1/responses", responses=generated(ResponseReply))
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
         """Generate the next items of a conversation: reasoning, a message, calls of tools."""
         before, size = _completed(service, store, request, body)
         make = partial(responses_builder, store, before)
         respond = partial(_start, store) if body.background else ResponsesGeneration
-        return await generate(service, request, body, "resp_", make, respond, extra_bytes=size)
+        return await generate(service, request, body, PREFIX, make, respond, extra_bytes=size)
 
     @router.post("/v1/responses/input_tokens", responses={200: {"model": InputTokens}, **BODY_ERRORS})
     async def input_tokens(body: InputTokensRequest, request: Request) -> Response:
@@ -68,7 +69,7 @@ def _add_generating(router: APIRouter, service: Service, store: ResponseStore) -
         return made
 
 
-def _completed(service: Service, store: ResponseStore, request: Request, body: PromptBody) -> tuple[Turn | None, int]:
+def _completed(service: Service, store: ReplyStore, request: Request, body: PromptBody) -> tuple[Turn | None, int]:
     """Replace references in a body, and return the turn that it continues with the bytes of all earlier turns.
 
     Raises:
@@ -80,12 +81,12 @@ def _completed(service: Service, store: ResponseStore, request: Request, body: P
         body.input = without_references(store, tenant, body.input)
     if body.previous_response_id is None:
         return None, 0
-    before = store.turn(tenant, body.previous_response_id)
+    before = previous_turn(store, tenant, body.previous_response_id)
     return before, sum(each.size for each in before.back())
 
 
 def _start(
-    store: ResponseStore,
+    store: ReplyStore,
     service: Service,
     model: ServedModel,
     builder: ResponsesBuilder,
@@ -113,7 +114,7 @@ def _start(
     return _events(service, log, 0, dialect, headers)
 
 
-def _add_fetching(router: APIRouter, service: Service, store: ResponseStore) -> None:
+def _add_fetching(router: APIRouter, service: Service, store: ReplyStore) -> None:
     events = {"text/event-stream": {"schema": field_rules.EVENT}}
     whole = {"model": ResponseReply, "content": events, "description": "The response, or its events."}
 
@@ -128,7 +129,7 @@ def _add_fetching(router: APIRouter, service: Service, store: ResponseStore) -> 
         starting_after: Annotated[int, Query(description="Number of the last event that is known.", ge=-1)] = -1,
     ) -> Response:
         """Return a stored response, or its events once more."""
-        stored = store.get(request.state.tenant, response_id)
+        stored = get(store, request.state.tenant, response_id)
         included, headers = _included(request, include)
         if stream:
             return _events(service, _log(stored, starting_after), starting_after + 1, request.state.dialect, headers)
@@ -148,7 +149,7 @@ def _add_fetching(router: APIRouter, service: Service, store: ResponseStore) -> 
         after: Annotated[str, Query(description="Id of the last item of the page before.")] = "",
     ) -> Response:
         """List the items that a response was generated from, those of earlier responses included."""
-        turn = store.get(request.state.tenant, response_id).turn
+        turn = get(store, request.state.tenant, response_id).turn
         included, headers = _included(request, include)
 
         def work() -> Response:
@@ -169,7 +170,7 @@ def _included(request: Request, include: list[str]) -> tuple[bool, dict[str, str
     return ENCRYPTED in wanted, {"x-ferrum-ignored": ", ".join(names)} if names else {}
 
 
-def _log(stored: StoredResponse, after: int) -> EventLog:
+def _log(stored: StoredReply, after: int) -> EventLog:
     """Return the events of a response. Raises RequestError, ApiError: there are none, or not that one any more."""
     if not isinstance(stored.log, EventLog):
         raise invalid("stream", "events are kept of responses created with background = true and stream = true")
@@ -177,11 +178,11 @@ def _log(stored: StoredResponse, after: int) -> EventLog:
     return stored.log
 
 
-def _add_ending(router: APIRouter, store: ResponseStore) -> None:
+def _add_ending(router: APIRouter, store: ReplyStore) -> None:
     @router.post("/v1/responses/{response_id}/cancel", responses={200: {"model": ResponseReply}, **ERRORS})
     async def cancel_response(response_id: str, request: Request) -> Response:
         """End a response in the background; one that has ended stays as it is."""
-        stored = store.get(request.state.tenant, response_id)
+        stored = get(store, request.state.tenant, response_id)
         if not stored.background:
             reason = "was not created with background = true; close its connection, or DELETE /v1/requests/{id}"
             raise invalid("response_id", reason)
@@ -192,7 +193,7 @@ def _add_ending(router: APIRouter, store: ResponseStore) -> None:
     @router.delete("/v1/responses/{response_id}", responses={200: {"model": ResponseDeleted}, **ERRORS})
     async def delete_response(response_id: str, request: Request) -> Response:
         """Delete a stored response, and end it if it is in progress; later responses keep its items."""
-        store.delete(store.get(request.state.tenant, response_id))
+        store.delete(get(store, request.state.tenant, response_id))
         return reply(ResponseDeleted(id=response_id, object="response", deleted=True))
 
 

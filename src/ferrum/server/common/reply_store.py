@@ -1,6 +1,7 @@
-"""`ResponseStore`: responses that clients fetch, continue and delete, limited in number and bytes.
+"""`ReplyStore`: replies that clients fetch, continue and delete, limited in number and bytes.
 
-The form of items is in `items`, what runs in the background in `background`, the routes are in `routes`.
+It holds OpenAI's stored responses and Anthropic's threads, each by the id of its reply. What the items of turns are,
+and the errors for missing replies, is up to the dialects.
 """
 
 from __future__ import annotations
@@ -10,19 +11,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
-from ferrum.server.common.error_replies import ApiError, invalid
-from ferrum.server.responses.replies import ResponseReply
+from ferrum.server.common.error_replies import ApiError
 
 OPTIONS: Final = "--max-stored-responses, --stored-responses-mib"
 
-_GONE: Final = f"it was deleted, never stored for this API key, or evicted as the least recently used ({OPTIONS})"
+GONE: Final = f"it was deleted, never stored for this API key, or evicted as the least recently used ({OPTIONS})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """The items of one response. Responses that continue the same one share its turn.
+    """The items of one reply. Replies that continue the same one share its turn.
 
     Attributes:
         before: the turn that it continues.
@@ -78,12 +78,12 @@ class Log(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class StoredResponse:
-    """A response in the store.
+class StoredReply:
+    """A reply in the store.
 
     Attributes:
         turn: its items; without output while it is in progress.
-        json: the whole response; empty while it is in progress.
+        json: the whole reply; empty while it is in progress, and of threads.
         background: it was started in the background.
         run: its generation, while it is in progress in the background.
         log: its events, if it was started as a stream in the background.
@@ -109,15 +109,14 @@ class StoredResponse:
         return self.json if self.run is None else self.run.shown()
 
 
-class ResponseStore:
-    """The stored responses of all API keys. Used by the event loop only.
+class ReplyStore:
+    """The stored replies of all API keys. Used by the event loop only.
 
-    Responses in progress are never evicted. A turn is counted once, and kept while any stored response or later turn
-    needs it.
+    Those in progress are never evicted. A turn is counted once, and kept while any stored reply or later turn needs it.
 
     Args:
-        most: number of responses.
-        most_bytes: of all responses and their turns, as JSON.
+        most: number of replies.
+        most_bytes: of all replies and their turns, as JSON.
 
     Attributes:
         size: bytes in use.
@@ -126,44 +125,21 @@ class ResponseStore:
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most = most
         self._most_bytes = most_bytes
-        self._held: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()  # least recently used first
+        self._held: OrderedDict[tuple[str, str], StoredReply] = OrderedDict()  # least recently used first
         self._users: dict[Turn, int] = {}
         self.size = 0
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def find(self, tenant: str, id: str) -> StoredResponse | None:
-        """Return a response of the tenant and mark it as used."""
+    def find(self, tenant: str, id: str) -> StoredReply | None:
+        """Return a reply of the tenant and mark it as used."""
         stored = self._held.get((tenant, id))
         if stored is not None:
             self._held.move_to_end((tenant, id))
         return stored
 
-    def get(self, tenant: str, id: str) -> StoredResponse:
-        """Return a response of the tenant and mark it as used. Raises ApiError, 404."""
-        stored = self.find(tenant, id)
-        if stored is None:
-            reason = f"no response {id!r} is stored: {_GONE}"
-            raise ApiError(404, reason, code="response_not_found", param="response_id")
-        return stored
-
-    def turn(self, tenant: str, id: str) -> Turn:
-        """Return the turn of a response that a request continues.
-
-        Raises:
-            ApiError: 400, it is not stored.
-            RequestError: it is in progress.
-        """
-        stored = self.find(tenant, id)
-        if stored is None:
-            reason = f"previous response {id!r} is not stored: {_GONE}"
-            raise ApiError(400, reason, code="previous_response_not_found", param="previous_response_id")
-        if stored.run is not None:
-            raise invalid("previous_response_id", f"{id!r} is in progress; wait for its end")
-        return stored.turn
-
-    def begin(self, stored: StoredResponse) -> None:
+    def begin(self, stored: StoredReply) -> None:
         """Add a response in progress. Raises ApiError, 429, if those in progress leave no room for it."""
         running = [each for each in self._held.values() if each.run is not None]
         size = sum(each.size + each.turn.size for each in running) + stored.turn.size
@@ -172,17 +148,22 @@ class ResponseStore:
             raise ApiError(429, reason, code="store_full", headers={"retry-after": "1"})
         self._put(stored)
 
-    def finish(self, stored: StoredResponse, reply: ResponseReply) -> None:
-        """Add a response at its end, or complete the one in progress; a deleted one stays deleted."""
+    def finish(self, stored: StoredReply, json: bytes, said: bytes) -> None:
+        """Add a reply at its end, or complete the one in progress; a deleted one stays deleted.
+
+        Args:
+            json: see `StoredReply`.
+            said: see `Turn`.
+        """
         if self._held.get((stored.tenant, stored.id)) is stored:
             self._drop(stored)
         stored.run = None
-        stored.json = reply.json_bytes()
-        stored.turn = replace(stored.turn, said=to_json(reply.output))
+        stored.json = json
+        stored.turn = replace(stored.turn, said=said)
         if not stored.deleted:
             self._put(stored)
 
-    def grow(self, stored: StoredResponse, size: int) -> None:
+    def grow(self, stored: StoredReply, size: int) -> None:
         """Count an event that the log of a response has got; without room the log forgets old events."""
         if stored.log is None or self._held.get((stored.tenant, stored.id)) is not stored:
             return
@@ -193,14 +174,14 @@ class ResponseStore:
         if self.size > self._most_bytes:
             self.size -= stored.log.forget()
 
-    def delete(self, stored: StoredResponse) -> None:
+    def delete(self, stored: StoredReply) -> None:
         """Remove a response and end it if it is in progress; later ones that continue it keep its items."""
         self._drop(stored)
         stored.deleted = True
         if stored.run is not None:
             stored.run.cancel()
 
-    def _put(self, stored: StoredResponse) -> None:
+    def _put(self, stored: StoredReply) -> None:
         before = self._held.get((stored.tenant, stored.id))
         if before is not None:  # clients may use an id again
             self._drop(before)
@@ -215,7 +196,7 @@ class ResponseStore:
             self.size += turn.size
         self._evict()
 
-    def _drop(self, stored: StoredResponse) -> None:
+    def _drop(self, stored: StoredReply) -> None:
         del self._held[stored.tenant, stored.id]
         self.size -= stored.size
         for turn in stored.turn.back():
