@@ -79,6 +79,8 @@ CHAT_NO_OPS: Final[dict[str, Any]] = {
 }
 COMPLETION_NO_OPS: Final[dict[str, Any]] = {"user": "u", "spaces_between_special_tokens": True}
 REFUSED: Final[dict[str, Any]] = {
+    "previous_response_id": "resp_1",
+    "conversation": "conv_1",
     "documents": [{"text": "a"}],
     "audio": {},
     "web_search_options": {},

@@ -253,6 +253,8 @@ BAD = [
     ({"thinking": {"type": "adaptive", "budget_tokens": 9}}, "thinking.budget_tokens"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, "output_config.format.schema"),
     ({"output_format": {"type": "json_schema", "schema": {}}}, "output_format"),
+    ({"container": "container_1"}, "container"),
+    ({"compaction": {"type": "enabled"}}, "compaction"),
 ]
 
 

@@ -45,9 +45,11 @@ class ServerConfig(JsonRecord):
         None, "Maximum prompt and generated tokens per minute of an API key (default: no limit).", least=1
     )
     max_stored_responses: int = option(
-        1000, "Maximum stored responses (/v1/responses) of all API keys; the least recently used go first.", least=1
+        1000, "Maximum stored responses and threads of all API keys; the least recently used go first.", least=1
     )
-    stored_responses_mib: int = option(256, "Maximum size of all stored responses, in MiB.", least=1, most=1 << 20)
+    stored_responses_mib: int = option(
+        256, "Maximum size of stored responses and threads, in MiB.", least=1, most=1 << 20
+    )
     strict: bool = option(False, "Reject unknown request fields instead of ignoring and naming them.")
     max_body_bytes: int = option(16 << 20, "Maximum size of a request body, in bytes.", least=1)
     max_held_bytes: int = option(256 << 20, "Maximum size of all request bodies in memory, in bytes.", least=1)

@@ -88,6 +88,19 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
+class ThreadCreate(Body):
+    """Hold the conversation under the reply's id."""
+
+    type: Literal["create"]
+
+
+class ThreadContinue(Body):
+    """Continue a held conversation."""
+
+    type: Literal["continue"]
+    previous_message_id: str = Field(description="Id of the thread's last reply.")
+
+
 class CountRequest(Body):
     """The body of /v1/messages/count_tokens: what the prompt depends on."""
 
@@ -95,18 +108,20 @@ class CountRequest(Body):
     NO_OPS = MappingProxyType(
         {
             "cache_control": ONE_CACHE,
-            "container": _ELSEWHERE,
             "context_management": "clients shorten their conversations",
             "mcp_servers": _ELSEWHERE,
         }
     )
-    REFUSED = MappingProxyType({"output_format": "use output_config.format"})
+    REFUSED = MappingProxyType({"output_format": "use output_config.format", "container": _ELSEWHERE})
 
     model: str | None = MODEL
     messages: Items[Message] = Field(min_length=1)
     system: str | Items[TextBlock] | None = optional("Instructions before the conversation.")
     tools: Items[ToolParam] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
+    thread: Annotated[ThreadCreate | ThreadContinue, Field(discriminator="type")] | None = optional(
+        "Hold the conversation, or continue a held one: `messages` are then the new ones."
+    )
     thinking: Thinking | None = optional("Default: disabled, where the template can.")
     output_config: OutputConfig | None = None
 
@@ -155,6 +170,9 @@ class MessagesRequest(CountRequest, GeneratingBody):
             "user_profile_id": "requests are not stored",
             "workspace_id": "requests are not stored",
         }
+    )
+    REFUSED = MappingProxyType(
+        {**CountRequest.REFUSED, "compaction": "summaries are not made; ask for one in a message"}
     )
 
     max_tokens: Annotated[int, Integer(1)] = Field(description="Limit of generated tokens.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from ferrum.engine.chat_prompt import ChatOptions, ChatPrompt, chat_prompt
 from ferrum.engine.input_processor import FieldNames, RequestOptions
 from ferrum.engine.model_client import ModelClient
 from ferrum.formats.tools import ToolChoice, tools_of
+from ferrum.server.anthropic.blocks import Message
 from ferrum.server.anthropic.bodies import CountRequest, MessagesRequest
 from ferrum.server.anthropic.history import History
 from ferrum.server.common.error_replies import invalid
@@ -42,11 +44,16 @@ class CheckedPrompt:
     paths: PromptPaths
 
 
-def check_prompt(client: ModelClient, body: CountRequest, params: SamplingParams) -> CheckedPrompt:
-    """Return the prompt of a body. Raises RequestError, Unsupported."""
+def check_prompt(
+    client: ModelClient, body: CountRequest, params: SamplingParams, earlier: Sequence[Message] = ()
+) -> CheckedPrompt:
+    """Return the prompt of a body, whose messages follow `earlier` ones. Raises RequestError, Unsupported."""
     template = client.chat_template
     history = History(late_system=template is not None and template.reads_late_system)
     history.add_system(body.system)
+    for place, message in enumerate(earlier):
+        history.add(message, f"thread.messages[{place}]")
+    history.replaced.clear()  # it was named when the thread was created
     for place, message in enumerate(body.messages):
         history.add(message, f"messages[{place}]")
     messages = history.finished()
@@ -142,19 +149,22 @@ class CheckedRequest:
     prefix: PrefixReport
 
 
-def check_message(model: ServedModel, body: MessagesRequest, caller: Caller, name: str) -> CheckedRequest:
+def check_message(
+    model: ServedModel, body: MessagesRequest, caller: Caller, name: str, earlier: Sequence[Message] = ()
+) -> CheckedRequest:
     """Return the engine's request for a body.
 
     The output may be shorter than `max_tokens`: where the context ends, so does the reply.
 
     Args:
         name: the request's id.
+        earlier: messages before those of the body.
 
     Raises:
         RequestError, ApiError, Unsupported: a field that cannot be served, by its name.
     """
     params = sampling_params(model.client, body)
-    checked = check_prompt(model.client, body, params)
+    checked = check_prompt(model.client, body, params, earlier)
     options = RequestOptions(
         request_id=name,
         deadline=caller.deadline,

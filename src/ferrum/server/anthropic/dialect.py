@@ -29,11 +29,18 @@ TOO_LONG: Final = "Prompt is too long"
 PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
+class ErrorDetails(Reply):
+    """The code of an error about threads, which official clients read."""
+
+    error_code: str
+
+
 class ErrorBody(Reply):
     """Fields of an error."""
 
     type: str
     message: str
+    details: ErrorDetails | None = None
 
 
 class ErrorReply(Reply):
@@ -48,7 +55,8 @@ def _error(error: ApiError) -> bytes:
     of_class = "invalid_request_error" if error.status_code < 500 else "api_error"
     kind = of_class if error.code == "engine_dead" else TYPES.get(error.status_code, of_class)
     message = f"{TOO_LONG}: {error.message}" if error.code == "context_length_exceeded" else error.message
-    body = ErrorBody(type=kind, message=message)
+    details = {"details": ErrorDetails(error_code=error.code)} if error.code.startswith("thread_") else {}
+    body = ErrorBody(type=kind, message=message, **details)
     return ErrorReply(type="error", error=body, request_id=error.request_id).json_bytes()
 
 

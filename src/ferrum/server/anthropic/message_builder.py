@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ferrum.core.types import Request
@@ -24,10 +24,12 @@ from ferrum.server.anthropic.events import (
     Stop,
     StopReason,
 )
+from ferrum.server.anthropic.threads import HeldThread, completed
 from ferrum.server.common.generation import finish_of
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.reply_builder import ReplyHeader
+from ferrum.server.common.reply_store import ReplyStore, Turn
 from ferrum.server.common.served_model import ServedModel
 
 
@@ -64,13 +66,18 @@ class UsageCounter:
 class MessageBuilder:
     """Builds the reply to one request of this API.
 
+    Args:
+        thread: stores the message at its end, before a client gets the last of it; None: it is not stored.
+
     Attributes:
         replaced: see `CheckedRequest`.
     """
 
     uniform = False
 
-    def __init__(self, header: ReplyHeader, body: MessagesRequest, checked: CheckedRequest) -> None:
+    def __init__(
+        self, header: ReplyHeader, body: MessagesRequest, checked: CheckedRequest, thread: HeldThread | None = None
+    ) -> None:
         self.id = header.id
         self.requests: tuple[Request, ...] = (checked.request,)
         self.usage = UsageCounter(len(checked.request.prompt))
@@ -83,6 +90,8 @@ class MessageBuilder:
         self._writer = BlockWriter(header.id, shown=not omitted)
         self._begun = False
         self._last: Delta | None = None
+        self._thread = thread
+        self._events: list[Reply] = []  # of a thread
 
     def add(self, place: int, delta: Delta) -> None:  # noqa: ARG002 - there is one request
         """Count a delta. Raises the FerrumError that ended the message."""
@@ -97,23 +106,33 @@ class MessageBuilder:
             yield Ping(type="ping")
         yield from self._blocks(delta)
 
-    def _blocks(self, delta: Delta) -> Iterator[Reply]:
+    def _blocks(self, delta: Delta) -> Sequence[Reply]:
+        """Return the events of the blocks for a delta."""
         parts = delta.parts
         if parts is None:
             parts = (Part(PartKind.CONTENT, delta.text),) if delta.text else ()
-        yield from self._writer.events(parts)
+        events = [*self._writer.events(parts)]
         if delta.finish_reason is not None:
             self._last = delta
-            yield from self._writer.close()
+            events += self._writer.close()
+        if self._thread is not None:
+            self._events += events
+        return events
 
     def end_chunks(self) -> Iterator[Reply]:
         """Yield the end of the message."""
+        self._keep(self._events)
         yield MessageDelta(type="message_delta", delta=self._stop(), usage=self.usage.reply(self.prefix.written))
         yield MessageStop(type="message_stop")
 
     def reply(self, choices: Mapping[tuple[int, int], Delta]) -> MessageReply:
         events = [event for delta in choices.values() for event in self._blocks(delta)]
+        self._keep(events)
         return self._message(folded(events), self._stop())
+
+    def _keep(self, events: Sequence[Reply]) -> None:
+        if self._thread is not None:
+            self._thread.keep(self._message(folded(events), self._stop()))
 
     def _message(self, content: list[Content], stop: Stop | None) -> MessageReply:
         about: dict[str, Any] = {"diagnostics": diagnostics(self.prefix)} if self._asked else {}
@@ -142,6 +161,21 @@ class MessageBuilder:
         return "tool_use" if self._writer.num_calls else "end_turn"
 
 
-def message_builder(model: ServedModel, body: MessagesRequest, caller: Caller, header: ReplyHeader) -> MessageBuilder:
-    """Check a body and return the builder of its reply. Raises as `check_message`."""
-    return MessageBuilder(header, body, check_message(model, body, caller, header.id))
+def message_builder(
+    store: ReplyStore,
+    held: Turn | None,
+    model: ServedModel,
+    body: MessagesRequest,
+    caller: Caller,
+    header: ReplyHeader,
+) -> MessageBuilder:
+    """Check a body and return the builder of its reply. Raises as `check_message`.
+
+    Args:
+        store: gets the reply, if it is of a thread.
+        held: the turn that the body continues.
+    """
+    whole, earlier = completed(body, held)
+    checked = check_message(model, whole, caller, header.id, earlier)
+    thread = None if body.thread is None else HeldThread(store, caller.tenant, body, held)
+    return MessageBuilder(header, body, checked, thread)

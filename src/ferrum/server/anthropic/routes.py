@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -14,10 +15,12 @@ from ferrum.server.anthropic.checks import check_prompt, format_params
 from ferrum.server.anthropic.dialect import OVERLOADED, ErrorReply
 from ferrum.server.anthropic.events import MessageReply, TokenCount
 from ferrum.server.anthropic.message_builder import MessageBuilder, message_builder
+from ferrum.server.anthropic.threads import PREFIX, completed, held_turn
 from ferrum.server.common import field_rules
 from ferrum.server.common.error_replies import STATUSES
 from ferrum.server.common.generation import Generation
 from ferrum.server.common.json_routes import MAX_NAMED, generate, ignored, reply
+from ferrum.server.common.reply_store import Turn
 from ferrum.server.common.service import Service
 
 REPLACED: Final = "x-ferrum-replaced"
@@ -41,22 +44,26 @@ def add_anthropic_routes(router: APIRouter, service: Service) -> None:
     @router.post("/v1/messages", responses={200: message, **ERRORS})
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Generate the assistant's next message in a conversation."""
-        return await generate(service, request, body, "msg_", message_builder, _respond)
+        held, size = _held(service, request, body)
+        make = partial(message_builder, service.replies, held)
+        return await generate(service, request, body, PREFIX, make, _respond, extra_bytes=size)
 
     @router.post("/v1/messages/count_tokens", responses={200: {"model": TokenCount}, **ERRORS})
     async def count_tokens(body: CountRequest, request: Request) -> Response:
         """Return the number of tokens of a conversation's prompt."""
+        held, size = _held(service, request, body)
         model = service.model(body.model)
         headers = ignored(service, body, model)
 
         def work() -> tuple[int, Sequence[str]]:
-            params = model.client.default_params.but(**format_params(body))
-            checked = check_prompt(model.client, body, params)
+            whole, earlier = completed(body, held)
+            params = model.client.default_params.but(**format_params(whole))
+            checked = check_prompt(model.client, whole, params, earlier)
             tokenizer = model.client.tokenizer
             assert tokenizer is not None, "conversations without one are refused"
             return len(tokenizer.encode(checked.prompt.text, add_special_tokens=False)), checked.replaced
 
-        count, replaced = await service.worker_pools.run(len(await request.body()), work)
+        count, replaced = await service.worker_pools.run(len(await request.body()) + size, work)
         made = reply(TokenCount(input_tokens=count))
         made.headers.update({**headers, **replaced_header(replaced)})
         return made
@@ -65,6 +72,13 @@ def add_anthropic_routes(router: APIRouter, service: Service) -> None:
     async def hello() -> Response:
         """Answer clients that ask whether the server can be reached."""
         return Response()
+
+
+def _held(service: Service, request: Request, body: CountRequest) -> tuple[Turn | None, int]:
+    """Return the turn that a body continues, with the bytes of all turns. Raises ApiError, 404, if it is not stored."""
+    service.check_ready()
+    held = held_turn(service.replies, request.state.tenant, body)
+    return held, 0 if held is None else sum(each.size for each in held.back())
 
 
 def replaced_header(paths: Sequence[str]) -> dict[str, str]:

@@ -35,6 +35,8 @@ from ferrum.server.openai.constraints import ALIASES, CONSTRAINTS, RESPONSE_FORM
 from ferrum.server.openai.conversation import NO_DOCUMENTS, ContentPart, TemplateBody
 from ferrum.server.openai.tool_fields import FUNCTION_CALL, FUNCTIONS, TOOL_CHOICE, TOOLS
 
+NOT_STORED: Final = "chats are not stored; send all messages, or use /v1/responses"
+
 MAX_TOP_LOGPROBS: Final = 20
 MAX_LOGPROBS: Final = 5
 MAX_BEST_OF: Final = 20
@@ -186,6 +188,7 @@ class ChatRequest(GenerationBody, TemplateBody):
         {
             **GenerationBody.REFUSED,
             "documents": NO_DOCUMENTS,
+            **dict.fromkeys(("previous_response_id", "conversation"), NOT_STORED),
             "audio": "only text is served",
             "modalities": "only text is served",
             "web_search_options": "web search is not supported",
