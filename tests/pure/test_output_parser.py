@@ -181,7 +181,7 @@ def test_cut_output_has_no_markup_and_only_its_last_call_is_incomplete(name: str
         '{"answer": "a long text',
         '{"ans',
         '{"name": "Alice", "age": 3',
-        '{"name": "nobody"',
+        '{"name": "someone"',
         "[1, 2",
         "[web",
         '{"answer": {}}',
