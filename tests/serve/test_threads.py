@@ -64,6 +64,12 @@ def test_a_message_can_be_continued_again(assistant: Served) -> None:
     assert prompts[0] == prompts[2] != prompts[1] and "right" not in prompts[2]
 
 
+def test_a_begun_reply_and_its_end_are_one_text(assistant: Served) -> None:
+    first = ask(assistant, messages=[*user("no tool"), {"role": "assistant", "content": "The "}], **CREATE)
+    ask(assistant, messages=user("no tool"), **after(first))
+    assert f"The {first['content'][-1]['text']}" in prompt_of(assistant)
+
+
 def test_the_field_is_served_and_not_named_as_ignored(assistant: Served) -> None:
     for thread in ({"type": "create"}, None):
         assert "x-ferrum-ignored" not in post(assistant, thread=thread).headers

@@ -153,7 +153,8 @@ class History:
         for message in self.messages:
             parts = message["content"]
             if message["role"] == "assistant":
-                message["content"] = "\n".join(part["text"] for part in parts) if parts else None
+                # Blocks of a reply are pieces of one text: a begun reply, and what the model said after it.
+                message["content"] = "".join(part["text"] for part in parts) if parts else None
             else:
                 message["content"] = parts or ""
         return self.messages
