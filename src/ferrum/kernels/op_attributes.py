@@ -14,6 +14,7 @@ class Activation:
         gelu       x (1 + erf(x / sqrt(2))) / 2
         gelu_tanh  x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)), which is gelu with its tanh
         relu2      max(x, 0)^2
+        sigmoid    1 / (1 + e^-x)
 
     Attributes:
         kind: one of these.
@@ -22,12 +23,13 @@ class Activation:
             added (gpt-oss); None: no limit, and nothing is added.
     """
 
-    kind: Literal["silu", "gelu", "gelu_tanh", "relu2"]
+    kind: Literal["silu", "gelu", "gelu_tanh", "relu2", "sigmoid"]
     sharpness: float = 1.0
     limit: float | None = None
 
 
 SILU: Final = Activation("silu")
+SIGMOID: Final = Activation("sigmoid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,35 @@ class AttentionShape:
     def output_columns(self) -> int:
         """Columns of the result: a value of each query head."""
         return self.num_heads * (self.head_dim if self.value_dim is None else self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaShape:
+    """Parameters of a layer with the gated delta rule.
+
+    Attributes:
+        group, layer: state group, and index within the group.
+        num_heads: value heads. Each has a state [key_dim, value_dim].
+        num_key_heads: heads of queries and keys; runs of num_heads / num_key_heads value heads share one.
+        key_dim, value_dim: widths of a head.
+    """
+
+    group: int
+    layer: int
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def input_columns(self) -> int:
+        """Columns of queries, keys and values together."""
+        return 2 * self.num_key_heads * self.key_dim + self.output_columns
+
+    @property
+    def output_columns(self) -> int:
+        """Columns of the result: a value of each head."""
+        return self.num_heads * self.value_dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import Unsupported
 from ferrum.kernels.adapters import AdapterSite
-from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, Routing
+from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, DeltaShape, Routing
 from ferrum.kernels.op_spec import Extent, Kind, OpSpec, Pool, Value, operation
 
 Array = Annotated[Any, Kind.VALUE]
@@ -277,6 +277,49 @@ class Operations(Protocol):
             sinks: [heads], a logit in the softmax of each head that has no value (Xiao et al. 2023, section 3.3).
         """
         return q.like(shape.output_columns)
+
+    @operation()
+    def short_conv(
+        self,
+        x: Array,
+        weight: Vector,
+        slot: tuple[int, int],
+        bias: Vector | None = None,
+        activation: Activation | None = None,
+    ) -> Array:
+        """Convolve each channel over the last rows of its sequence, add the bias, activate: [R, C] -> [R, C].
+
+        The state of a layer has the rows before the next one, oldest first; before the beginning they are 0.
+
+        Args:
+            weight: [taps x C], tap after tap; the last one is of the row itself.
+            slot: state group of the layer, and its index within the group.
+        """
+        return x.like()
+
+    @operation()
+    def delta_rule(self, x: Array, a: Array, b: Array, decay: Vector, shift: Vector, shape: DeltaShape) -> Array:
+        """Advance states by the gated delta rule, and query them: [R, columns] -> [R, heads x value dim].
+
+        With q and k of length 1, q divided by sqrt(key dim), and per value head with the state S [key dim, value dim]:
+
+            S = exp(decay x softplus(a + shift)) S;   S = S + k (sigmoid(b) (v - S^T k))^T;   y = S^T q
+
+        Source: Yang et al., "Gated Delta Networks", ICLR 2025, section 3.1.
+
+        Args:
+            x: q and k of each key head, then v of each value head.
+            a, b: [R, heads].
+            decay, shift: [heads]; decay is negative.
+        """
+        return x.like(shape.output_columns)
+
+    @operation()
+    def gated_norm(
+        self, x: Array, gate: Array, weight: Vector, eps: float, heads: int, activation: Activation = SILU
+    ) -> Array:
+        """Norm each head as `norm` does, then multiply by the activated gate: [R, heads x dim] each."""
+        return x.like()
 
     @operation()
     def gather(self, x: Array) -> Array:

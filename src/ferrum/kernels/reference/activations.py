@@ -35,6 +35,8 @@ def activated(x: F32, activation: Activation) -> F32:
         y = x / (np.float32(1) + exp(-(x * fused(x * x, _GELU_CUBIC, np.full_like(x, _GELU)))))
     elif activation.kind == "gelu":
         y = x * _normal_mass(x)
+    elif activation.kind == "sigmoid":
+        y = sigmoid(x)
     else:
         y = x * np.where(x > 0, x, np.float32(0))
     return y

@@ -18,7 +18,7 @@ from ferrum.kernels.adapters import AdapterSite, Change, SiteKind
 from ferrum.kernels.interface import Kernels, PoolGroup, StatePool, StepTables, with_carried
 from ferrum.kernels.interpreter import Interpreter
 from ferrum.kernels.numerics import NUMERICS_ID
-from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, Routing
+from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, DeltaShape, Routing
 from ferrum.kernels.op_spec import Extent, Program
 from ferrum.kernels.operations import F32, Bytes, Weight
 from ferrum.kernels.reference.activations import activated, biased, capped, gated, sigmoid
@@ -31,6 +31,7 @@ from ferrum.kernels.reference.reference_experts import add_experts, multiply_hea
 from ferrum.kernels.reference.reference_math import best_tokens
 from ferrum.kernels.reference.reference_norms import NormChanges, normed
 from ferrum.kernels.reference.reference_rope import rope_rows
+from ferrum.kernels.reference.reference_states import advance_delta, convolve
 from ferrum.kernels.reference.store import Store
 from ferrum.kernels.services import PageSums
 from ferrum.kernels.state_memory import StateMemory
@@ -323,6 +324,31 @@ class ReferenceKernels(Kernels):
         if self.captured is not None:
             self.captured.append(seen)
         return out
+
+    def short_conv(
+        self,
+        x: F32,
+        weight: F32,
+        slot: tuple[int, int],
+        bias: F32 | None = None,
+        activation: Activation | None = None,
+    ) -> F32:
+        assert self.states is not None, "a layer has a state"
+        y = self.states.advance(*slot, self.tables, x, lambda state, row: convolve(state, row, weight))
+        y = biased(y, bias)
+        return y if activation is None else activated(y, activation)
+
+    def delta_rule(self, x: F32, a: F32, b: F32, decay: F32, shift: F32, shape: DeltaShape) -> F32:
+        def apply(state: F32, row: F32) -> F32:
+            return advance_delta(state, row, decay, shift, shape)
+
+        assert self.states is not None, "a layer has a state"
+        rows = np.concatenate([x, a, b], axis=1)
+        return self.states.advance(shape.group, shape.layer, self.tables, rows, apply)
+
+    def gated_norm(self, x: F32, gate: F32, weight: F32, eps: float, heads: int, activation: Activation = SILU) -> F32:
+        y = normed(x.reshape(len(x), heads, -1), weight, eps).reshape(x.shape)
+        return gated(gate, y, activation)
 
     def gather(self, x: F32) -> F32:
         return x[self.tables.logit_rows]
