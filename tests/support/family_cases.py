@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+DELTA: dict[str, Any] = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
+}  # fmt: skip
 SPARSE: dict[str, Any] = {**WIDE, "head_dim": 16, "num_hidden_layers": 2}
 
 
@@ -199,6 +202,60 @@ FAMILY_CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {**SPARSE, "head_dim": 32, "num_experts": 5, "num_experts_per_tok": 3}
         | {"use_sliding_window": True, "sliding_window": 20}
         | {"moe_intermediate_size": 64, "num_hidden_layers": 3, "decoder_sparse_step": 2, "tie_word_embeddings": True},
+    ),
+    (
+        "qwen3-next",
+        "Qwen3NextConfig",
+        {**SPARSE, **DELTA, "num_hidden_layers": 4, "num_experts": 8, "num_experts_per_tok": 2}
+        | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+    ),
+    (
+        "qwen3-next-mixed",
+        "Qwen3NextConfig",
+        {**SPARSE, **DELTA, "head_dim": 32, "linear_num_value_heads": 6, "layer_types": [FULL, LINEAR, FULL]}
+        | {"num_hidden_layers": 3, "num_experts": 5, "num_experts_per_tok": 3, "norm_topk_prob": False}
+        | {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 32, "mlp_only_layers": [1]},
+    ),
+    ("qwen3.5", "Qwen3_5TextConfig", {**SPARSE, **DELTA, "num_hidden_layers": 4}),
+    (
+        "qwen3.5-tied",
+        "Qwen3_5TextConfig",
+        {**SPARSE, **DELTA, "head_dim": 32, "num_key_value_heads": 1, "linear_num_value_heads": 2}
+        | {"linear_key_head_dim": 24, "linear_value_head_dim": 40, "linear_conv_kernel_dim": 3}
+        | {"layer_types": [LINEAR, FULL], "tie_word_embeddings": True},
+    ),
+    (
+        "qwen3.5-moe",
+        "Qwen3_5MoeTextConfig",
+        {**SPARSE, **DELTA, "num_hidden_layers": 4, "num_experts": 8, "num_experts_per_tok": 2}
+        | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+    ),
+    (
+        "qwen3.5-moe-tied",
+        "Qwen3_5MoeTextConfig",
+        {**SPARSE, **DELTA, "linear_num_key_heads": 1, "layer_types": [FULL, LINEAR], "tie_word_embeddings": True}
+        | {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
+        | {"shared_expert_intermediate_size": 32},
+    ),
+    ("lfm2", "Lfm2Config", {**SPARSE, "num_hidden_layers": 3, "layer_types": ["conv", FULL, "conv"]}),
+    (
+        "lfm2-bias",
+        "Lfm2Config",
+        {**SPARSE, "head_dim": 32, "layer_types": [FULL, "conv"], "conv_bias": True, "conv_L_cache": 4}
+        | {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": False},
+    ),
+    (
+        "lfm2-moe",
+        "Lfm2MoeConfig",
+        {**SPARSE, "num_hidden_layers": 3, "layer_types": ["conv", FULL, "conv"], "num_dense_layers": 1}
+        | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
+    (
+        "lfm2-moe-mixed",
+        "Lfm2MoeConfig",
+        {**SPARSE, "layer_types": [FULL, "conv"], "num_dense_layers": 0, "use_expert_bias": False}
+        | {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "norm_topk_prob": False}
+        | {"routed_scaling_factor": 2.5, "tie_word_embeddings": False},
     ),
     ("mixtral", "MixtralConfig", {**WIDE, "num_local_experts": 4, "num_experts_per_tok": 2}),
     (

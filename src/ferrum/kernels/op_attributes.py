@@ -72,6 +72,7 @@ class DeltaShape:
         num_heads: value heads. Each has a state [key_dim, value_dim].
         num_key_heads: heads of queries and keys; runs of num_heads / num_key_heads value heads share one.
         key_dim, value_dim: widths of a head.
+        interleaved: value head h uses key head h mod num_key_heads instead, as in GGUF files.
     """
 
     group: int
@@ -80,6 +81,7 @@ class DeltaShape:
     num_key_heads: int
     key_dim: int
     value_dim: int
+    interleaved: bool = False
 
     @property
     def input_columns(self) -> int:

@@ -79,6 +79,7 @@ class AttentionSpec:
         value_dim: width of a value; None: head_dim.
         temperature: of queries, or None.
         fused: name of one projection to q, k and v, or None.
+        gated: the projection to q has a gate of each number of the result, too, after the query of each head.
     """
 
     num_heads: int
@@ -99,6 +100,7 @@ class AttentionSpec:
     value_dim: int | None = None
     temperature: Temperature | None = None
     fused: str | None = None
+    gated: bool = False
 
     @property
     def value_width(self) -> int:
@@ -131,6 +133,7 @@ class AttentionSpec:
             temperature=self._temperature(make),
             sinks=make.vector("sinks", self.num_heads) if self.sinks else None,
             eps=make.norms.eps,
+            gated=self.gated,
         )
 
     def _temperature(self, make: Builder) -> Array | None:
@@ -154,6 +157,11 @@ class AttentionSpec:
             elif turned is not None and heads is not None:
                 places[f"{name}.halves"] = Place(name, turned.rows(heads, self.head_dim))
             begin += sizes[name]
+        if self.gated:
+            width, names = self.head_dim, (*names, "gate")
+            sizes["gate"] = sizes["q_proj"]
+            for name, first in (("q_proj", 0), ("gate", width)):
+                places[name] = Place("q_proj", Runs(self.num_heads, 2 * width, first, width))
         named = tuple(f"{name}.halves" if f"{name}.halves" in places else name for name in names)
         counts = tuple(sizes[name] for name in names)
         return make.linear(named, counts, make.hidden_size, bias=self.bias, places=places)

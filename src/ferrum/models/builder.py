@@ -18,6 +18,7 @@ from ferrum.core.state_shape import StateShape
 from ferrum.kernels.interface import ParameterForms
 from ferrum.kernels.op_attributes import Activation
 from ferrum.kernels.operations import Array
+from ferrum.kernels.reference.reference_math import exp
 from ferrum.kernels.vectors import ones, temperatures
 from ferrum.models.tensor_names import ParameterSource
 from ferrum.models.tensor_views import Rows, View
@@ -169,6 +170,10 @@ class Builder:
         if (offset, factor) != (0.0, 1.0):
             values = values * factor + offset
         return self.kernels.vector(values)
+
+    def decay(self, name: str, size: int) -> Array:
+        """Return the vector -exp(x) of the vector of that name (`A_log` of recurrent layers)."""
+        return self.kernels.vector(-exp(self.source.vector(self._placed(name, None), size)))
 
     def number(self, name: str) -> float:
         """Return the only number of that name."""

@@ -96,6 +96,16 @@ _GEMMA4_ROPE: Final[Values] = {
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
 }
 
+_LINEAR: Final[Values] = {
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_LFM2: Final[Values] = {"norm_eps": 1e-5, "rope_theta": 1000000.0, "conv_L_cache": 3, "tie_word_embeddings": True}
+
 CLASS_DEFAULTS: Final[Mapping[str, Values]] = {
     "LlamaForCausalLM": _row(32000, 4096, 11008, 32, 32, None, 2048),
     "MistralForCausalLM": _row(32000, 4096, 14336, 32, 32, 8, 131072, sliding_window=4096),
@@ -129,6 +139,43 @@ CLASS_DEFAULTS: Final[Mapping[str, Values]] = {
         num_experts_per_tok=8,
         moe_intermediate_size=768,
         decoder_sparse_step=1,
+    ),
+    "Qwen3NextForCausalLM": _row(
+        *(151936, 2048, 5632, 48, 16, 2, 32768),
+        **_LINEAR,
+        decoder_sparse_step=1,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+        num_experts_per_tok=10,
+        num_experts=512,
+        norm_topk_prob=True,
+    ),
+    "Qwen3_5ForCausalLM": _row(248320, 4096, 12288, 32, 16, 4, 32768, **_LINEAR),
+    "Qwen3_5MoeForCausalLM": _row(
+        *(248320, 2048, None, 40, 16, 2, 32768),
+        **_LINEAR,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+        num_experts_per_tok=8,
+        num_experts=256,
+    ),
+    "Lfm2ForCausalLM": _row(
+        *(65536, 2560, 12288, 32, 32, 8, 128000),
+        **_LFM2,
+        block_multiple_of=256,
+        block_ffn_dim_multiplier=1.0,
+        block_auto_adjust_ff_dim=True,
+    ),
+    "Lfm2MoeForCausalLM": _row(
+        *(65536, 2048, 7168, 32, 32, 8, 128000),
+        **_LFM2,
+        moe_intermediate_size=1792,
+        num_dense_layers=2,
+        num_experts_per_tok=4,
+        num_experts=32,
+        use_expert_bias=True,
+        routed_scaling_factor=1.0,
+        norm_topk_prob=True,
     ),
     "Gemma2ForCausalLM": _row(
         256000, 2304, 9216, 26, 8, 4, 8192, **_GEMMA, attn_logit_softcapping=50.0, final_logit_softcapping=30.0

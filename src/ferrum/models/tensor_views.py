@@ -28,7 +28,8 @@ class Runs:
     pairs: int = 0
 
 
-Rows = slice | Runs
+Rows = slice | Runs | tuple[Runs, ...]
+"""Rows of a matrix; of several runs, one after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class View:
         width: columns of the matrix that the numbers of the sources are taken for; None: their last axis.
         rows: the rows that are taken, in this order; None: all.
         columns: the columns that are taken; None: all.
-        transposed: number of equal parts of the rows, each of which is transposed; 0: none is.
+        transposed: number of equal parts of the rows, each of which is transposed; 0: none is. A vector with a width is
+            such a matrix, row after row.
     """
 
     sources: tuple[str, ...]

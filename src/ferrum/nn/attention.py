@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ferrum.kernels.op_attributes import AttentionShape
+from ferrum.kernels.op_attributes import SIGMOID, AttentionShape
 from ferrum.kernels.operations import Array, Operations
 from ferrum.nn.linear import Linear
 from ferrum.nn.norm import Norm
@@ -19,7 +19,7 @@ class Attention:
 
     Attributes:
         inputs: projections to q, k and v; to q and k if values are the keys before their norm; to q if an earlier layer
-            has stored keys and values.
+            has stored keys and values. With `gated`, the last one is to a gate of each number of the result.
         output: projection.
         shape: pool slot, heads, scale, window.
         rope: rope table of the backend, or None.
@@ -43,10 +43,12 @@ class Attention:
     temperature: Array | None = None
     sinks: Array | None = None
     eps: float = 1e-6
+    gated: bool = False
 
     def __call__(self, kernels: Operations, x: Array) -> Array:
         """Return [R, H] -> [R, H], and write the rows' keys and values to the pool."""
         q, *stored = self.inputs(kernels, x)
+        gate = stored.pop() if self.gated else None
         k, v = (stored[0], stored[-1]) if stored else (None, None)
         if self.whole_norms is not None:
             q_norm, k_norm = self.whole_norms
@@ -55,5 +57,6 @@ class Attention:
         q = kernels.rope_store(
             q, k, v, self.shape, self.rope, *norms, self.eps, self.v_norm, self.norm_last, self.temperature
         )
-        (y,) = self.output(kernels, kernels.attention(q, self.shape, self.sinks))
+        y = kernels.attention(q, self.shape, self.sinks)
+        (y,) = self.output(kernels, y if gate is None else kernels.gate(gate, y, SIGMOID))
         return y

@@ -74,8 +74,9 @@ class ViewedTensors(TensorStore):
         view = self._views.get(name)
         if view is None:
             return self._store.read(name)
-        whole = self._stacked(view, len(self.tensors[name].shape))
-        numbers = np.ascontiguousarray(_selected(view, whole))
+        shape = self.tensors[name].shape
+        whole = self._stacked(view, len(shape))
+        numbers = np.ascontiguousarray(_selected(view, whole)).reshape(shape)
         if not np.may_share_memory(numbers, whole):
             self._forget(view)
         return numbers
@@ -165,9 +166,9 @@ def _flat(shape: Shape, dimensions: int, width: int | None = None) -> Shape:
 
 def needed_shape(view: View, shape: Shape) -> Shape:
     """Return the shape that the tensors of a view must have at least, one after another."""
-    if len(shape) == 1:
+    if len(shape) == 1 and view.width is None:
         return (_extent(view.rows, shape[0]),)
-    rows, columns = shape
+    rows, columns = shape if view.width is None or len(shape) == 2 else (view.width, shape[0] // view.width)
     if view.transposed:
         rows, columns = view.transposed * columns, rows // view.transposed
     return _extent(view.rows, rows), _extent(view.columns, columns)
@@ -177,6 +178,8 @@ def _extent(chosen: Rows | None, count: int) -> int:
     """Return how many rows or columns there must be if `count` of them are chosen."""
     if chosen is None:
         return count
+    if isinstance(chosen, tuple):
+        return max(_extent(each, count) for each in chosen)
     if isinstance(chosen, Runs):
         return chosen.parts * chosen.whole
     begin, step = chosen.start or 0, chosen.step or 1
@@ -199,6 +202,8 @@ def index_of(rows: Rows) -> slice | NDArray[np.int64]:
     """Return the numbers of rows."""
     if isinstance(rows, slice):
         return rows
+    if isinstance(rows, tuple):
+        return np.concatenate([np.asarray(index_of(each)) for each in rows])
     taken = rows.first + rows.step * np.arange(rows.count)
     pairs = taken[: 2 * rows.pairs].reshape(-1, 2)
     taken = np.concatenate((pairs[:, 0], pairs[:, 1], taken[2 * rows.pairs :]))

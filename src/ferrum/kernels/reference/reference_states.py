@@ -36,9 +36,10 @@ def advance_delta(state: F32, row: F32, decay: F32, shift: F32, shape: DeltaShap
     heads, values = shape.num_heads, shape.output_columns
     keys = (shape.input_columns - values) // 2
     q, k, v, a, b = np.split(row, np.cumsum([keys, keys, values, heads]))
-    repeats = heads // shape.num_key_heads
-    q = np.repeat(unit(q.reshape(-1, shape.key_dim)) * np.float32(shape.key_dim**-0.5), repeats, axis=0)
-    k = np.repeat(unit(k.reshape(-1, shape.key_dim)), repeats, axis=0)
+    head = np.arange(heads)
+    head = head % shape.num_key_heads if shape.interleaved else head // (heads // shape.num_key_heads)
+    q = (unit(q.reshape(-1, shape.key_dim)) * np.float32(shape.key_dim**-0.5))[head]
+    k = unit(k.reshape(-1, shape.key_dim))[head]
     v = v.reshape(heads, shape.value_dim)
     s = state.reshape(heads, shape.key_dim, shape.value_dim)
     s *= exp(decay * softplus(a + shift))[:, None, None]
