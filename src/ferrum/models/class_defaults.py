@@ -44,7 +44,8 @@ _NULL: Final = frozenset(
 
 
 def _row(*sizes: int | None, **others: Any) -> Values:
-    return {**_COMMON, **dict(zip(_SIZES, sizes, strict=True)), **others}
+    given = {name: size for name, size in zip(_SIZES, sizes, strict=True) if size is not None}
+    return {**_COMMON, **given, **others}
 
 
 def _latent(*sizes: int) -> Values:

@@ -181,4 +181,4 @@ def _groups(name: str, view: View | None) -> int:
 def _step(view: View) -> int:
     """Return the distance of the rows of an expert's gate in a matrix of gate and up."""
     chosen = view.columns or view.rows
-    return 1 if chosen is None else chosen.step or 1
+    return 1 if chosen is None or isinstance(chosen, tuple) else chosen.step or 1
