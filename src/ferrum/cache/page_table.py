@@ -50,7 +50,7 @@ class PageTable:
         self._room = room = Room(groups, max_draft)
         self.groups, self.page_size, self.states = room.groups, room.page_size, states
         self.capacity_tokens = capacity_tokens(room.groups) if room.groups else unpaged
-        self.shares_prefixes = bool(room.groups) and states is None
+        self.shares_prefixes = bool(room.groups)
         self._rows = KnownRows()
         self._copies = [pool.copies for pool in room.pools]
         # With windows or states, the next token's commit changes more than the length.
@@ -326,7 +326,12 @@ class PageTable:
             pool.hashes.on_evict = None if tier is None else partial(tier.evicted, group.name)
 
     def adopt(
-        self, cache_id: str, page_hashes: Sequence[PageHash], count: int, partial_page: PartialPage | None = None
+        self,
+        cache_id: str,
+        page_hashes: Sequence[PageHash],
+        count: int,
+        partial_page: PartialPage | None = None,
+        snapshot: PageHash | None = None,
     ) -> None:
         """Begin a sequence with the first `count` pages, which `match` has just found.
 
@@ -335,17 +340,25 @@ class PageTable:
             page_hashes: of all its full pages, as far as its tokens are known: a view that its owner appends to.
             count: number of pages to begin with.
             partial_page: a page whose first tokens come next; all groups have it.
+            snapshot: name of the state after them, if layers have states.
         """
         assert cache_id not in self._rows
         self._rows[cache_id] = adopted_rows(self._room, page_hashes, count, partial_page)
+        if snapshot is not None and self.states is not None:
+            self.states.adopt(cache_id, snapshot)
 
     def label(self, cache_id: str, page_hashes: Sequence[PageHash]) -> None:
         """Set the hashes of a sequence that did not begin by `adopt`. Raises UnknownSequence."""
         self._rows[cache_id].hashes = SequenceHashes(page_hashes)
 
     def publish(self, cache_id: str) -> None:
-        """Let others find the sequence's full pages, after its logits were finite. Raises UnknownSequence."""
+        """Let others find the sequence's full pages and snapshots, after its logits were finite.
+
+        Raises UnknownSequence.
+        """
         stored = self._rows[cache_id]
+        if self.states is not None:
+            self.states.publish(cache_id)
         stored.assign_hashes()
         tier = self.restores.tier
         for pool, hashed in stored.hashes.publish():

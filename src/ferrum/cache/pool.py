@@ -174,9 +174,9 @@ class PagePool:
     page is not put there when its last owner drops it; it stays as it is until all others are taken.
     """
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, hashes: HashIndex | None = None) -> None:
         self.num_pages = num_pages
-        self.hashes = HashIndex()
+        self.hashes = HashIndex() if hashes is None else hashes
         self.changes = 0
         self.copies: dict[int, int] = {}  # sources of pending copies, by target
         self.clear()

@@ -6,14 +6,18 @@ the same bits. Forks share a slot, because no step writes to one that it reads.
 
 The tokens of drafts are not applied. Their rows are kept in the slot, next to the state before them; the next step
 first applies those that were accepted.
+
+A snapshot is a slot with a name. It is kept until its slot is needed, so that another sequence that begins alike can
+begin with it, and nothing is copied. Names are hashes, as those of pages.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from ferrum.cache.pool import PagePool
+from ferrum.cache.pool import HashedPage, HashIndex, PageHash, PagePool
 
 NO_SLOT: Final = -1
 """The slot of a sequence without tokens, whose state is zero."""
@@ -64,11 +68,71 @@ class _States:
         current: after its stored tokens, without kept rows.
         ahead: of its steps in flight, in order.
         held: a state that stays while the sequence may be truncated to it, and the length then.
+        snapshots: those of the sequence by its length then.
+        unpublished: snapshots that no other sequence finds yet.
     """
 
     current: _State = _EMPTY
     ahead: list[_State] | None = None
     held: tuple[_State, int] | None = None
+    snapshots: dict[int, HashedPage] = field(default_factory=dict)
+    unpublished: list[HashedPage] = field(default_factory=list)
+
+
+class Snapshot(NamedTuple):
+    """What a named slot holds, and who asked for it.
+
+    Attributes:
+        applied: tokens that the state has seen. Rows of those between them and `length` are kept next to it.
+        length: tokens of the sequence then.
+        saved: tokens that are not computed again thanks to it, at least: `length` minus that of the snapshot before it.
+        tenant: owner.
+    """
+
+    applied: int
+    length: int
+    saved: int
+    tenant: str
+
+
+class SnapshotIndex(HashIndex):
+    """Names of slots. The idle one that is evicted first is the least valuable of the tenant that has most of them.
+
+    The value of a snapshot is the tokens that it saves, divided by the snapshots that were used since its last use.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.facts: dict[int, Snapshot] = {}
+        self._used: dict[int, int] = {}
+        self._clock = 0
+
+    def use(self, slot: int) -> None:
+        """Note that a snapshot is used."""
+        self._clock += 1
+        self._used[slot] = self._clock
+
+    def remove(self, hashed: HashedPage) -> bool:
+        was_idle = super().remove(hashed)
+        if hashed.page not in self:
+            self.facts.pop(hashed.page, None)
+            self._used.pop(hashed.page, None)
+        return was_idle
+
+    def evict(self) -> int:
+        counts = Counter(self.facts[slot].tenant for slot in self.idle)
+        tenant = max(counts, key=counts.__getitem__)
+        mine = [slot for slot in self.idle if self.facts[slot].tenant == tenant]
+        self.idle.move_to_end(min(mine, key=self._value), last=False)
+        return super().evict()
+
+    def clear(self) -> None:
+        super().clear()
+        self.facts.clear()
+        self._used.clear()
+
+    def _value(self, slot: int) -> float:
+        return self.facts[slot].saved / (1 + self._clock - self._used.get(slot, 0))
 
 
 class StateSlots:
@@ -77,16 +141,22 @@ class StateSlots:
     Args:
         num_slots: slots of the pool.
         per_sequence: slots that a sequence may hold: its state, and one for each step in flight.
+
+    Attributes:
+        snapshots: names of slots.
+        found: how many sequences began with a snapshot.
     """
 
     def __init__(self, num_slots: int, per_sequence: int = 2) -> None:
         self.num_slots, self.per_sequence = num_slots, per_sequence
-        self._pool = PagePool(num_slots)
+        self.snapshots = SnapshotIndex()
+        self._pool = PagePool(num_slots, self.snapshots)
         self._states: dict[str, _States] = {}
+        self.found = 0
 
     @property
     def free(self) -> int:
-        """Number of free slots."""
+        """Number of slots that can be taken, those of snapshots alone included."""
         return self._pool.free
 
     @property
@@ -147,13 +217,14 @@ class StateSlots:
             self._share(found)
             self._drop(states.current)
         states.current = found
+        states.snapshots = {at: hashed for at, hashed in states.snapshots.items() if at <= length}
 
     def fork(self, source: str, target: str) -> None:
         """Begin `target` with the state of `source`."""
         states = self._states.get(source)
         if states is not None:
             self._share(states.current)
-            self._states[target] = _States(states.current)
+            self._states[target] = _States(states.current, snapshots=dict(states.snapshots))
 
     def hold(self, cache_id: str, length: int) -> None:
         """Keep the present state, after `length` tokens, until `unhold`."""
@@ -175,7 +246,44 @@ class StateSlots:
         self.unhold(cache_id)
         states = self._states.pop(cache_id, None)
         if states is not None:
+            for hashed in states.unpublished:
+                self._pool.remove_hash(hashed)
             self._drop(states.current)
+
+    # Snapshots
+
+    def name(self, cache_id: str, length: int, name: PageHash, tenant: str = "") -> None:
+        """Name the present state of a sequence of this length. `publish` lets other sequences find it."""
+        states = self._states.get(cache_id)
+        if states is None or states.current.slot == NO_SLOT:
+            return
+        slot, applied = states.current
+        hashed = self._pool.hashes.assign(slot, name)
+        if hashed is not None:
+            before = max((each for each in states.snapshots if each < length), default=0)
+            self.snapshots.facts[slot] = Snapshot(applied, length, length - before, tenant)
+            self.snapshots.use(slot)
+            states.snapshots[length] = hashed
+            states.unpublished.append(hashed)
+
+    def publish(self, cache_id: str) -> None:
+        """Let other sequences find the snapshots of a sequence."""
+        states = self._states.get(cache_id)
+        if states is not None and states.unpublished:
+            for hashed in states.unpublished:
+                self._pool.publish(hashed)
+            states.unpublished.clear()
+
+    def has(self, name: PageHash) -> bool:
+        """Return whether a snapshot of this name can be found."""
+        return self.snapshots.find(name) is not None
+
+    def adopt(self, cache_id: str, name: PageHash) -> None:
+        """Begin a sequence with the snapshot of this name, which `has` has just found."""
+        slot = self._pool.adopt(name)
+        self.snapshots.use(slot)
+        self.found += 1
+        self._states[cache_id] = _States(_State(slot, self.snapshots.facts[slot].applied))
 
     def reset(self) -> None:
         """Drop everything."""
@@ -197,7 +305,12 @@ class StateSlots:
         if states.current.applied <= length:
             return states.current
         held, end = states.held or (_EMPTY, 0)
-        return held if held.applied <= length <= end else None
+        if states.held is not None and held.applied <= length <= end:
+            return held
+        hashed = states.snapshots.get(length)
+        if hashed is None or not self.snapshots.holds(hashed):
+            return None
+        return _State(hashed.page, self.snapshots.facts[hashed.page].applied)
 
     def _share(self, state: _State) -> None:
         if state.slot != NO_SLOT:

@@ -80,6 +80,7 @@ class Request:
         guidance: limits on the generated tokens, or None.
         reading: how the client's side separates reasoning and tool calls from content; None: it does not.
         dry_sequence_breakers: `params.dry_sequence_breakers` as token sequences, unless DRY is off.
+        boundaries: lengths of the prompt at which messages or the generation prompt begin, ascending.
     """
 
     request_id: str
@@ -102,6 +103,7 @@ class Request:
     guidance: Guidance | None = None
     reading: Reading | None = None
     dry_sequence_breakers: tuple[tuple[int, ...], ...] = ()
+    boundaries: tuple[int, ...] = ()
 
 
 @pickled_by_fields

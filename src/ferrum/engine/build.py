@@ -150,13 +150,12 @@ def _tokenizer_of(config: EngineConfig, source: ModelSource | None) -> Tokenizer
 
 def _shares_prefixes(executor: EngineExecutor, config: EngineConfig) -> bool:
     """Return whether the model's sequences can share pages. Raises ConfigError for options that need it."""
-    if executor.pages.shares_prefixes:
-        return True
-    for name in ("prefix_cache_dir", "swap_gib"):
-        if getattr(config, name):
-            raise ConfigError("needs pages that sequences share, and this model's layers have states", param=name)
-    info_once("the prefix cache is off: this model's layers keep states, which sequences do not share")
-    return False
+    if executor.pages.states is not None:
+        for name in ("prefix_cache_dir", "swap_gib"):
+            if getattr(config, name):
+                reason = "keeps pages only, and this model's layers have states, which stay in memory"
+                raise ConfigError(reason, param=name)
+    return executor.pages.shares_prefixes
 
 
 def _prefixes(

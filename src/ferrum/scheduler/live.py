@@ -18,6 +18,7 @@ from ferrum.scheduler.guides import StartGuide
 from ferrum.scheduler.prefix_sharing import ChoiceForks, PrefixSharing
 from ferrum.scheduler.queues import LiveRequests, Policy, Ranked, WaitingQueue
 from ferrum.scheduler.sequence import Sequence, check_length, event
+from ferrum.scheduler.snapshots import snapshot_lengths
 from ferrum.scheduler.step_plan import DecodeSteps
 
 
@@ -123,6 +124,8 @@ class Live:
         limit = len(request.prompt) + (context if max_tokens is None else max_tokens)
         for sequence in self.requests.add(request):
             sequence.limit = min(limit, context)
+            if self.pages.states is not None:
+                sequence.snapshot_lengths = snapshot_lengths(sequence, self.pages.page_size)
             sequence.guide = None if start_guide is None else start_guide()
             sequence.may_draft = bool(request.prediction) or not self.drafter.only_predicted
             self.waiting.add(sequence)

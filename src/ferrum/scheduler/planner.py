@@ -51,6 +51,7 @@ from ferrum.scheduler.sequence import (
     runs_ahead,
     unplanned,
 )
+from ferrum.scheduler.snapshots import until_snapshot
 from ferrum.scheduler.step_plan import FirstTokenSteps, OpenStep, Plan, StepBudget, StepCosts
 
 
@@ -167,7 +168,7 @@ class Planner:
 
     def _continue(self, sequence: Sequence, step: OpenStep) -> int:
         """Add a span for a running sequence if there is room; return its number of tokens."""
-        count = min(unplanned(sequence), step.budget, self._limits.growth)
+        count = until_snapshot(sequence, min(unplanned(sequence), step.budget, self._limits.growth))
         if not self._make_room(sequence, sequence.computed + sequence.ahead + count, step):
             return 0
         step.add(sequence, make_span(sequence, count, scored=self._live.requests.scored(sequence)))
@@ -232,7 +233,9 @@ class Planner:
         else:
             live.prefixes.adopt(sequence, source)
         fits = self._make_room_for(sequence, victims, step)
-        count = min(len(sequence.tokens) - sequence.computed, step.budget, self._limits.growth)
+        count = until_snapshot(
+            sequence, min(len(sequence.tokens) - sequence.computed, step.budget, self._limits.growth)
+        )
         if not (fits and self._pages.reserve(sequence.cache_id, sequence.computed + count)):
             self._pages.release(sequence.cache_id)
             sequence.computed = 0

@@ -18,6 +18,7 @@ from ferrum.core.types import FinishReason
 from ferrum.scheduler.admission import Admission
 from ferrum.scheduler.queues import LiveRequests, Ranked, WaitingQueue
 from ferrum.scheduler.sequence import Sequence, reusable, shared_length
+from ferrum.scheduler.snapshots import Snapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,14 @@ class PrefixMatch:
         partial_page: part of one more page, to be copied.
         computing: the running sequence that computes the next page, or None.
         restoring: the next page is being restored from a KV tier.
+        snapshot: name of the state after them, if layers have states.
     """
 
     pages: int
     partial_page: PartialPage | None = None
     computing: Sequence | None = None
     restoring: bool = False
+    snapshot: PageHash | None = None
 
 
 class PrefixSharing:
@@ -53,6 +56,9 @@ class PrefixSharing:
         self._step = step
         self._admission = admission
         self._partial_pages = PartialPages()
+        self._snapshots: Snapshots | None = None
+        if pages.states is not None and scope is not None:
+            self._snapshots = Snapshots(pages.states, scope.page_size, self._name_of_state)
         self._computing: dict[PageHash, Sequence] = {}
         self._promised: dict[str, list[PageHash]] = {}
         self._restored: set[str] = set()
@@ -70,10 +76,50 @@ class PrefixSharing:
             if restores.begin(hashes, count, lambda held: self._admission.fits(sequence, held=held)):
                 self._restored.add(sequence.cache_id)
             count = self._pages.match(hashes)
-        partial_page = self._find_partial_page(sequence, count, limit)
-        if count == len(hashes):
-            return PrefixMatch(count, partial_page)
-        return PrefixMatch(count, partial_page, self._computing.get(hashes[count]), hashes[count] in restores)
+        match = PrefixMatch(count, self._find_partial_page(sequence, count, limit))
+        if count < len(hashes):
+            match = replace(match, computing=self._computing.get(hashes[count]), restoring=hashes[count] in restores)
+        return match if self._snapshots is None else self._with_state(sequence, match, self._snapshots)
+
+    def _with_state(self, sequence: Sequence, match: PrefixMatch, snapshots: Snapshots) -> PrefixMatch:
+        """Return the longest part of a match after which there is a snapshot."""
+        previous = (self._hash_before(sequence, count) for count in range(match.pages, -1, -1))
+        found = snapshots.longest(sequence, previous, self.length(match))
+        if found is None:
+            return replace(match, pages=0, partial_page=None)
+        length, name = found
+        assert self._scope is not None
+        pages, rest = divmod(length, self._scope.page_size)
+        if not rest:
+            return replace(match, pages=pages, partial_page=None, snapshot=name)
+        last = match.partial_page
+        page_hash = last.page_hash if last is not None and pages == match.pages else sequence.page_hashes[pages]
+        return replace(match, pages=pages, partial_page=PartialPage(page_hash, rest), snapshot=name)
+
+    def take_snapshot(self, sequence: Sequence) -> None:
+        """Name the sequence's state if its length is one of those at which that is wanted."""
+        if sequence.computed not in sequence.snapshot_lengths:
+            return
+        if self._snapshots is not None:
+            self._name_state(sequence, sequence.computed, self._snapshots)
+        elif self._pages.states is not None:  # for the other choices of the request
+            self._pages.states.name(sequence.cache_id, sequence.computed, sequence.cache_id.encode())
+
+    def _name_state(self, sequence: Sequence, length: int, snapshots: Snapshots) -> None:
+        self._extend_hashes(sequence)
+        assert self._scope is not None
+        snapshots.take(sequence, self._hash_before(sequence, length // self._scope.page_size), length)
+
+    def _name_of_state(self, sequence: Sequence, length: int) -> PageHash | None:
+        """Return the name of the state after `length` tokens: the hash of the page that ends there, full or partial."""
+        assert self._scope is not None
+        count, rest = divmod(length, self._scope.page_size)
+        begin = length - rest
+        if not rest:
+            return self._hash_before(sequence, count)
+        if _has_inputs(sequence, begin, length) or _base_until(sequence, begin, length) != length:
+            return None
+        return self._scope.hash_page(self._partial_previous(sequence, count), sequence.tokens[begin:length])
 
     def wait_for_next(self, sequence: Sequence, match: PrefixMatch) -> None:
         """Record that the sequence waits for the page after those just matched."""
@@ -105,12 +151,14 @@ class PrefixSharing:
     def adopt(self, sequence: Sequence, match: PrefixMatch) -> None:
         """Begin the sequence with a fresh match, without the partial page if there is no room for its copy."""
         cache_id, partial_page = sequence.cache_id, match.partial_page
-        self._pages.adopt(cache_id, sequence.page_hashes, match.pages, partial_page)
+        self._pages.adopt(cache_id, sequence.page_hashes, match.pages, partial_page, match.snapshot)
         if partial_page is not None and not self._pages.can_grow({cache_id: len(sequence.tokens)}, self._step):
             self._pages.release(cache_id)
-            self._pages.adopt(cache_id, sequence.page_hashes, match.pages)
-            partial_page = None
-        sequence.computed = self.length(replace(match, partial_page=partial_page))
+            match = replace(match, partial_page=None)
+            if match.snapshot is not None and self._snapshots is not None:
+                match = self._with_state(sequence, match, self._snapshots)
+            self._pages.adopt(cache_id, sequence.page_hashes, match.pages, match.partial_page, match.snapshot)
+        sequence.computed = self.length(match)
 
     def start(self, sequence: Sequence, asked: int) -> None:
         """Count the admitted sequence's match, and announce the prompt pages that it will compute.
@@ -158,6 +206,9 @@ class PrefixSharing:
         self._extend_hashes(sequence)
         count, rest = divmod(stored, self._scope.page_size)
         begin = stored - rest
+        if self._snapshots is not None:
+            self._name_state(sequence, stored, self._snapshots)
+            self._pages.publish(sequence.cache_id)
         if rest and not _has_inputs(sequence, begin, stored) and _base_until(sequence, begin, stored) == stored:
             previous, tokens = self._partial_previous(sequence, count), sequence.tokens[begin:stored]
             page_hash = self._scope.hash_page(previous, tokens)

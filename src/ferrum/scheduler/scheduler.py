@@ -184,6 +184,8 @@ class Scheduler:
         """Apply one successful result: computed tokens, prompt log-probabilities and sampled tokens, if any."""
         assert result.length == span.end - span.drafts + result.accepted
         sequence.computed = result.length
+        if sequence.snapshot_lengths:
+            self.live.prefixes.take_snapshot(sequence)
         if span.hidden is not Hidden.NONE:
             pool(sequence, span, result)
         if span.score is not None:

@@ -47,6 +47,7 @@ class Sequence:
         pooled: the sum of the hidden states so far; an array of the executor's kind.
         guide: limits its next tokens; None without limits.
         adapters: of the request, as spans name them.
+        snapshot_lengths: lengths at which its state is named, ascending; none without states.
     """
 
     request: Request
@@ -70,6 +71,7 @@ class Sequence:
     drafted: bool = False
     guide: Guide | None = None
     adapters: tuple[AdapterUse, ...] = ()
+    snapshot_lengths: tuple[int, ...] = ()
 
     @property
     def generated(self) -> int:
