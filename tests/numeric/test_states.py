@@ -199,8 +199,8 @@ def test_a_held_state_comes_back(case: tuple[str, LocalExecutor]) -> None:
 
 def test_sequences_beyond_the_slots_are_refused_alone() -> None:
     with load("recurrent", "reference", max_batch_size=2, max_rows=16) as executor:
-        slots = executor.memory_plan.states.num_slots
-        assert slots == 4 and executor.supports_batch_size(2) and not executor.supports_batch_size(3)
+        slots, states = executor.pages.free_slots, executor.memory_plan.states
+        assert slots == 4 + states.snapshots and states.sequences == 2 and executor.supports_batch_size(2) and not executor.supports_batch_size(3)
         for number in range(slots):
             (result,) = run(executor, part_of(0, f"s{number}", 0, 3))
             assert isinstance(result, SpanResult)
@@ -239,12 +239,12 @@ def test_a_model_that_stores_nothing_runs() -> None:
 
 
 @pytest.mark.parametrize("option", ["prefix_cache_dir", "swap_gib"])
-def test_an_engine_shares_no_prefixes_of_states_and_refuses_what_needs_them(option: str, tmp_path: Path) -> None:
+def test_an_engine_shares_prefixes_of_states_in_memory_and_refuses_other_tiers(option: str, tmp_path: Path) -> None:
     with load("recurrent with attention", "reference") as executor:
         config = engine_config("m", {})
         built = with_scheduler(executor, config, "m")
-        assert config.prefix_cache and not built.info.prefix_cache
+        assert config.prefix_cache and built.info.prefix_cache
         value = {"prefix_cache_dir": str(tmp_path), "swap_gib": 1}[option]
-        with pytest.raises(ConfigError, match="this model's layers have states") as caught:
+        with pytest.raises(ConfigError, match="which stay in memory") as caught:
             with_scheduler(executor, engine_config("m", {option: value}), "m")
         assert caught.value.param == option

@@ -63,14 +63,16 @@ class StatePart(JsonRecord):
     """The slots of the states of recurrent layers.
 
     Attributes:
-        num_slots: of all sequences.
+        num_slots: of all sequences and snapshots.
         per_sequence: that one sequence may hold: its state, and one for each of its steps in flight.
         slot_bytes: bytes of a slot over all layers.
+        snapshots: slots that no sequence needs, for states of shared prefixes.
     """
 
     num_slots: int
     per_sequence: int
     slot_bytes: int
+    snapshots: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -79,8 +81,8 @@ class StatePart(JsonRecord):
 
     @property
     def sequences(self) -> int:
-        """Sequences that all slots suffice for."""
-        return self.num_slots // self.per_sequence
+        """Sequences that the slots suffice for."""
+        return (self.num_slots - self.snapshots) // self.per_sequence
 
 
 def longest_sequence(pool: Iterable[PoolPart], length: int) -> int:
@@ -161,16 +163,18 @@ class MemoryRequirements(JsonRecord):
         activation_memory_per_token: bytes of a step's buffers per token of the step.
         kv_cache_memory_per_token: bytes of a token's keys and values in ONE layer, on average over all, rounded up.
         overhead_memory: bytes independent of the work: buffers, tables, libraries, half-filled pages, states of
-            recurrent layers, padding in the pool, and the plan's allowance.
+            snapshots, padding in the pool, and the plan's allowance.
+        state_memory_per_sequence: bytes of the states of recurrent layers that a sequence may hold.
     """
 
     parameter_memory: int
     activation_memory_per_token: int
     kv_cache_memory_per_token: int
     overhead_memory: int
+    state_memory_per_sequence: int = 0
 
     def calculate_total_memory(self, batch_size: int, sequence_length: int, num_layers: int) -> int:
-        """Return parameters + activation x batch x sequence + kv x batch x sequence x layers + overhead, in bytes.
+        """Return parameters + batch x (sequence x (activation + kv x layers) + state) + overhead, in bytes.
 
         Raises RequestError for an argument that is no integer or less than 0; `param` names it.
         """
@@ -179,7 +183,8 @@ class MemoryRequirements(JsonRecord):
         num_layers = whole("num_layers", num_layers, least=0)
         tokens = batch_size * sequence_length
         per_token = self.activation_memory_per_token + self.kv_cache_memory_per_token * num_layers
-        return self.parameter_memory + per_token * tokens + self.overhead_memory
+        states = self.state_memory_per_sequence * batch_size
+        return self.parameter_memory + per_token * tokens + states + self.overhead_memory
 
 
 def memory_requirements(plan: MemoryPlan, kv_bytes: int, num_layers: int, max_batch_size: int) -> MemoryRequirements:
@@ -193,7 +198,10 @@ def memory_requirements(plan: MemoryPlan, kv_bytes: int, num_layers: int, max_ba
     """
     partial_pages = sum(part.page_bytes - part.page_bytes // part.page_size for part in plan.pool) * max_batch_size
     padding = (plan.kv_per_token - kv_bytes) * max((part.num_pages * part.page_size for part in plan.pool), default=0)
-    states = 0 if plan.states is None else plan.states.per_sequence * plan.states.slot_bytes * max_batch_size
+    states, snapshots = 0, 0
+    if plan.states is not None:
+        states = plan.states.per_sequence * plan.states.slot_bytes
+        snapshots = plan.states.snapshots * plan.states.slot_bytes
     return MemoryRequirements(
         parameter_memory=plan.weights,
         activation_memory_per_token=plan.activation_row,
@@ -203,6 +211,7 @@ def memory_requirements(plan: MemoryPlan, kv_bytes: int, num_layers: int, max_ba
         + plan.libraries
         + plan.allowance
         + partial_pages
-        + states
+        + snapshots
         + ceil(padding),
+        state_memory_per_sequence=states,
     )

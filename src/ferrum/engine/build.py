@@ -98,7 +98,7 @@ def with_scheduler(
         executor.pages,
         policy=POLICIES[config.policy],
         max_tokens_per_step=config.max_tokens_per_step,
-        max_sequences=config.max_sequences,
+        max_sequences=min(config.max_sequences, executor.traits.max_batch_size),
         max_sequence_length=context,
         drafter=build_speculator(config, costs, draft_model),
         costs=costs,

@@ -95,6 +95,7 @@ def size_pool(
     limits = PoolLimits(
         page_size=bounds.page_size,
         max_batch_size=sequences,
+        batch_given=config.max_batch_size is not None,
         full_sequences=config.full_sequences,
         max_sequence_length=model.context,
         max_rows=max(bounds.max_rows, sequences),

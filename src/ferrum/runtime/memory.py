@@ -11,7 +11,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -99,6 +99,8 @@ class PoolLimits:
         memory_pool_size: maximum bytes of the pool; None follows the capacity, else a share of the available memory.
         bytes_to_load: bytes of the available memory that weights will take.
         mapped: bytes of weights in mapped files, which the system counts as available.
+        batch_given: whether the user has chosen `max_batch_size`; else models with states may lower it.
+        snapshots: slots of states that no sequence needs.
         state_bytes: bytes of the pool that states take, whatever its capacity.
         device_memory: free bytes of the device that holds the pool; None: the available memory of this process.
         planning: whether the pool may be too large, so that a plan shows by how much.
@@ -115,6 +117,8 @@ class PoolLimits:
     memory_pool_size: int | None = None
     bytes_to_load: int = 0
     mapped: int = 0
+    batch_given: bool = True
+    snapshots: int = 0
     state_bytes: int = 0
     device_memory: int | None = None
     planning: bool = False
@@ -123,6 +127,14 @@ class PoolLimits:
     def slots_per_sequence(self) -> int:
         """Slots of states that a sequence may hold: one, and one that each of its steps in flight writes."""
         return 2 + self.run_ahead
+
+    @property
+    def budget(self) -> int:
+        """Bytes that a pool without a given capacity may take."""
+        if self.memory_pool_size is not None:
+            return self.memory_pool_size
+        free = available_memory() if self.device_memory is None else self.device_memory
+        return int(max(0, free - self.bytes_to_load - self.mapped) * _SHARE)
 
     def resident(self, window: int) -> int:
         """Return the maximum tokens of one sequence in a window group; the first and the last page may be partial."""
@@ -183,19 +195,40 @@ def _sized_groups(
 
 def _fitting(held: Callable[[int], int], most: int, limits: PoolLimits) -> int:
     """Return how many pages fit, at most `most`; `held` returns the bytes of a number of pages."""
-    size, param, least = limits.memory_pool_size, "memory_pool_size", held(1)
-    if size is None:
-        free = available_memory() if limits.device_memory is None else limits.device_memory
-        left = free - limits.bytes_to_load - limits.mapped - limits.state_bytes
-        size, param = int(max(0, left) * _SHARE), "kv_capacity"
-        if limits.planning:
-            size = max(size, least)
-    else:
-        size -= limits.state_bytes
+    size, least = limits.budget - limits.state_bytes, held(1)
+    if limits.planning and limits.memory_pool_size is None:
+        size = max(size, least)
     if size < least:
-        states = f"after {limits.state_bytes} of states " if limits.state_bytes else ""
+        param = "kv_capacity" if limits.memory_pool_size is None else "memory_pool_size"
+        states = ""
+        if limits.state_bytes:
+            states = f"after {limits.state_bytes} of the states of {limits.max_batch_size} sequences (max_batch_size) "
         raise ConfigError(f"{size} bytes for the KV pool {states}do not hold one page of {least} bytes", param=param)
     return bisect_right(range(1, most + 1), size, key=held)
+
+
+MOST_STATEFUL: Final = 32
+"""Sequences of a model with states, at most, unless the user chooses another number: each takes slots."""
+
+MOST_SNAPSHOTS: Final = 64
+"""Slots for snapshots, at most."""
+
+
+def sized_for_states(slot_bytes: int, limits: PoolLimits) -> PoolLimits:
+    """Return the limits with a batch and snapshots whose slots take at most half of the pool's budget.
+
+    At least one sequence fits. A batch that the user has chosen stays, and gets as many snapshots as its memory allows.
+    """
+    per, half = limits.slots_per_sequence, limits.budget // 2 // slot_bytes
+    batch = limits.max_batch_size
+    if not limits.batch_given:
+        batch = min(batch, MOST_STATEFUL, max(1, half // (2 * per)))
+    snapshots = min(MOST_SNAPSHOTS, max(1, half - batch * per))
+    slots = batch * per + snapshots
+    full = min(limits.full_sequences, batch)
+    return replace(
+        limits, max_batch_size=batch, full_sequences=full, snapshots=snapshots, state_bytes=slots * slot_bytes
+    )
 
 
 def pool_part(group: PoolGroup, page_bytes: int, window: int | None, limits: PoolLimits) -> PoolPart:

@@ -13,7 +13,7 @@ from ferrum.core.memory_plan import PoolPart, StatePart, longest_sequence, size
 from ferrum.core.state_shape import StateShape
 from ferrum.kernels.interface import Kernels, PoolGroup, StatePool
 from ferrum.models.decoder import Inventory
-from ferrum.runtime.memory import PoolLimits, free_memory, memory_for, pool_groups, pool_parts
+from ferrum.runtime.memory import PoolLimits, free_memory, memory_for, pool_groups, pool_parts, sized_for_states
 
 _ADDRESS_SPACE = 1 << 47
 """Bytes that a process can address (x86-64); larger pools are refused before sizes overflow 64 bits."""
@@ -55,8 +55,12 @@ class PoolPlan:
         """The slots as the memory plan shows them."""
         if self.states is None:
             return None
-        per_sequence = self.limits.slots_per_sequence
-        return StatePart(num_slots=self.states.num_slots, per_sequence=per_sequence, slot_bytes=self.states.slot_bytes)
+        return StatePart(
+            num_slots=self.states.num_slots,
+            per_sequence=self.limits.slots_per_sequence,
+            slot_bytes=self.states.slot_bytes,
+            snapshots=self.limits.snapshots,
+        )
 
     def table(self) -> PageTable:
         """Return the page table over this pool, without sequences."""
@@ -105,8 +109,9 @@ def plan_pool(asks: Inventory, format: str, limits: PoolLimits, page_bytes: Call
     """
     states = None
     if asks.state_layers:
-        states = StatePool(limits.max_batch_size * limits.slots_per_sequence, asks.state_layers, limits.max_draft + 1)
-        limits = replace(limits, state_bytes=states.num_slots * states.slot_bytes)
+        slot = StatePool(1, asks.state_layers, limits.max_draft + 1)
+        limits = sized_for_states(slot.slot_bytes, limits)
+        states = replace(slot, num_slots=limits.max_batch_size * limits.slots_per_sequence + limits.snapshots)
     groups = pool_groups(asks.kv_layers, format, limits, page_bytes)
     parts = pool_parts(groups, asks.kv_layers, limits, page_bytes)
     return PoolPlan(asks.kv_layers, asks.state_layers, format, groups, parts, states, limits)
