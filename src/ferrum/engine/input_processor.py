@@ -28,6 +28,9 @@ from ferrum.structured.source_cache import SourceCache
 from ferrum.text.breakers import BreakerTokens
 from ferrum.text.tokenizer import Tokenizer
 
+MAX_BOUNDARIES: Final = 256
+"""Starts of messages that a request names; each ends a span of a model with states."""
+
 Prompt: TypeAlias = str | Sequence[int]
 """A text, or its token ids."""
 
@@ -96,6 +99,7 @@ class InputProcessor:
         eos_token_ids: the model's end tokens.
         clock: monotonic seconds.
         prioritised: the engine's scheduling policy is `priority`.
+        turn_opener: returns the token that begins messages, before which states are worth a snapshot, or None.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class InputProcessor:
         eos_token_ids: Iterable[int] = (),
         clock: Callable[[], float] = time.monotonic,
         prioritised: bool = False,
+        turn_opener: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.eos_token_ids = tuple(eos_token_ids)
         self._vocab_size = vocab_size
@@ -114,6 +119,7 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._clock = clock
         self._prioritised = prioritised
+        self._turn_opener = turn_opener
         self._sources = SourceCache()
         self._breakers = None if tokenizer is None else BreakerTokens(tokenizer, vocab_size)
 
@@ -158,7 +164,15 @@ class InputProcessor:
             guidance=self._guidance(params, options),
             reading=options.reading,
             adapters=adapters_in(options.adapters, tokens) if options.adapters else (),
+            boundaries=self._boundaries(tokens),
         )
+
+    def _boundaries(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the last places where messages begin."""
+        opener = self._turn_opener()
+        if opener is None:
+            return ()
+        return tuple(place for place, token in enumerate(tokens) if token == opener)[-MAX_BOUNDARIES:]
 
     def _check_params(self, params: object, options: RequestOptions) -> None:
         check_params(params)
