@@ -100,5 +100,6 @@ def test_a_thousand_schedules_with_adapters(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_a_thousand_schedules_with_states_and_faults(tmp_path: Path) -> None:
     seen = played(range(ALL), tmp_path, schedule_with_states)
-    wanted = ("whole", "cut short", "faults", "forks of forks", "cuts", *PREEMPTIONS, *GUESSES)
+    preemptions = tuple(f"preempted with {place}" for place in ("nothing", "pages"))
+    wanted = ("whole", "cut short", "faults", "forks of forks", "cuts", "hits in pages", *preemptions, *GUESSES)
     assert [each for each in wanted if not seen[each]] == []

@@ -182,7 +182,10 @@ def schedule_with_states(number: int, kernels: Sequence[str]) -> Schedule:
     drawn, pick = schedule_of(number, kernels), Random(f"states {number}")
     model = pick.choice([kind for kind in recurrent_model.KINDS if "recurrent" in kind])
     arithmetic, rows = replace(drawn.arithmetic, model=model), max(drawn.max_rows, drawn.chunk)
-    return replace(drawn, arithmetic=arithmetic, max_rows=rows, faults=pick.choice((0.0, 0.2)))
+    keep = "nothing" if drawn.keep == "nothing" else "pages"  # states stay in memory
+    return replace(
+        drawn, arithmetic=arithmetic, max_rows=rows, keep=keep, swap=False, faults=pick.choice((0.0, 0.2))
+    )
 
 
 @cache
@@ -235,7 +238,9 @@ def request_of(arithmetic: Arithmetic, kind: int) -> Request:
         text = tuple(token if pick.random() < 0.97 else 1 for token in (phrase * length)[:length])
     text += tuple(pick.randrange(VOCABULARY) for _ in range(pick.choice((0, 1, 9))))
     text = text[:longest]
-    return replace(model, prompt=text, params=params, adapters=adapters_of(arithmetic, kind, len(text)))
+    messages = tuple(sorted(pick.sample(range(len(text)), min(len(text), pick.choice((0, 1, 4))))))
+    adapters = adapters_of(arithmetic, kind, len(text))
+    return replace(model, prompt=text, params=params, adapters=adapters, boundaries=messages)
 
 
 @cache
