@@ -129,7 +129,7 @@ class LateKernels(ToyKernels):
         return Kernels.collect(self, output)  # type: ignore[arg-type]  # the reads run the step
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("copy_pages", "read_page", "write_page"):
+        if name in ("copy_pages", "read_page", "write_page", "copy_slot", "read_slot", "write_slot"):
             while self._queue:
                 self._run(self._queue.popleft())
         return super().__getattr__(name)

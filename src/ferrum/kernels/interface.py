@@ -260,7 +260,28 @@ class RawPages(Protocol):
         """Write the bytes from `read_page` to any page of a group with the same shape."""
 
 
-class Kernels(Operations, ParameterForms, RawPages, Protocol):
+class RawSlots(Protocol):
+    """The slots of a `StatePool` as bytes. All kernels of one `numerics_id` have the same layout.
+
+    For each layer of each state group: the state (heads first, in f32), the rows kept next to it, and as one int64 how
+    many tokens it has seen.
+    """
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of `read_slot`, which are those of `StatePool.slot_bytes`."""
+
+    def copy_slot(self, source: int, target: int) -> None:
+        """Copy a whole slot."""
+
+    def read_slot(self, slot: int) -> Bytes:
+        """Return the raw bytes of a slot, u8 [slot_bytes]."""
+
+    def write_slot(self, slot: int, data: Bytes) -> None:
+        """Write the bytes from `read_slot` to any slot of a pool with the same shapes."""
+
+
+class Kernels(Operations, ParameterForms, RawPages, RawSlots, Protocol):
     """A backend bound to one pool. `begin` sets the step's tables; the operations then read them.
 
     Attributes:
@@ -355,4 +376,9 @@ class Kernels(Operations, ParameterForms, RawPages, Protocol):
         """Set the entry of a slot, or remove it. Called between steps only."""
 
     def begin(self, tables: StepTables) -> None:
-        """Start a step and keep its tables."""
+        """Start a step and keep its tables.
+
+        Raises:
+            RuntimeError: a state has not seen exactly the tokens before its span: rows would be applied twice or
+                skipped. Nothing has been written.
+        """

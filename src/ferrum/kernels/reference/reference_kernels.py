@@ -74,7 +74,27 @@ class ReferenceKernels(Kernels):
         return page_sums
 
     def begin(self, tables: StepTables) -> None:
+        if self.states is not None and tables.states is not None:
+            self.states.check(tables)
         self._tables = tables._replace(token_ids=with_carried(tables)) if tables.carried else tables
+
+    @property
+    def slot_bytes(self) -> int:
+        return self._state_memory.slot_bytes
+
+    def copy_slot(self, source: int, target: int) -> None:
+        self._state_memory.copy_slot(source, target)
+
+    def read_slot(self, slot: int) -> Bytes:
+        return self._state_memory.read_slot(slot)
+
+    def write_slot(self, slot: int, data: Bytes) -> None:
+        self._state_memory.write_slot(slot, data)
+
+    @property
+    def _state_memory(self) -> StateMemory:
+        assert self.states is not None, "no layer has a state"
+        return self.states
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         for copy in copies:
@@ -333,8 +353,7 @@ class ReferenceKernels(Kernels):
         bias: F32 | None = None,
         activation: Activation | None = None,
     ) -> F32:
-        assert self.states is not None, "a layer has a state"
-        y = self.states.advance(*slot, self.tables, x, lambda state, row: convolve(state, row, weight))
+        y = self._state_memory.advance(*slot, self.tables, x, lambda state, row: convolve(state, row, weight))
         y = biased(y, bias)
         return y if activation is None else activated(y, activation)
 
@@ -342,12 +361,11 @@ class ReferenceKernels(Kernels):
         def apply(state: F32, row: F32) -> F32:
             return advance_delta(state, row, decay, shift, shape)
 
-        assert self.states is not None, "a layer has a state"
         rows = np.concatenate([x, a, b], axis=1)
-        return self.states.advance(shape.group, shape.layer, self.tables, rows, apply)
+        return self._state_memory.advance(shape.group, shape.layer, self.tables, rows, apply)
 
     def gated_norm(self, x: F32, gate: F32, weight: F32, eps: float, heads: int, activation: Activation = SILU) -> F32:
-        y = normed(x.reshape(len(x), heads, -1), weight, eps).reshape(x.shape)
+        y = normed(x.reshape(len(x), heads, len(weight)), weight, eps).reshape(x.shape)
         return gated(gate, y, activation)
 
     def gather(self, x: F32) -> F32:
