@@ -24,6 +24,7 @@
 #include "probe.hpp"
 #include "rope_table.hpp"
 #include "row_norms.hpp"
+#include "states_binding.hpp"
 
 namespace nb = nanobind;
 
@@ -52,11 +53,12 @@ std::shared_ptr<Weight> blank(const std::string& format, int64_t outputs, int64_
 
 using GroupTuple = std::tuple<std::string, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 
-void allocate(Runtime& runtime, const std::vector<GroupTuple>& groups) {
+void allocate(Runtime& runtime, const std::vector<GroupTuple>& groups, const std::optional<StatePoolTuple>& states) {
     for (const auto& [format, pages, size, layers, heads, key_dim, value_dim] : groups) {
         require(key_dim <= kMaxHead && value_dim <= kMaxHead, "heads exceed MAX_HEAD_DIM");
         runtime.pool.add({kv_format_of(format), pages, size, layers, heads, key_dim, value_dim});
     }
+    allocate_states(runtime, states);
 }
 
 void copy_page(Runtime& runtime, int64_t group, int64_t source, int64_t target) {
@@ -95,7 +97,7 @@ void take_given(Step& step, const std::optional<In<int32_t>>& rows, const MaybeF
 int32_t begin(Runtime& runtime, const In<int32_t>& token_ids, const In<int32_t>& positions, const In<int32_t>& span_rows,
               const std::vector<In<int32_t>>& pages, const In<int32_t>& logit_rows, const In<int32_t>& hidden_rows,
               const std::optional<In<int32_t>>& given_rows, const MaybeFloats& given,
-              const std::vector<StepAdapterTuple>& adapters) {
+              const std::vector<StepAdapterTuple>& adapters, const std::optional<StateTablesTuple>& states) {
     require(static_cast<int64_t>(pages.size()) == runtime.pool.size(), "number of page tables is not the number of groups");
     require(token_ids.size() == positions.size() && span_rows.size() > 0, "token_ids, positions and span_rows have contradictory sizes");
     check_spans(span_rows, token_ids.size());
@@ -118,6 +120,7 @@ int32_t begin(Runtime& runtime, const In<int32_t>& token_ids, const In<int32_t>&
     }
     take_given(step, given_rows, given);
     take_adapters(step, adapters);
+    take_states(runtime, states);
     return step.positions.empty() ? 0 : *std::max_element(step.positions.begin(), step.positions.end());
 }
 
@@ -292,7 +295,7 @@ NB_MODULE(_native, module) {
         .def("quantize", &quantize)
         .def("over_panels", &over_panels)
         .def("sum_pages", &sum_pages, as_is, as_is)
-        .def("allocate", &allocate)
+        .def("allocate", &allocate, nb::arg(), nb::arg("states").none() = nb::none())
         .def("copy_page", &copy_page, released)
         .def("page_bytes", [](const Runtime& r, int64_t group) { return r.pool.page_bytes(group); })
         .def("read_page", [](const Runtime& r, int64_t group, int64_t page, const Out<uint8_t>& out) {
@@ -303,9 +306,15 @@ NB_MODULE(_native, module) {
             check_page(r, group, page, static_cast<int64_t>(in.size()));
             r.pool.write_page(group, page, in.data());
         }, nb::arg(), nb::arg(), as_is, released)
+        .def_prop_ro("state_bytes", [](const Runtime& r) { return r.states.nbytes(); })
+        .def_prop_ro("slot_bytes", [](const Runtime& r) { return r.states.slot_bytes(); })
+        .def("copy_slot", &copy_slot, released)
+        .def("read_slot", &read_slot, nb::arg(), as_is, released)
+        .def("write_slot", &write_slot, nb::arg(), as_is, released)
         .def("begin", &begin, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("span_rows").noconvert(),
              nb::arg("pages").noconvert(), nb::arg("logit_rows").noconvert(), nb::arg("hidden_rows").noconvert(),
-             nb::arg("given_rows").noconvert().none(), nb::arg("given").noconvert().none(), nb::arg("adapters"))
+             nb::arg("given_rows").noconvert().none(), nb::arg("given").noconvert().none(), nb::arg("adapters"),
+             nb::arg("states").none() = nb::none())
         .def("run", [](Runtime& r, const Program& program) { run_all(r, program.operations); },
              released)
         .def("run", &run_all, released);
@@ -339,6 +348,9 @@ NB_MODULE(_native, module) {
     module.def("fill_rope", &fill_rope, as_is, nb::arg(), nb::arg(), as_is, as_is);
     module.def("latent_store", &latent_store, nb::arg(), as_is, as_is, as_is, as_is, as_is, nb::arg(), as_is, as_is, nb::arg());
     module.def("attention", &attention, nb::arg(), as_is, as_is, nb::arg(), nb::arg().none(), as_is_or_none, nb::arg(), nb::arg());
+    module.def("short_conv", &short_conv, nb::arg(), as_is, as_is, as_is_or_none, nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), as_is);
+    module.def("delta_rule", &delta_rule, nb::arg(), as_is, as_is, as_is, as_is, as_is, nb::arg(), nb::arg(), as_is);
+    module.def("gated_norm", &gated_norm, as_is, as_is, as_is, nb::arg(), nb::arg(), nb::arg().none(), as_is, nb::arg());
     module.def("gather", &gather, as_is, as_is, nb::arg(), nb::arg());
     module.def("finite", &finite_spans, as_is, as_is, nb::arg());
     module.def("fuse", &fuse_arrays, as_is, as_is, as_is, as_is, released);

@@ -48,7 +48,7 @@ struct TiledRows {
     int64_t rows;
 };
 
-enum class Curve { none, scaled, capped, silu, gelu, gelu_tanh, relu2 };
+enum class Curve { none, scaled, capped, silu, gelu, gelu_tanh, relu2, sigmoid };
 
 // A function of each number of a product; see Activation in kernels/op_attributes.py. Of a gated product, it is applied
 // to the gate. If the product is `limited`, gates are at most `limit`, and the other factor is limited to +-limit, plus 1.
@@ -246,6 +246,65 @@ struct AttentionItem {
 
 constexpr int64_t kItemRows = 96;  // query rows of an item over its heads; their state fits in the second-level cache
 
+// What a step does to the state of a span in one layer: rows waiting next to the state read, then those of the step are
+// applied, but the last `kept` ones, whose effect is not in the state written. They may be the same memory.
+struct StateSpan {
+    const float* read;     // null: zeros
+    float* write;
+    const float* waiting;  // [waiting_rows, numbers of a row]
+    int64_t waiting_rows, first, rows, kept;  // `first` is the first row of the step
+
+    int64_t all() const { return waiting_rows + rows; }
+    int64_t applied() const { return all() - kept; }
+};
+
+// Each column of a row: the products of the last `taps` rows of a span with the weight, added, plus the bias, activated.
+// A state has the rows before the next one, oldest first. A waiting row is one of x.
+struct ConvArgs {
+    const float* x;       // [rows, columns]
+    const float* weight;  // [taps, columns]
+    const float* bias;    // [columns], or null
+    Activation activation;
+    int64_t taps, columns;
+    float* y;
+};
+
+// Heads of the gated delta rule; see DeltaShape in kernels/op_attributes.py. A state is [heads, key_dim, value_dim]. A waiting
+// row is one of x, one of a and one of b.
+struct DeltaArgs {
+    const float* x;  // [rows, columns()]: queries and keys of key heads, then values
+    const float* a;  // [rows, heads]
+    const float* b;
+    const float* decay;  // [heads]
+    const float* shift;
+    int64_t heads, key_heads, key_dim, value_dim;
+    float query_scale;
+    float* y;  // [rows, heads, value_dim]
+
+    int64_t columns() const { return 2 * key_heads * key_dim + heads * value_dim; }
+    int64_t row_numbers() const { return columns() + 2 * heads; }
+};
+
+// A work item of the delta rule: a head of a span, and the columns of its values. `next` is the state of the item that the
+// thread computes next, or null; the kernel prefetches it.
+struct DeltaItem {
+    int64_t head, begin, end;
+    const float* next;
+};
+
+constexpr int64_t kDeltaColumns = 32;  // an item begins with a multiple of them
+
+// Items: [rows x heads, dim]. y = norm(x) * weight * activation(gate).
+struct GatedNormArgs {
+    const float* x;
+    const float* gate;
+    const float* weight;  // [dim]
+    float eps;
+    Activation activation;
+    int64_t dim;
+    float* y;
+};
+
 // Inputs of a draw besides the logits (sampling/philox.py).
 struct DrawKey {
     uint64_t seed;
@@ -280,6 +339,10 @@ struct KernelTable {
     void (*latent_store)(const LatentArgs&, int64_t item_begin, int64_t item_end);  // items: row blocks x (heads + 1)
     int64_t (*attention_scratch)(const GroupStore&);                            // bytes per thread
     void (*attention)(const AttentionArgs&, const AttentionItem&, std::byte* scratch);
+    void (*convolve)(const ConvArgs&, const StateSpan&, int64_t begin, int64_t end);  // columns
+    int64_t (*delta_scratch)(const DeltaArgs&);                                      // bytes per thread
+    void (*delta)(const DeltaArgs&, const StateSpan&, const DeltaItem&, std::byte* scratch);
+    void (*gated_norm)(const GatedNormArgs&, int64_t begin, int64_t end);  // items
     // Sums of the pages [begin, end) of `bytes` bytes; zeros pad the last page.
     void (*page_sums)(const std::byte* data, int64_t bytes, int64_t begin, int64_t end, uint64_t* sums);
     bool (*finite)(const float* x, int64_t count);

@@ -1,4 +1,4 @@
-// The resources of operations: kernels of a tier, a team, the pool, tables of the step and scratch memory.
+// The resources of operations: kernels of a tier, a team, the pool, states, tables of the step and scratch memory.
 #pragma once
 
 #include <cstring>
@@ -10,6 +10,7 @@
 #include "checked.hpp"
 #include "pool.hpp"
 #include "shares.hpp"
+#include "states.hpp"
 #include "step.hpp"
 #include "team.hpp"
 #include "tiers.hpp"
@@ -39,6 +40,7 @@ public:
     Team team;
     Shares shares;
     Pool pool;
+    States states;
     Heap heap;  // for weights
     Step step;
     std::mutex running;

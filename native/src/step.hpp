@@ -18,6 +18,11 @@ struct StepAdapter {
     std::vector<int32_t> rows, logit_rows;
 };
 
+// What a step does to the states of its spans; see StateTables in kernels/interface.py. Empty: nothing.
+struct StepStates {
+    std::vector<int32_t> read, write, waiting, kept;
+};
+
 struct Step {
     std::vector<int32_t> token_ids, positions, span_rows, row_span, logit_rows, hidden_rows;
     std::vector<std::vector<int32_t>> pages;  // per group [S, stride]
@@ -26,6 +31,7 @@ struct Step {
     std::vector<int32_t> given_of;  // per row of the step, its row in `given` or -1; empty if no row is given
     int64_t given_columns = 0;
     std::vector<StepAdapter> adapters;  // in the order in which their results are added
+    StepStates states;
 
     int64_t spans() const { return static_cast<int64_t>(span_rows.size()) - 1; }
 

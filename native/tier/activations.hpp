@@ -45,6 +45,7 @@ inline void change(vf* x, int count, Function function) {
         case Curve::gelu: return change(x, count, gelu);
         case Curve::gelu_tanh: return change(x, count, gelu_tanh);
         case Curve::relu2: return change(x, count, [](vf v) { return v * larger(v, vf{}); });
+        case Curve::sigmoid: return change(x, count, sigmoid);
     }
 }
 

@@ -13,12 +13,6 @@ vf square_root(vf x) {
     return x;
 }
 
-// log(1 + e^x): with t = e^-|x| and u the rounded 1 + t, log(1 + t) = log(u) + (t - (u - 1)) / u.
-vf softplus(vf x) {
-    const vf one = spread(1.0f), t = exp((vf)((vu)x | 0x80000000u)), u = one + t;
-    return larger(x, vf{}) + (exact_log(u) + (t - (u - one)) / u);
-}
-
 constexpr int64_t kTileRows = most(kProductRows, kGroupRows);
 
 // Rows packed alone, as a tile [word][row].

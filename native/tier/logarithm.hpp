@@ -1,4 +1,4 @@
-// The natural logarithm, as docs/numerics.md specifies it. No product and sum is fused there.
+// The natural logarithm and softplus, as docs/numerics.md specifies them. No product and sum is fused there.
 #pragma once
 
 #include "math.hpp"
@@ -22,6 +22,12 @@ inline vf exact_log(vf x) {
     const vf tail = exact_polynomial(f, kLog1p, 9);
     const vf correction = ((f * square) * tail + exponent * spread(1.4286068203094172e-06f)) - spread(0.5f) * square;
     return (f + correction) + exponent * spread(0.693145751953125f);
+}
+
+// log(1 + e^x): with t = e^-|x| and u the rounded 1 + t, log(1 + t) = log(u) + (t - (u - 1)) / u.
+inline vf softplus(vf x) {
+    const vf one = spread(1.0f), t = exp((vf)((vu)x | 0x80000000u)), u = one + t;
+    return larger(x, vf{}) + (exact_log(u) + (t - (u - one)) / u);
 }
 
 }  // namespace ferrum::FERRUM_TIER

@@ -1,33 +1,17 @@
 // Operations on whole rows: norms, QK-norm with rotation and the write to the pool, the check for finite numbers.
 #include "activations.hpp"
 #include "rows.hpp"
+#include "squares.hpp"
 #include "tier.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
 namespace {
 
-// 1 / sqrt(mean(x^2) + eps) of a row; `load` returns the lanes from an index on, given how many are left. The running
-// sums of four virtual vectors hide their latencies.
+// 1 / sqrt(mean(x^2) + eps) of a row; `load` as in `squares_sum`.
 template <class Load>
 float inverse_rms(int64_t columns, float eps, Load load) {
-    constexpr int kSums = 4 * kVirtual;
-    vf sums[kSums] = {};
-    const auto add = [&](int part, int64_t i, int64_t left) {
-        const vf x = load(i, left);
-        sums[part] = fused(x, x, sums[part]);
-    };
-    int64_t i = 0;
-    for (; i + kSums * kLanes <= columns; i += kSums * kLanes)
-#pragma GCC unroll 8
-        for (int part = 0; part < kSums; ++part) add(part, i + part * kLanes, kLanes);
-#pragma GCC unroll 8
-    for (int part = 0; part < kSums; ++part, i += kLanes)
-        if (i < columns) add(part, i, columns - i);
-    vf total[kVirtual];
-    for (int v = 0; v < kVirtual; ++v)
-        total[v] = (sums[v] + sums[kVirtual + v]) + (sums[2 * kVirtual + v] + sums[3 * kVirtual + v]);
-    return 1.0f / __builtin_sqrtf(sum_lanes(total) / static_cast<float>(columns) + eps);
+    return 1.0f / __builtin_sqrtf(squares_sum(columns, load) / static_cast<float>(columns) + eps);
 }
 
 float inverse_rms(const float* x, int64_t columns, float eps) {
@@ -240,6 +224,11 @@ void norm(const NormArgs& a, int64_t row_begin, int64_t row_end) {
         if (a.centred || a.delta == nullptr) factor = inverse_rms(x, a.columns, a.eps);
         scale_row(x, of_row(a.weights, a.weight, row), of_row(a.biases, a.bias, row), factor, a.columns, y);
     }
+}
+
+void gated_norm(const GatedNormArgs& a, int64_t begin, int64_t end) {
+    for (int64_t at = begin * a.dim; at < end * a.dim; at += a.dim) norm_head(a.x + at, a.weight, a.dim, a.eps, a.y + at);
+    activate_all(a.activation, a.gate + begin * a.dim, a.y + begin * a.dim, (end - begin) * a.dim, a.y + begin * a.dim);
 }
 
 void add(const AddArgs& a, int64_t row_begin, int64_t row_end) {

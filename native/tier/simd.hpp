@@ -91,6 +91,34 @@ inline void store_part(float* to, vf v, int64_t count) {
 #endif
 }
 
+#if defined(__AVX2__)
+constexpr bool kStreams = true;
+#else
+constexpr bool kStreams = false;
+#endif
+
+// Whether vectors in rows `stride` numbers apart can be stored around the caches.
+inline bool streams_at(const float* to, int64_t stride) {
+    return kStreams && reinterpret_cast<uintptr_t>(to) % sizeof(vf) == 0 && stride % kLanes == 0;
+}
+
+// Store around the caches, which would read a line before it is written. Others see it after `end_streams`.
+inline void stream(float* to, vf v) {
+#if defined(__AVX512VNNI__)
+    _mm512_stream_ps(to, v);
+#elif defined(__AVX2__)
+    _mm256_stream_ps(to, v);
+#else
+    store(to, v);
+#endif
+}
+
+inline void end_streams() {
+#if defined(__AVX2__)
+    _mm_sfence();
+#endif
+}
+
 inline vf spread(float x) { return x - vf{}; }
 inline vi spread(int32_t x) { return x + vi{}; }
 inline vu spread(uint32_t x) { return x + vu{}; }

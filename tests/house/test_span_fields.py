@@ -36,10 +36,7 @@ TABLE_PLACES = {
         "kernels/reference/reference_attention.py",
         "kernels/state_memory.py",
     ),
-    "kernels/cpu/native_kernels.py, an argument of the library or a use": (
-        "kernels/cpu/native_kernels.py:begin",
-        "kernels/state_memory.py",
-    ),
+    "kernels/cpu/native_kernels.py, an argument of the library or a use": ("kernels/cpu/native_kernels.py:begin",),
 }
 Reader = Callable[[Path], str]
 

@@ -19,7 +19,7 @@ from shared_models import folder
 from source_tree import REPOSITORY
 
 FOLDER = "tests/numeric"
-SEARCHES = ["test_native_fuzz", "test_native_adapter_fuzz", "test_native_sampler_fuzz"]
+SEARCHES = ["test_native_fuzz", "test_native_adapter_fuzz", "test_native_sampler_fuzz", "test_native_state_fuzz"]
 OTHERS = [f"test_native_{name}" for name in ("adapters", "attention", "library", "products", "rows", "sampler")]
 TESTS = [*SEARCHES, *OTHERS, "test_latent_attention", "test_block_panels"]
 assert all((REPOSITORY / FOLDER / f"{name}.py").exists() for name in TESTS), "name the new place of a renamed file here"

@@ -13,13 +13,14 @@ from changed_sites import embedding, low_rank, replacement, site_of, uses
 from ferrum.bench.limits import attention_shapes, matrices
 from ferrum.bench.shapes import SHAPES
 from ferrum.core.errors import Unsupported
+from ferrum.core.state_shape import StateShape
 from ferrum.kernels.adapters import Change, SiteKind
 from ferrum.kernels.cpu.lowering import Lowering, Native, Operand
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.cpu.weights import NativeWeight
-from ferrum.kernels.interface import Kernels, NetworkOutput, PoolGroup, StepTables, row_counts
+from ferrum.kernels.interface import Kernels, NetworkOutput, PoolGroup, StatePool, StateTables, StepTables, row_counts
 from ferrum.kernels.interpreter import Interpreter, run_eager
-from ferrum.kernels.op_attributes import SILU, AttentionShape, Routing
+from ferrum.kernels.op_attributes import SIGMOID, SILU, AttentionShape, DeltaShape, Routing
 from ferrum.kernels.op_spec import Extent, Kind, OpSpec, Pool, Value, as_tuple, declared, operation
 from ferrum.kernels.operations import Array, Matrix, Operations, Weight
 from ferrum.kernels.program_recorder import record
@@ -34,6 +35,13 @@ GROUP = group_of(DIM, HEADS // 2, "float32", page_size=16)
 SHAPE = shape_of(GROUP, 2)
 LATENT = PoolGroup("latent", 40, 16, 1, 1, HIDDEN + DIM, 0, "float32")
 LATENT_SHAPE = AttentionShape(1, 0, 2, 1, HIDDEN + DIM, 0.1, value_dim=HIDDEN)
+CHANNELS, TAPS = 40, 3
+DELTA = DeltaShape(1, 0, num_heads=4, num_key_heads=2, key_dim=6, value_dim=10)
+STATES = StatePool(
+    4, (StateShape((TAPS - 1) * CHANNELS, CHANNELS), StateShape(DELTA.state_numbers, DELTA.input_columns + 8)), 3
+)
+SLOTS = (-1, 0, -1), (1, 2, 3), (0, 3, 0), (0, 1, 2)
+"""Slots that the spans of `outcome` read and write, rows that wait in them (zeros), and rows to keep."""
 OPERATIONS = declared(Operations)
 BACKENDS: dict[str, Callable[[], Any]] = {"toy": ToyKernels} | {
     tier: lambda tier=tier: NativeKernels(tier, 2) for tier in TIERS
@@ -107,6 +115,13 @@ CASES: dict[str, Callable[[Case], tuple[Any, ...]]] = {
         *(case.value(2 * HIDDEN), case.value(2 * DIM), case.value(), case.value(DIM), LATENT_SHAPE, case.rope()),
     ),
     "attention": lambda case: (case.value(), SHAPE),
+    "short_conv": lambda case: (
+        *(case.value(CHANNELS), case.vector(TAPS * CHANNELS), (0, 0), case.vector(CHANNELS), SILU),
+    ),
+    "delta_rule": lambda case: (
+        *(case.value(DELTA.input_columns), case.value(4), case.value(4), case.vector(4), case.vector(4), DELTA),
+    ),
+    "gated_norm": lambda case: (case.value(), case.value(), case.vector(DIM), 1e-6, HEADS, SIGMOID),
     "gather": lambda case: (case.value(),),
     "head": lambda case: (case.value(extent=Extent.LOGITS), case.weight(VOCABULARY)),
     "best": lambda case: (case.value(VOCABULARY, Extent.LOGITS),),
@@ -121,7 +136,8 @@ def outcome(kernels: Any, name: str) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(4)
     tables = tables_of(rng, [(0, 5), (3, 1), (0, 19)], (GROUP, LATENT), (4, 5, 6, 24), (0, 24), VOCABULARY)
     tables = tables._replace(adapters=uses((0, 0.7, [1, 3, 8, 24]), logit_rows=((2, 3),)))
-    kernels.allocate((GROUP, LATENT))
+    tables = tables._replace(states=StateTables(*(np.array(each, np.int32) for each in SLOTS)))
+    kernels.allocate((GROUP, LATENT), STATES)
     case, spec = Case(kernels, rng, tables), OPERATIONS[name]
     if spec.pool is Pool.READ:  # what it reads
         stores = OPERATIONS["rope_store"]

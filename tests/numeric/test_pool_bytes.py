@@ -15,8 +15,9 @@ from ferrum.contract.factory import ExecutorConfig, ExecutorMemoryConfig, ModelE
 from ferrum.contract.io_types import DataType
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import ConfigError
+from ferrum.core.state_shape import StateShape
 from ferrum.kernels.cpu.native_kernels import NativeKernels
-from ferrum.kernels.interface import Kernels, PoolGroup
+from ferrum.kernels.interface import Kernels, PoolGroup, StatePool
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.models.decoder import inventory
 from ferrum.models.families import decoder_spec
@@ -69,6 +70,15 @@ def test_pages_take_the_planned_bytes(name: str, head_dim: int, page_size: int, 
     for group in groups:  # raw pages are padded, also those of the reference, which pads no array
         assert planned[group.name] <= kernels.page_bytes(group.name)
         assert planned[group.name] == kernels.page_bytes(group.name) or name == "reference"
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_slots_take_the_planned_bytes(name: str) -> None:
+    pool = StatePool(5, (StateShape(33, 7, 3), StateShape(64, 20), StateShape(0, 1)), 4)
+    kernels = kernels_of(name)
+    kernels.allocate((), pool)
+    held = kernels.lowering.runtime.state_bytes if isinstance(kernels, NativeKernels) else held_by(kernels)
+    assert held == pool.num_slots * pool.slot_bytes and kernels.slot_bytes == pool.slot_bytes
 
 
 @pytest.mark.parametrize(("name", "head_dim", "page_size", "format"), SIZES)

@@ -15,7 +15,7 @@ from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.library import load, tiers
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.cpu.native_services import NativeRowSampler
-from ferrum.kernels.interface import PoolGroup, StepTables
+from ferrum.kernels.interface import PoolGroup, StatePool, StepTables
 from ferrum.kernels.op_attributes import AttentionShape
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.sampling.backend_sampler import BackendSampler
@@ -90,11 +90,11 @@ def sampler_of(tier: str, threads: int) -> BackendSampler:
 class Twin:
     """One native team and the reference, with equal pools."""
 
-    def __init__(self, tier: str, threads: int, *groups: PoolGroup) -> None:
+    def __init__(self, tier: str, threads: int, *groups: PoolGroup, states: StatePool | None = None) -> None:
         self.native = NativeKernels(tier, threads)
         self.reference = ReferenceKernels()
         for kernels in (self.native, self.reference):
-            kernels.allocate(groups)
+            kernels.allocate(groups, states)
 
     def begin(self, tables: StepTables) -> None:
         for kernels in (self.native, self.reference):

@@ -84,6 +84,11 @@ class DeltaShape:
     interleaved: bool = False
 
     @property
+    def state_numbers(self) -> int:
+        """Numbers of a state: those of all heads."""
+        return self.num_heads * self.key_dim * self.value_dim
+
+    @property
     def input_columns(self) -> int:
         """Columns of queries, keys and values together."""
         return 2 * self.num_key_heads * self.key_dim + self.output_columns

@@ -17,7 +17,7 @@ from ferrum.kernels.adapters import AdapterSite
 from ferrum.kernels.cpu.adapter_sites import NativeSites
 from ferrum.kernels.cpu.weights import NativeWeight
 from ferrum.kernels.group_weights import rows_of_group
-from ferrum.kernels.op_attributes import Activation, AttentionShape, Routing
+from ferrum.kernels.op_attributes import Activation, AttentionShape, DeltaShape, Routing
 from ferrum.kernels.op_spec import Extent
 from ferrum.kernels.operations import F32, Array
 from ferrum.kernels.reference.reference_math import LOG2_E
@@ -264,6 +264,31 @@ class Lowering:
         scaling = _scaling(shape.scale, shape.softcap, float(LOG2_E))
         seen = shape.window or 0, shape.chunk or 0
         return self.library.attention(self.runtime, q.array, out.array, _sizes(shape), scaling, sinks, *seen)
+
+    def short_conv(
+        self,
+        x: Operand,
+        weight: F32,
+        slot: tuple[int, int],
+        bias: F32 | None,
+        activation: Activation | None,
+        out: Operand,
+    ) -> Native:
+        given = None if activation is None else _curve(activation)
+        return self.library.short_conv(self.runtime, x.array, weight, bias, given, *slot, x.columns, out.array)
+
+    def delta_rule(
+        self, x: Operand, a: Operand, b: Operand, decay: F32, shift: F32, shape: DeltaShape, out: Operand
+    ) -> Native:
+        scale = float(np.float32(shape.key_dim**-0.5))
+        arrays = x.array, a.array, b.array, decay, shift
+        return self.library.delta_rule(self.runtime, *arrays, astuple(shape), scale, out.array)
+
+    def gated_norm(
+        self, x: Operand, gate: Operand, weight: F32, eps: float, heads: int, activation: Activation, out: Operand
+    ) -> Native:
+        arrays, curve = (x.array, gate.array, weight), _curve(activation)
+        return self.library.gated_norm(*arrays, eps, heads, curve, out.array, x.extent)
 
     def gather(self, x: Operand, out: Operand) -> Native:
         return self.library.gather(x.array, out.array, x.columns, EXTENTS[Extent.LOGITS])

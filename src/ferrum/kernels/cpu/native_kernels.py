@@ -11,6 +11,7 @@ import numpy as np
 
 from ferrum.cache.page_table import PageCopy
 from ferrum.core.errors import ConfigError, Unsupported
+from ferrum.core.state_shape import StateShape
 from ferrum.kernels.adapters import AdapterSite, Change
 from ferrum.kernels.cpu.adapter_sites import AdapterMemory, NativeEntry, native_entry
 from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
@@ -24,7 +25,6 @@ from ferrum.kernels.numerics import NUMERICS_ID
 from ferrum.kernels.op_spec import Extent, OpSpec, Program, Value, as_tuple
 from ferrum.kernels.operations import F32, Array, Bytes, Weight
 from ferrum.kernels.services import PageSums, PanelQuantizer
-from ferrum.kernels.state_memory import StateMemory
 
 CHUNK: Final = 1024
 """Positions filled at once. One chunk delays a step by one or two milliseconds."""
@@ -104,7 +104,6 @@ class NativeKernels(Kernels):
         self._ropes: list[GrowingRope] = []
         self._groups: dict[str, int] = {}
         self._tables: StepTables | None = None
-        self.states: StateMemory | None = None
 
     @property
     def threads(self) -> int:
@@ -122,9 +121,9 @@ class NativeKernels(Kernels):
         return int(self.lowering.runtime.scratch_bytes) + self.threads * _THREAD_BYTES
 
     def allocate(self, groups: tuple[PoolGroup, ...], states: StatePool | None = None) -> None:
-        self.states = None if states is None else StateMemory(states)
         self._groups = {group.name: index for index, group in enumerate(groups)}
-        self.lowering.runtime.allocate([_sizes(group) for group in groups])
+        slots = None if states is None else (states.num_slots, list(map(_numbers, states.shapes)), states.kept_rows)
+        self.lowering.runtime.allocate([_sizes(group) for group in groups], slots)
 
     def planned_page_bytes(self, group: PoolGroup) -> int:
         # A pool without pages answers without the modules of the reference, which would take longer to import.
@@ -147,6 +146,21 @@ class NativeKernels(Kernels):
     def write_page(self, group: str, page: int, data: Bytes) -> None:
         self.lowering.runtime.write_page(self._groups[group], page, data)
 
+    @property
+    def slot_bytes(self) -> int:
+        return int(self.lowering.runtime.slot_bytes)
+
+    def copy_slot(self, source: int, target: int) -> None:
+        self.lowering.runtime.copy_slot(source, target)
+
+    def read_slot(self, slot: int) -> Bytes:
+        data = np.empty(self.slot_bytes, np.uint8)
+        self.lowering.runtime.read_slot(slot, data)
+        return data
+
+    def write_slot(self, slot: int, data: Bytes) -> None:
+        self.lowering.runtime.write_slot(slot, data)
+
     def begin(self, tables: StepTables) -> None:
         self._tables = tables  # the library copies them
         furthest = self.lowering.runtime.begin(
@@ -158,6 +172,7 @@ class NativeKernels(Kernels):
             tables.hidden_rows,
             *(tables.given or (None, None)),
             tables.adapters,
+            tables.states,
         )
         for rope in self._ropes:
             if furthest >= rope.filled:
@@ -230,6 +245,11 @@ def _sizes(group: PoolGroup) -> tuple[str, int, int, int, int, int, int]:
     """Return a layer group as the library takes it."""
     sizes = group.num_pages, group.page_size, group.num_layers, group.num_kv_heads, group.key_dim, group.value_dim
     return group.format, *sizes
+
+
+def _numbers(shape: StateShape) -> tuple[int, int, int]:
+    """Return the shape of a state as the library takes it."""
+    return shape.numbers, shape.row_numbers, shape.num_layers
 
 
 def _runtime(library: Any, tier: str, threads: int) -> Any:
