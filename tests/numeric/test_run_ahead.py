@@ -41,19 +41,19 @@ NEUTRAL = SamplingParams()
 
 
 def load(model: str, pages: int, kernels: str = "native") -> LocalExecutor:
-    """Load a model with a window, or one with a recurrent layer next to attention."""
+    """Load a model with a window, or one with recurrent layers next to attention."""
     if kernels == "native":
         require_native()
     options = {"page_size": PAGE_SIZE, "kv_capacity": pages * PAGE_SIZE, "max_sequence_length": CONTEXT}
-    if model == "states":
-        return recurrent_model.load("recurrent with attention", kernels, run_ahead=max(DEPTHS), **options)
+    if model in recurrent_model.KINDS:
+        return recurrent_model.load(model, kernels, run_ahead=max(DEPTHS), **options)
     directory = directory_of(find("qwen3-windows"))
     with {"toy": toy_backend, "late": late_backend}.get(kernels, nullcontext)():
         kernels = kernels if kernels in ("native", "reference") else "auto"
         return load_executor(directory, kernels=kernels, dtype="bfloat16", **options)
 
 
-@pytest.fixture(scope="module", params=["windows", "states"])
+@pytest.fixture(scope="module", params=["windows", "recurrent operations with attention"])
 def model(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

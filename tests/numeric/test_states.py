@@ -20,13 +20,15 @@ from ferrum.engine.build import engine_config, with_scheduler
 from ferrum.kernels.interface import StepTables
 from ferrum.runtime.local_executor import LocalExecutor
 from held_arrays import owned_arrays
-from native_twin import require_native
+from native_twin import TIERS, require_native
 from recurrent_model import KINDS, VOCABULARY, load
 
 LENGTH = 60
 TEXTS = 3
 STATEFUL = [kind for kind in KINDS if "recurrent" in kind]
-BACKENDS = ("reference", "native", "toy")
+OPERATIONS = [kind for kind in STATEFUL if "operations" in kind]
+"""The library computes these, so every tier does."""
+BACKENDS = [*product(STATEFUL, ("reference", "native", "toy")), *product(OPERATIONS, TIERS)]
 
 
 def text_of(seed: int) -> tuple[int, ...]:
@@ -41,13 +43,14 @@ def rows_of(kind: str, seed: int) -> np.ndarray:
         return rows
 
 
-@pytest.fixture(params=list(product(STATEFUL, BACKENDS)), ids=lambda pair: f"{pair[0]} on {pair[1]}")
+@pytest.fixture(params=BACKENDS, ids=lambda pair: f"{pair[0]} on {pair[1]}")
 def case(request: pytest.FixtureRequest) -> Iterator[tuple[str, LocalExecutor]]:
     """Give a kind of model and its executor, with passes of 16 tokens."""
-    kind, kernels = request.param
-    if kernels == "native":
+    kind, name = request.param
+    if name == "native":
         require_native()
-    with load(kind, kernels, page_size=4, max_rows=16, max_batch_size=4, kv_capacity=800) as executor:
+    kernels, isa = ("native", name) if name in TIERS else (name, "auto")
+    with load(kind, kernels, isa=isa, page_size=4, max_rows=16, max_batch_size=4, kv_capacity=800) as executor:
         yield kind, executor
         for cache_id in executor.pages.ids():
             executor.release_cache(cache_id)
@@ -107,6 +110,30 @@ def test_drafts_count_if_they_are_accepted(case: tuple[str, LocalExecutor], draf
         assert history == expected[: len(history)] and stored == len(history) - 1
 
 
+def test_a_draft_round_copies_no_state(case: tuple[str, LocalExecutor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every slot written is of a state that has advanced, and a sequence holds one slot after each round."""
+    _, executor = case
+    kernels, steps, copies = executor.lm.kernels, list[StepTables](), list[int]()
+    begin = kernels.begin
+    monkeypatch.setattr(kernels, "begin", lambda tables: (steps.append(tables), begin(tables)))
+    monkeypatch.setattr(kernels, "copy_slot", lambda *slots: copies.append(1), raising=False)
+    prompt, free = text_of(0)[:9], executor.pages.free_slots
+    expected = greedy(executor, prompt, 30)
+    sampling = Sampling(SamplingParams(temperature=0), 0, len(prompt), list(prompt))
+    history, stored = list(prompt), 0
+    for right in (0, 2, 4, 1):
+        guess = [*expected[len(history) :][:right], *[VOCABULARY - 1] * (4 - right)]
+        span = Span("a", stored, (*history[stored:], *guess), rows=Rows.ALL, sampling=sampling, extras=SpanExtras(4))
+        (result,) = run(executor, span)
+        stored, history = result.length, [*history, *result.tokens]
+        assert executor.pages.free_slots == free - 1
+    assert not copies and len(steps) > 4
+    for tables in steps:
+        assert tables.states is not None
+        applied = tables.states.waiting + np.diff(tables.span_rows) - tables.states.kept
+        assert (applied > 0).all()
+
+
 class LayerFault:
     """A fault in one layer of every pass that holds a token."""
 
@@ -119,7 +146,8 @@ class LayerFault:
 
 
 def recurrent_layers(executor: LocalExecutor) -> int:
-    return sum(shape.num_layers for shape in executor.info.state_layers)
+    """Return the most layers with one shape of state."""
+    return max(shape.num_layers for shape in executor.info.state_layers)
 
 
 def with_fault(executor: LocalExecutor, fault: Any) -> None:

@@ -3,7 +3,8 @@
     c[t] = w0 x[t-2] + w1 x[t-1] + w2 x[t],   s[t] = s[t-1] / (1 + |g[t]|) + c[t],   y[t] = s[t]
 
 per channel, where x and g are products of the input. A row that is applied twice, skipped or out of order shows in all
-later results.
+later results. Other kinds of the model have layers of the declared operations, which native kernels compute, too: short
+convolutions and the gated delta rule.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -20,11 +21,13 @@ import pytest
 from ferrum.core.config import ModelConfig
 from ferrum.core.state_shape import StateShape
 from ferrum.kernels.cpu.native_kernels import NativeKernels
-from ferrum.kernels.interface import StepTables
+from ferrum.kernels.interface import PoolGroup, StatePool, StepTables
 from ferrum.kernels.interpreter import Interpreter
+from ferrum.kernels.op_attributes import SILU, DeltaShape
 from ferrum.kernels.op_spec import Extent, OpSpec, Program
 from ferrum.kernels.operations import F32, Array, Operations, Vector
 from ferrum.kernels.reference import ReferenceKernels
+from ferrum.kernels.state_memory import StateMemory
 from ferrum.models.attention_spec import AttentionSpec
 from ferrum.models.builder import Builder, NormSpec, PartSpec, Slot
 from ferrum.models.config_reader import FamilyConfig
@@ -44,13 +47,16 @@ VOCABULARY: Final = 131
 CONTEXT: Final = 1024
 COLUMNS: Final = 3
 """Columns of the convolution."""
+DELTA: Final = DeltaShape(0, 0, num_heads=4, num_key_heads=2, key_dim=8, value_dim=12)
 KINDS: Final = {
     "recurrent": "rr",
     "recurrent with attention": "rar",
     "recurrent with a window": "rwa",
+    "recurrent operations": "cdcd",
+    "recurrent operations with attention": "cad",
     "feed-forward only": "mm",
 }
-"""Layers by kind of model: recurrent, attention, attention in a window, and none that stores."""
+"""Layers by kind of model: scans, convolutions, delta rules, attention, attention in a window, and none that stores."""
 
 
 def scan(_: Any, x: Array, gate: Array, weight: Vector, slot: tuple[int, int]) -> Array:
@@ -75,7 +81,7 @@ class Scans:
     """The operation, for kernels whose arrays are numpy's.
 
     Attributes:
-        fault: called before each scan with the layer and the tables; raises to inject a fault.
+        fault: called before each scan and delta rule with the layer and the tables; raises to inject a fault.
     """
 
     states: Any
@@ -83,25 +89,51 @@ class Scans:
     fault: Callable[[int, StepTables], None] | None = None
 
     def scan(self, x: F32, gate: F32, weight: F32, slot: tuple[int, int]) -> F32:
-        if self.fault is not None:
-            self.fault(slot[1], self.tables)
+        self.may_fail(slot[1])
         rows = np.concatenate([x, gate], axis=1)
         return self.states.advance(*slot, self.tables, rows, lambda state, row: advance(state, row, weight))
 
+    def may_fail(self, layer: int) -> None:
+        if self.fault is not None:
+            self.fault(layer, self.tables)
+
 
 class ReferenceScans(Scans, ReferenceKernels):
+    def delta_rule(self, x: F32, a: F32, b: F32, decay: F32, shift: F32, shape: DeltaShape) -> F32:
+        self.may_fail(shape.layer)
+        return super().delta_rule(x, a, b, decay, shift, shape)
+
     def compute(self, spec: OpSpec, arguments: tuple[Any, ...]) -> Any:
         return getattr(self, spec.name)(*arguments)
 
 
 class NativeScans(Scans, NativeKernels):
-    """Native kernels that replay a program operation by operation, since the library has no scan."""
+    """Native kernels that replay a program operation by operation, with states in numpy: the library has no scan."""
+
+    def allocate(self, groups: tuple[PoolGroup, ...], states: StatePool | None = None) -> None:
+        super().allocate(groups)
+        self.states = None if states is None else StateMemory(states)
+
+    def begin(self, tables: StepTables) -> None:
+        if tables.states is not None:
+            self.states.check(tables)
+        super().begin(tables._replace(states=None))
+        self._tables = tables
 
     def compute(self, spec: OpSpec, arguments: tuple[Any, ...]) -> Any:
         return self.scan(*arguments) if spec is SCAN else super().compute(spec, arguments)
 
     def prepare(self, program: Program, limits: Mapping[Extent, int]) -> Interpreter:
         return Interpreter(program, limits)
+
+
+class NativeStates(Scans, NativeKernels):
+    """Native kernels whose faults come when every layer has run and written its states."""
+
+    def run(self, program: Any) -> None:
+        super().run(program)
+        for layer in range(2):  # as many as a kind has scans or delta rules
+            self.may_fail(layer)
 
 
 class ToyScans(ToyKernels):
@@ -137,9 +169,75 @@ class RecurrentSpec:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    inputs: Linear
+    output: Linear
+    weight: Array
+    bias: Array
+    slot: Slot
+
+    def __call__(self, kernels: Operations, x: Array) -> Array:
+        (x,) = self.inputs(kernels, x)
+        (y,) = self.output(kernels, kernels.short_conv(x, self.weight, self.slot, self.bias, SILU))
+        return y
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionSpec:
+    def stored(self) -> StateShape:
+        return StateShape((COLUMNS - 1) * CHANNELS, CHANNELS)
+
+    def build(self, make: Builder) -> Convolution:
+        return Convolution(
+            inputs=make.linear(("in_proj",), (CHANNELS,), make.hidden_size),
+            output=make.linear(("out_proj",), (make.hidden_size,), CHANNELS),
+            weight=make.vector("conv.weight", COLUMNS * CHANNELS),
+            bias=make.vector("conv.bias", CHANNELS),
+            slot=make.state_slot(self),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    inputs: Linear
+    output: Linear
+    decay: Array
+    shift: Array
+    norm: Array
+    shape: DeltaShape
+
+    def __call__(self, kernels: Operations, x: Array) -> Array:
+        x, a, b, gate = self.inputs(kernels, x)
+        y = kernels.delta_rule(x, a, b, self.decay, self.shift, self.shape)
+        (y,) = self.output(kernels, kernels.gated_norm(y, gate, self.norm, 1e-6, self.shape.num_heads))
+        return y
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSpec:
+    def stored(self) -> StateShape:
+        return StateShape(DELTA.state_numbers, DELTA.input_columns + 2 * DELTA.num_heads)
+
+    def build(self, make: Builder) -> Delta:
+        heads, columns = DELTA.num_heads, DELTA.output_columns
+        names, sizes = ("in_proj", "a_proj", "b_proj", "gate_proj"), (DELTA.input_columns, heads, heads, columns)
+        group, layer = make.state_slot(self)
+        return Delta(
+            inputs=make.linear(names, sizes, make.hidden_size),
+            output=make.linear(("out_proj",), (make.hidden_size,), columns),
+            decay=make.vector("decay", heads, factor=-1.0),
+            shift=make.vector("shift", heads),
+            norm=make.vector("norm.weight", DELTA.value_dim),
+            shape=replace(DELTA, group=group, layer=layer),
+        )
+
+
 def spec_of(config: FamilyConfig) -> DecoderSpec:
     parts: dict[str, PartSpec] = {
         "r": RecurrentSpec(),
+        "c": ConvolutionSpec(),
+        "d": DeltaSpec(),
         "a": AttentionSpec(4, 2, 16, rope=None),
         "w": AttentionSpec(4, 2, 8, rope=None, window=9),
         "m": MlpSpec(HIDDEN),
@@ -156,17 +254,20 @@ def spec_of(config: FamilyConfig) -> DecoderSpec:
     )
 
 
-def kernels_of(name: str, isa: str = "auto", threads: int | None = None, **options: Any) -> Any:
+def kernels_of(kind: str, name: str, isa: str = "auto", threads: int | None = None, **options: Any) -> Any:
+    """Return the kernels of a model: a native program runs declared operations only."""
     made = {"reference": ReferenceScans, "auto": ToyScans}
-    return made[name]() if name in made else NativeScans(isa, threads, **options)
+    if name in made:
+        return made[name]()
+    return (NativeScans if "r" in KINDS[kind] else NativeStates)(isa, threads, **options)
 
 
 @contextmanager
-def recurrent_family() -> Iterator[None]:
+def recurrent_family(kind: str) -> Iterator[None]:
     """Load models with recurrent parts in this context."""
 
     def chosen(_device: str, name: str, isa: str, threads: int | None, **options: Any) -> ChosenKernels:
-        return ChosenKernels(kernels_of(name, isa, threads, **options))
+        return ChosenKernels(kernels_of(kind, name, isa, threads, **options))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ferrum.runtime.assembly.choose_kernels", chosen)
@@ -186,7 +287,7 @@ class Weights(RandomCheckpoint):
 
     def read(self, name: str) -> Any:
         values = super().read(name)
-        if name.endswith("conv.weight"):
+        if name.endswith(("conv.weight", "conv.bias", "shift")):
             return np.random.default_rng(len(name)).normal(size=values.shape).astype(values.dtype)
         if values.ndim == 2:
             values = values * values.dtype.type(8)
@@ -208,7 +309,7 @@ def load(
     """Load a model of `KINDS` on these kernels or "toy"; the other options are those of `ModelConfig`."""
     values = {"architectures": ["RecurrentForCausalLM"], "kind": list(KINDS).index(kind), "context": CONTEXT}
     chosen = {"kernels": "auto" if kernels == "toy" else kernels, "dtype": "float32", "kv_dtype": "float32"}
-    with recurrent_family():
+    with recurrent_family(kind):
         weights = Weights(kind, values)
         weights.poison = poison
         return build_executor(
