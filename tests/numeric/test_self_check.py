@@ -77,6 +77,7 @@ OPERATIONS = {
     "gather_hidden": "selection of rows",
     "best": "selection of rows",
     "finite": "selection of rows",
+    **dict.fromkeys(("short_conv", "delta_rule", "gated_norm"), "states"),
     **dict.fromkeys(("activate", "gate", "scale_logits", "adapt", "adapt_embedding"), "adapters"),
 }
 

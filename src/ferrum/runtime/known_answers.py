@@ -1,19 +1,17 @@
-"""Small fixed inputs for every operation and format, and hashes of what kernels make of them.
+"""Hashes of what kernels make of small fixed inputs, for every operation and format.
 
-The inputs come from a counter-based generator, so they are the same everywhere. Some rows are tiny, huge or infinite:
-there processors differ first. The expected hashes are in `assets/self-check`; `self_check` compares.
+The expected ones are in `assets/self-check`; `self_check` compares.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling
@@ -28,21 +26,17 @@ from ferrum.quant.block_format import BLOCK_FORMATS, BlockFormat
 from ferrum.quant.block_quantizers import QUANTIZERS
 from ferrum.quant.block_weight import BlockRows, RowWeight
 from ferrum.quant.dense import FORMATS, DenseWeight
+from ferrum.runtime.known_inputs import KV_FORMATS, Answer, Inputs, known_tables
+from ferrum.runtime.known_states import STATES, state_answers
 from ferrum.sampling.backend_sampler import sampler_of
-from ferrum.sampling.philox import fixed_numbers
 from ferrum.sampling.rows import Row
 from ferrum.sampling.sampler import LogprobsQuery, SamplerInput
 
 _INPUTS: Final = 200  # 32 inputs six times and a part, in each kind of vector too
 _OUTPUTS: Final = 70  # two panels and a part
-_EXPONENTS: Final = (0, 0, 0, 2, -3, 0, 0, 0, -124, -127, -140, 60, 127)
-"""Scales of the rows as powers of two: tiny ones lose bits to subnormal numbers, huge ones give infinities."""
-
 _TOKENS: Final = 70  # of the longer sequence: a step of 64 keys and a part
 _SHAPE: Final = AttentionShape(group=0, layer=0, num_heads=6, num_kv_heads=2, head_dim=40, scale=0.16)
 _EPS: Final = 1e-6
-
-KV_FORMATS: Final = ("float32", "bfloat16", "int8")
 
 _NARROW: Final = replace(_SHAPE, group=len(KV_FORMATS), value_dim=24)
 """The shape of a group whose values are narrower than its keys."""
@@ -73,26 +67,6 @@ _ROPES: Final[tuple[dict[str, Any], ...]] = (
     | {"original_max_position_embeddings": 64},
 )
 
-Answer = NDArray[Any]
-
-
-@dataclass
-class Inputs:
-    """Fixed numbers, in one run that all operations read from different places."""
-
-    _pool: F32 = field(default_factory=lambda: fixed_numbers(1 << 14, seed=0))
-
-    def numbers(self, *shape: int, at: int = 0) -> F32:
-        """Return an array of numbers in [-1, 1] from a place on."""
-        size = int(np.prod(shape))
-        numbers: F32 = np.resize(self._pool[at:], size).reshape(shape)
-        return numbers
-
-    def rows(self, columns: int) -> F32:
-        """Return rows of ordinary, tiny and huge numbers [13, columns]."""
-        scales: F32 = np.ldexp(np.float32(1), np.array(_EXPONENTS)).astype(np.float32)
-        return self.numbers(len(scales), columns, at=7) * scales[:, None]
-
 
 def answers(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Sequence[Answer]]]]:
     """Yield each check's name, and what computes its answer.
@@ -102,7 +76,7 @@ def answers(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Sequence[Answe
     """
     narrow = PoolGroup("narrow values", 4, 64, 1, 2, 40, 24, "bfloat16")
     latent = PoolGroup("latent vectors", 4, 64, 1, 1, 48, 0, "bfloat16")
-    kernels.allocate((*(PoolGroup(f, 4, 64, 1, 2, 40, 40, f) for f in KV_FORMATS), narrow, latent))
+    kernels.allocate((*(PoolGroup(f, 4, 64, 1, 2, 40, 40, f) for f in KV_FORMATS), narrow, latent), STATES)
     inputs = Inputs()
     for format in FORMATS:
         yield f"products of {format}", partial(_dense_products, kernels, inputs, format)
@@ -125,6 +99,7 @@ def answers(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Sequence[Answe
     yield "rotation", partial(_rotation, kernels, inputs)
     yield "selection of rows", partial(_selection, kernels, inputs)
     yield "sampling", partial(_sampling, kernels, inputs)
+    yield "states", partial(state_answers, kernels, inputs)
     yield "checksums", partial(_checksums, kernels, inputs)
 
 
@@ -174,7 +149,7 @@ def _products(kernels: Kernels, inputs: Inputs, weight: Weight) -> list[Answer]:
     packed, x = kernels.weight(weight), inputs.rows(_INPUTS)
     bias = kernels.vector(inputs.numbers(_OUTPUTS, at=3))
     one = kernels.head(x[3:4], packed)
-    kernels.begin(_tables([(0, 3)], token_ids=np.array([0, 69, 31], np.int32)))
+    kernels.begin(known_tables([(0, 3)], token_ids=np.array([0, 69, 31], np.int32)))
     return [
         one,
         *kernels.linear(x, (packed,), (bias,)),
@@ -189,10 +164,10 @@ def _attention(kernels: Kernels, inputs: Inputs, group: int) -> list[Answer]:
     q, k, v = (inputs.numbers(rows, heads * 40, at=at) for heads, at in ((6, 11), (2, 501), (2, 902)))
     k[_TOKENS + 2] *= np.float32(2.0**-128)  # in the short sequence only, because processors are slow at it
     v[_TOKENS + 3] *= np.float32(2.0**-125)
-    kernels.begin(_tables([(0, _TOKENS), (0, 5)]))
+    kernels.begin(known_tables([(0, _TOKENS), (0, 5)]))
     found.append(kernels.rope_store(2 * q, 3 * k, v, shape, None, None, None, _EPS))
     found.append(kernels.attention(4 * q, shape))
-    kernels.begin(_tables([(_TOKENS - 1, 1), (3, 2)]))
+    kernels.begin(known_tables([(_TOKENS - 1, 1), (3, 2)]))
     found.append(kernels.attention(9 * q[:3], replace(shape, window=5)))
     return [*found, kernels.read_page(KV_FORMATS[group], 0)]
 
@@ -204,7 +179,7 @@ def _narrow_attention(kernels: Kernels, inputs: Inputs) -> list[Answer]:
     norms = [kernels.vector(1 + inputs.numbers(size, at=at)) for size, at in ((40, 22), (40, 84), (24, 99))]
     sinks, temperature = (kernels.vector(inputs.numbers(size, at=size)) for size in (6, _TOKENS))
     rest = rope, *norms[:2], _EPS, norms[2], True, temperature
-    kernels.begin(_tables([(0, _TOKENS)]))
+    kernels.begin(known_tables([(0, _TOKENS)]))
     found = [kernels.rope_store(q, k, v, _NARROW, *rest)]
     found.append(kernels.attention(3 * q, replace(_NARROW, softcap=0.5, chunk=50), sinks))
     found.append(kernels.rope_store(2 * q, None, None, _NARROW, *rest))
@@ -215,7 +190,7 @@ def _latent_attention(kernels: Kernels, inputs: Inputs) -> list[Answer]:
     """Store latent vectors, attend, and multiply each head by its weight."""
     q, q_rope, latent, k_rope = (inputs.numbers(_TOKENS, size, at=size) for size in (96, 48, 32, 16))
     rope = kernels.rope_table((1.0, 0.1, 0.01), 1.0, _TOKENS)
-    kernels.begin(_tables([(0, _TOKENS)]))
+    kernels.begin(known_tables([(0, _TOKENS)]))
     stored = kernels.latent_store(q, q_rope, 2 * latent, k_rope, _LATENT, rope)
     attended = kernels.attention(stored, _LATENT)
     values = kernels.weight(DenseWeight(inputs.numbers(96, 32)))
@@ -231,7 +206,7 @@ def _experts(kernels: Kernels, inputs: Inputs, routing: Routing) -> list[Answer]
     matrices = [kernels.weight(DenseWeight(inputs.numbers(*size, at=at))) for at, size in enumerate(sizes)]
     biases = [kernels.vector(inputs.numbers(size[0], at=at)) for at, size in enumerate(sizes)]
     choice, scale = (kernels.vector(inputs.numbers(count, at=at)) for at in (33, 44))
-    kernels.begin(_tables([(0, 9)]))
+    kernels.begin(known_tables([(0, 9)]))
     gate, up, down = matrices
     return [kernels.experts(x, scores, routing, gate, up, down, _ACTIVATIONS[0], choice, scale, *biases)]
 
@@ -312,7 +287,7 @@ def _adapted_tables(count: int) -> StepTables:
     parts = (0, 1.0, range(5)), (1, 0.6, range(4, 9)), (2, -1.0, range(9, count - 1))
     none = np.array([], np.int32)
     adapters = tuple(AdapterRows(slot, scale, np.array(rows, np.int32), none) for slot, scale, rows in parts)
-    return _tables([(0, count)], np.arange(count, dtype=np.int32) * 5 % _OUTPUTS)._replace(adapters=adapters)
+    return known_tables([(0, count)], np.arange(count, dtype=np.int32) * 5 % _OUTPUTS)._replace(adapters=adapters)
 
 
 def _norms(kernels: Kernels, inputs: Inputs) -> list[Answer]:
@@ -326,7 +301,7 @@ def _centred_norms(kernels: Kernels, inputs: Inputs) -> list[Answer]:
     weight, bias = (kernels.vector(inputs.numbers(_INPUTS, at=at)) for at in (5, 6))
     gate = 20 * inputs.numbers(len(x), 1, at=8)
     table = kernels.weight(DenseWeight(inputs.numbers(_OUTPUTS, _INPUTS)))
-    kernels.begin(_tables([(0, 3)], token_ids=np.array([0, 69, 31], np.int32)))
+    kernels.begin(known_tables([(0, 3)], token_ids=np.array([0, 69, 31], np.int32)))
     return [
         kernels.embed(table, 6.1),
         kernels.norm(x, weight, _EPS, bias),
@@ -348,7 +323,7 @@ def _rotation(kernels: Kernels, inputs: Inputs) -> list[Answer]:
         found.append(np.array([*rope.frequencies, rope.scaling], np.float64))
     steep = tuple(map(float, np.ldexp(1.0, np.arange(20)) * 1.1))
     table = kernels.rope_table(steep, 1.25, _TOKENS)
-    kernels.begin(_tables([(0, _TOKENS)]))
+    kernels.begin(known_tables([(0, _TOKENS)]))
     q, k = inputs.numbers(_TOKENS, 240, at=1), inputs.numbers(_TOKENS, 80, at=2)
     found.append(kernels.rope_store(q, k, k, _SHAPE, table, q_norm, k_norm, _EPS))
     return [*found, *(kernels.host(part)[:_TOKENS] for part in table), kernels.read_page(KV_FORMATS[0], 0)]
@@ -358,7 +333,7 @@ def _selection(kernels: Kernels, inputs: Inputs) -> list[Answer]:
     """Choose rows, find the most likely token of each row, and rows that are not finite."""
     x = inputs.rows(_INPUTS)
     x[4, 9], x[5, 11] = np.nan, np.inf
-    kernels.begin(_tables([(0, 3), (5, 2), (0, 8)], logit_rows=[0, 5, 12], hidden_rows=[1, 2]))
+    kernels.begin(known_tables([(0, 3), (5, 2), (0, 8)], logit_rows=[0, 5, 12], hidden_rows=[1, 2]))
     return [kernels.gather(x), kernels.gather_hidden(x), kernels.best(x), kernels.finite(x)]
 
 
@@ -378,22 +353,3 @@ def _checksums(kernels: Kernels, inputs: Inputs) -> list[Answer]:
 
 def _with_best(logits: F32) -> list[tuple[F32, int]]:
     return [(row, int(np.argmax(row))) for row in logits]
-
-
-def _tables(
-    spans: Sequence[tuple[int, int]],
-    token_ids: NDArray[np.int32] | None = None,
-    logit_rows: Sequence[int] = (),
-    hidden_rows: Sequence[int] = (),
-) -> StepTables:
-    """Return the tables of spans (start, rows). Sequence s has the pages s and s + 2."""
-    positions = np.concatenate([np.arange(start, start + count) for start, count in spans]).astype(np.int32)
-    pages = np.array([[s % 2, s % 2 + 2] for s in range(len(spans))], np.int32)
-    return StepTables(
-        token_ids=np.zeros(len(positions), np.int32) if token_ids is None else token_ids,
-        positions=positions,
-        span_rows=np.cumsum([0, *(count for _, count in spans)]).astype(np.int32),
-        pages=(pages,) * (len(KV_FORMATS) + 2),
-        logit_rows=np.array(logit_rows, np.int32),
-        hidden_rows=np.array(hidden_rows, np.int32),
-    )
