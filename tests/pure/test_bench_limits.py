@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from bench_kit import EXPERTS, LATENT, costs_of, rates
-from ferrum.bench.limits import Costs, Rates, seconds_of, weights
+from ferrum.bench.limits import Costs, Part, Rates, seconds_of, weights
 from ferrum.bench.workloads import (
     WORKLOADS,
     Pass,
@@ -19,7 +20,11 @@ from ferrum.bench.workloads import (
     pool_tokens,
 )
 from ferrum.core.errors import ConfigError
+from ferrum.kernels.op_attributes import DeltaShape
+from ferrum.kernels.op_spec import Extent, Op, Value, declared
+from ferrum.kernels.operations import Operations
 
+OPERATIONS = declared(Operations)
 SLOW = Rates(read=52e9, float32=0.5e12, bfloat16=1.02e12, int8=2.18e12, int4=2.18e12)
 FAST = Rates(read=82e9, float32=0.5e12, bfloat16=1.02e12, int8=2.18e12, int4=2.18e12)
 
@@ -117,6 +122,18 @@ def test_latent_attention_reads_a_vector_per_key_and_each_heads_matrices_once():
     attention = 2 * 2 * 4 * (32 + 8 + 32) * (6 + 7 + 8)
     products = 2 * (3 * (matrices - 512 * 64) + 512 * 64)
     assert seconds(costs, [(SpanShape(5, 3, 1),)], MULTIPLYING) == pytest.approx(products + attention)
+
+
+def test_a_state_is_read_and_written_once_per_sequence_and_advanced_by_every_row():
+    """Of the delta rule a row takes a product by the decay and three multiply-adds of each number of the state."""
+    shape, costs = DeltaShape(0, 0, 4, 2, 8, 12), costs_of("tiny", "float32")
+    x = Value(Extent.ROWS, shape.input_columns)
+    a, columns = x.like(4), x.like(30)
+    delta = Op(OPERATIONS["delta_rule"], (x, a, a, None, None, shape), (x.like(48),))
+    conv = Op(OPERATIONS["short_conv"], (columns, np.zeros(4 * 30), (0, 0), None, None), (x.like(30),))
+    spans = SpanShape(5, 3, 1), SpanShape(0, 40, 0)
+    assert costs.of(delta, spans) == [Part(2 * 4 * 4 * 8 * 12, 7 * 4 * 8 * 12 * rows, "float32") for rows in (3, 40)]
+    assert costs.of(conv, spans) == [Part(2 * 4 * 3 * 30, 2 * 4 * 30 * rows, "float32") for rows in (3, 40)]
 
 
 def test_every_matrix_is_counted_once():

@@ -1,11 +1,12 @@
 """A lower bound on a step's time on this machine (roofline).
 
     for each matrix max(its bytes / read bandwidth, operations / arithmetic peak), summed,
-    and for each sequence and layer max(bytes of keys and values / bandwidth, attention operations / peak)
+    for each sequence and layer max(bytes of keys and values / bandwidth, attention operations / peak),
+    and for each sequence and state max(bytes read and written / bandwidth, operations of its rows / peak)
 
-Every byte of a weight is read once per pass; norms, activations, writes, look-ups of embeddings and sampling count as
-free. Of experts, only those count that rows chose, and only the products of rows with their own ones. The work is taken
-from the recorded program and the weights' real bytes, so it is the same for every family and format.
+Every byte of a weight is read once per pass; norms, activations, other writes, look-ups of embeddings and sampling
+count as free. Of experts, only those count that rows chose, and only the products of rows with their own ones. The work
+is taken from the recorded program and the weights' real bytes, so it is the same for every family and format.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ferrum.bench.workloads import Pass
 from ferrum.core.json_record import JsonRecord
-from ferrum.kernels.op_attributes import AttentionShape, Routing
+from ferrum.kernels.op_attributes import AttentionShape, DeltaShape, Routing
 from ferrum.kernels.op_spec import Extent, Kind, Op, Pool, Program
 from ferrum.kernels.operations import Weight
 from ferrum.quant.block_format import BLOCK_FORMATS
@@ -51,6 +52,18 @@ class Part:
         return max(self.nbytes / rates.read, self.operations / peak)
 
 
+class StateWork(NamedTuple):
+    """The work of an operation on the state of a sequence.
+
+    Attributes:
+        numbers: f32 numbers of the state.
+        operations: of a row.
+    """
+
+    numbers: int
+    operations: float
+
+
 Work: TypeAlias = Mapping[Part, int]
 """Parts, and how often each occurs."""
 
@@ -78,6 +91,7 @@ class Costs:
             for shape in attention_shapes(op, Pool.READ)
             for span in spans
         ]
+        parts += [self._state(work, span.count) for work in state_work(op) for span in spans]
         on_logits = any(value.extent is Extent.LOGITS for value in op.operands())
         rows = sum(span.logits if on_logits else span.count for span in spans)
         if not rows:
@@ -90,6 +104,9 @@ class Costs:
         # q . k and p . v, a multiply-add each
         operations = 2.0 * (shape.num_heads * shape.head_dim + shape.output_columns) * pairs
         return Part(stored * self.kv_bytes[shape.group], operations, self.kv_format)
+
+    def _state(self, work: StateWork, count: int) -> Part:
+        return Part(2 * 4.0 * work.numbers, work.operations * count, "float32")  # a slot is read, another one written
 
     def _product(self, weight: Weight, rows: int, routing: Routing | None) -> Part:
         outputs, inputs = weight.shape
@@ -131,6 +148,17 @@ def layer_kv_bytes(program: Program, group_bytes: Sequence[float]) -> tuple[floa
 def attention_shapes(op: Op, pool: Pool) -> tuple[AttentionShape, ...]:
     """Return the layers of the pool that an operation uses this way: at most one."""
     return tuple(a for a in op.arguments if isinstance(a, AttentionShape)) if op.spec.pool is pool else ()
+
+
+def state_work(op: Op) -> tuple[StateWork, ...]:
+    """Return an operation's work on the state of its layer: at most one."""
+    shape = next((each for each in op.arguments if isinstance(each, DeltaShape)), None)
+    if shape is not None:  # of each number: a product by the decay, and three multiply-adds
+        return (StateWork(shape.state_numbers, 7.0 * shape.state_numbers),)
+    if op.name == "short_conv":
+        numbers = len(op.arguments[1])
+        return (StateWork(numbers - op.results[0].columns, 2.0 * numbers),)
+    return ()
 
 
 def routing_of(op: Op) -> Routing | None:
