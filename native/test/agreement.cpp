@@ -10,6 +10,7 @@
 #include "head_linear.hpp"
 #include "outcomes.hpp"
 #include "sampler.hpp"
+#include "state_checks.hpp"
 
 namespace ferrum {
 
@@ -234,6 +235,7 @@ std::vector<Named> all_cases() {
                              return latent_attention(runtime, format, size, seed);
                          }});
     for (const Named& each : adapter_cases()) cases.push_back(each);
+    for (const Named& each : state_cases()) cases.push_back(each);
     cases.push_back({"norm", norm});
     cases.push_back({"sampling", sampling});
     cases.push_back({"others", others});

@@ -56,6 +56,10 @@ inline void begin(Runtime& runtime, const Case& from, const std::string& prefix)
     }
     step.given_of = from.has(prefix + "given_of") ? from.vector<int32_t>(prefix + "given_of") : std::vector<int32_t>();
     step.given_columns = from.has(prefix + "given_of") ? from.integer(prefix + "given_columns") : 0;
+    step.states = {};
+    if (from.has(prefix + "states read"))
+        step.states = {from.vector<int32_t>(prefix + "states read"), from.vector<int32_t>(prefix + "states write"),
+                       from.vector<int32_t>(prefix + "states waiting"), from.vector<int32_t>(prefix + "states kept")};
     step.pages.clear();
     step.strides.clear();
     if (!from.has(prefix + "pages")) return;

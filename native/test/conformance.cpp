@@ -17,6 +17,7 @@
 #include "checks.hpp"
 #include "format_names.hpp"
 #include "sampler.hpp"
+#include "state_checks.hpp"
 
 namespace ferrum {
 namespace {
@@ -101,6 +102,8 @@ const std::map<std::string, Check> kChecks = {{"linear", check_linear},
                                               {"adapt embedding", check_adapt_embedding},
                                               {"activate", check_activate},
                                               {"experts", check_experts},
+                                              {"states", check_states},
+                                              {"gated norm", check_gated_norm},
                                               {"adapted heads", check_adapted_heads}};
 
 // Return the number of failing cases. Each runs on a new runtime, so that scratch memory has exactly its size.

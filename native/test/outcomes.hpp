@@ -82,8 +82,8 @@ inline WeightPointer weight_of(Runtime& runtime, Format format, int64_t outputs,
 
 // Any activation, often of a limited product.
 inline Activation any_activation(uint64_t seed) {
-    constexpr Curve kCurves[] = {Curve::none, Curve::silu, Curve::gelu, Curve::gelu_tanh, Curve::relu2, Curve::capped, Curve::scaled};
-    return {kCurves[seed % 7], seed % 2 == 0 ? 1.0f : 1.7f, 3, 6, seed % 3 == 0, 0.7f};
+    constexpr Curve kCurves[] = {Curve::none, Curve::silu, Curve::gelu, Curve::gelu_tanh, Curve::relu2, Curve::capped, Curve::scaled, Curve::sigmoid};
+    return {kCurves[seed % 8], seed % 2 == 0 ? 1.0f : 1.7f, 3, 6, seed % 3 == 0, 0.7f};
 }
 
 struct Named {

@@ -25,6 +25,7 @@ from ferrum.sampling.sampler import draw, greedy
 from ferrum.sampling.top_k import top
 from native_adapter_vectors import ADAPTERS
 from native_norm_vectors import ADAPTED_NORMS
+from native_state_vectors import STATES
 from native_twin import group_of, normal, shape_of, tables_of
 from native_weights import BLOCKS, DTYPES, wild
 from sampling_twin import request
@@ -39,7 +40,7 @@ STORES = ("float32", "bfloat16", "int8")
 
 def write(path: Path, seed: int) -> int:
     """Write all cases, drawn from the seed; return their number."""
-    makers = linear, norms, rows, attention, sampling, *ADAPTERS, *ADAPTED_NORMS
+    makers = linear, norms, rows, attention, sampling, *ADAPTERS, *ADAPTED_NORMS, *STATES
     cases = [case for make in makers for case in make(np.random.default_rng(seed))]
     with path.open("wb") as file:
         file.write(MAGIC)

@@ -37,6 +37,8 @@ def tables(prefix: str, made: StepTables) -> Fields:
         rows = np.full(len(made.token_ids), -1, np.int32)
         rows[made.given.rows] = np.arange(len(made.given.rows))
         fields |= {prefix + "given_of": rows, prefix + "given_columns": made.given.values.shape[1]}
+    if made.states is not None:
+        fields |= {f"{prefix}states {name}": column for name, column in made.states._asdict().items()}
     if made.adapters:
         fields[prefix + "adapter slots"] = np.array([each.slot for each in made.adapters], np.int64)
         fields[prefix + "adapter scales"] = np.array([each.scale for each in made.adapters], np.float64)
