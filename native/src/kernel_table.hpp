@@ -278,9 +278,11 @@ struct DeltaArgs {
     const float* decay;  // [heads]
     const float* shift;
     int64_t heads, key_heads, key_dim, value_dim;
+    bool interleaved;  // value head h uses key head h mod key_heads
     float query_scale;
     float* y;  // [rows, heads, value_dim]
 
+    int64_t key_head(int64_t head) const { return interleaved ? head % key_heads : head / (heads / key_heads); }
     int64_t columns() const { return 2 * key_heads * key_dim + heads * value_dim; }
     int64_t row_numbers() const { return columns() + 2 * heads; }
 };

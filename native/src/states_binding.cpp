@@ -92,12 +92,12 @@ std::shared_ptr<Operation> short_conv(Runtime& runtime, const In<float>& x, cons
 std::shared_ptr<Operation> delta_rule(Runtime& runtime, const In<float>& x, const In<float>& a, const In<float>& b,
                                       const In<float>& decay, const In<float>& shift, const DeltaShapeTuple& shape,
                                       float query_scale, const Out<float>& out) {
-    const auto& [group, layer, heads, key_heads, key_dim, value_dim] = shape;
+    const auto& [group, layer, heads, key_heads, key_dim, value_dim, interleaved] = shape;
     require(key_heads > 0 && heads > 0 && heads % key_heads == 0, "value heads must be a multiple of key heads");
     require(key_dim > 0 && value_dim > 0, "heads have no width");
     require(static_cast<int64_t>(decay.size()) == heads && static_cast<int64_t>(shift.size()) == heads, "expected one decay and one shift per head");
     const DeltaArgs args{x.data(),      a.data(), b.data(),  decay.data(), shift.data(), heads,
-                         key_heads, key_dim,  value_dim, query_scale,  out.data()};
+                         key_heads, key_dim,  value_dim, interleaved,  query_scale,  out.data()};
     check_place(runtime, group, layer, heads * key_dim * value_dim, args.row_numbers());
     return std::make_shared<DeltaRule>(runtime, StatePlace{group, layer}, args);
 }

@@ -20,7 +20,7 @@ using StatePoolTuple = std::tuple<int64_t, std::vector<StateShapeTuple>, int64_t
 using StateTablesTuple = std::tuple<In<int32_t>, In<int32_t>, In<int32_t>, In<int32_t>>;
 
 // Group and layer; heads, key heads, width of a key and of a value.
-using DeltaShapeTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
+using DeltaShapeTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool>;
 
 void allocate_states(Runtime& runtime, const std::optional<StatePoolTuple>& pool);
 

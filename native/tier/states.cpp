@@ -67,7 +67,7 @@ struct Tokens {
 
 // Prefetch the head's columns of rows of the span, which are far apart, before they are read.
 void fetch_rows(const DeltaArgs& a, int64_t head, int64_t begin, int64_t end) {
-    const int64_t key_head = head / (a.heads / a.key_heads);
+    const int64_t key_head = a.key_head(head);
     for (int64_t row = begin; row < end; ++row) {
         const float* x = a.x + row * a.columns();
         prefetch_floats(x + key_head * a.key_dim, a.key_dim);
@@ -85,7 +85,7 @@ void unit(const float* x, int64_t count, float factor, float* out) {
 
 // The rows [begin, begin + count) of those waiting and those of the span. The results of waiting ones go to `unused`.
 void read_tokens(const DeltaArgs& a, const StateSpan& s, int64_t head, int64_t begin, int64_t count, float* unused, Tokens& to) {
-    const int64_t key_head = head / (a.heads / a.key_heads), values = 2 * a.key_heads * a.key_dim + head * a.value_dim;
+    const int64_t key_head = a.key_head(head), values = 2 * a.key_heads * a.key_dim + head * a.value_dim;
     float from[kTokens] = {}, gate[kTokens] = {};
     for (int64_t t = 0; t < count; ++t) {
         const int64_t row = begin + t - s.waiting_rows + s.first;
