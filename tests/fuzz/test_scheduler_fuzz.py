@@ -14,6 +14,7 @@ import pytest
 
 from fakes import FakeExecutor, Followed, Guesses, admit_all, scope_of
 from ferrum.cache.page_table import PageGroup, PageTable
+from ferrum.cache.state_slots import StateSlots
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, NonFiniteLogits
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import CARRY, FinishedStep, Span
@@ -44,6 +45,7 @@ class Setup:
     slow: bool = False
     admit_all: bool = False
     drafts: bool = True
+    slots: int = 0
 
 
 PREFIXES = Setup(
@@ -80,6 +82,10 @@ SETUPS = {
     ),
     "one step ahead": replace(PREFIXES, depth=1, drafts=False),
     "two steps ahead": replace(SHARED_WINDOWS, depth=2, drafts=False, swap=True, slow=True, policy="fair"),
+    "states": replace(PREFIXES, slots=20),
+    "states in windows": replace(SHARED_WINDOWS, slots=13, policy="fair"),
+    "states without prefixes": replace(PREFIXES, prefixes=False, slots=17),
+    "states two steps ahead": replace(PREFIXES, slots=30, depth=2, drafts=False),
     "fair": Setup((PageGroup("full", 20, 4),), "fair", budget=12, max_sequences=6, depth=0),
     "fair and trailing": Setup((PageGroup("full", 24, 2),), "fair", budget=10, max_sequences=5, depth=1, prefixes=True),
 }
@@ -104,7 +110,8 @@ class Fuzz(RandomLoad):
     accepted: int = 0
 
     def __post_init__(self) -> None:
-        self.pages = PageTable(self.setup.groups, max_draft=MAX_DRAFT)
+        states = StateSlots(self.setup.slots) if self.setup.slots else None
+        self.pages = PageTable(self.setup.groups, max_draft=MAX_DRAFT, states=states)
         self.context = min(CONTEXT, self.pages.capacity_tokens + 1)
         self.executor = FakeExecutor(self.pages, fault=self.fault, vocabulary=VOCABULARY)
         if self.setup.swap:
@@ -155,6 +162,7 @@ class Fuzz(RandomLoad):
             deadline=self.clock + pick.randrange(1, 60) if pick.random() < 0.3 else None,
             arrival=self.clock,
             tenant=pick.choice("aaab"),
+            boundaries=tuple(range(3, length, pick.choice((5, 11)))) if pick.random() < 0.5 else (),
         )
         if length > min(CONTEXT - (max_tokens != 0), self.pages.capacity_tokens):
             with pytest.raises((ContextOverflow, KvExhausted)):
@@ -232,6 +240,7 @@ def test_invariants_hold_over_random_steps(name: str) -> None:
             break
         fuzz.step()
     assert not fuzz.live and not fuzz.submitted
+    assert fuzz.pages.free_slots == fuzz.setup.slots
     assert fuzz.pages.used == 0 and fuzz.pages.ids() == () and fuzz.pages.take_copies() == ()
     assert (fuzz.scheduler.num_running, fuzz.scheduler.num_waiting) == (0, 0)
     # The load covered every kind of end, preemptions and accepted drafts.

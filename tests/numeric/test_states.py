@@ -228,7 +228,12 @@ def test_a_held_state_comes_back(case: tuple[str, LocalExecutor]) -> None:
 def test_sequences_beyond_the_slots_are_refused_alone() -> None:
     with load("recurrent", "reference", max_batch_size=2, max_rows=16) as executor:
         slots, states = executor.pages.free_slots, executor.memory_plan.states
-        assert slots == 4 + states.snapshots and states.sequences == 2 and executor.supports_batch_size(2) and not executor.supports_batch_size(3)
+        assert (
+            slots == 4 + states.snapshots
+            and states.sequences == 2
+            and executor.supports_batch_size(2)
+            and not executor.supports_batch_size(3)
+        )
         for number in range(slots):
             (result,) = run(executor, part_of(0, f"s{number}", 0, 3))
             assert isinstance(result, SpanResult)

@@ -157,12 +157,15 @@ class FakeExecutor:
         self, pages: PageTable, *, fault: Callable[[Span], FerrumError | None] | None = None, vocabulary: int = 97
     ) -> None:
         self.pages = pages
-        self.model = FakeModel(vocabulary, tuple(group.window for group in pages.groups))
+        windows = tuple(group.window for group in pages.groups)
+        self.model = FakeModel(vocabulary, windows if pages.states is None else (*windows, None))
         self.batches: list[StepBatch] = []
         self.due: list[tuple[Sequence[WantedPage], Future[Sequence[bool]]]] = []
         self._kept: dict[tuple[str, bytes], list[int]] = {}
         self._fault = fault
         self._sampled: dict[str, int] = {}
+        self._slots: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._seen: dict[str, tuple[int, ...]] = {}
         self._store = {
             group.name: [[GARBAGE] * group.page_size for _ in range(group.num_pages)] for group in pages.groups
         }
@@ -178,6 +181,7 @@ class FakeExecutor:
         for span in batch.spans:
             if span.cache_id not in late:
                 self._write(span)
+                self._advance(span)
         results = [StepError("late") if span.cache_id in late else self._run(span) for span in batch.spans]
         for span, result in zip(batch.spans, results, strict=True):
             if isinstance(result, SpanResult) and result.tokens:
@@ -201,6 +205,18 @@ class FakeExecutor:
             for position, token in enumerate(span.tokens, span.start):
                 page, slot = divmod(position, group.page_size)
                 self._store[group.name][row[page]][slot] = token
+
+    def _advance(self, span: Span) -> None:
+        """Apply a span to the state of its sequence: all tokens that it has seen, and those of drafts next to them."""
+        if self.pages.states is None:
+            return
+        step = self.pages.states.begin(span.cache_id, span.start, span.end - span.drafts)
+        assert step is not None, "admission counts slots"
+        applied, kept = ((), ()) if step.read < 0 else self._slots[step.read]
+        assert len(applied) == step.applied <= span.start, "another state than the slots say"
+        self._seen[span.cache_id] = seen = (*applied, *kept)[: span.start] + span.tokens
+        assert len(seen) == span.end, "rows of drafts are missing"
+        self._slots[step.write] = seen[: step.until], seen[step.until :]
 
     def content(self, group: str, page: int) -> list[int]:
         """Return the tokens of a page."""
@@ -254,12 +270,16 @@ class FakeExecutor:
             tokens = [token for page in pages for token in store[row[page]]]
             offset = pages.start * group.page_size
             seen.append(tuple(tokens[start - offset : position + 1 - offset]))
+        if self.pages.states is not None:
+            seen.append(self._seen[span.cache_id][: position + 1])
         return tuple(seen)
 
     def _run(self, span: Span) -> SpanResult | FerrumError:
         error = self._fault(span) if self._fault is not None else None
         if error is not None:
             self._spoil(span)
+            if self.pages.states is not None:
+                self.pages.states.abandon(span.cache_id)
             return error
         tokens: list[int] = []
         if span.want is Want.TOKEN:

@@ -183,9 +183,7 @@ def schedule_with_states(number: int, kernels: Sequence[str]) -> Schedule:
     model = pick.choice([kind for kind in recurrent_model.KINDS if "recurrent" in kind])
     arithmetic, rows = replace(drawn.arithmetic, model=model), max(drawn.max_rows, drawn.chunk)
     keep = "nothing" if drawn.keep == "nothing" else "pages"  # states stay in memory
-    return replace(
-        drawn, arithmetic=arithmetic, max_rows=rows, keep=keep, swap=False, faults=pick.choice((0.0, 0.2))
-    )
+    return replace(drawn, arithmetic=arithmetic, max_rows=rows, keep=keep, swap=False, faults=pick.choice((0.0, 0.2)))
 
 
 @cache

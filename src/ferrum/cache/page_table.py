@@ -18,6 +18,7 @@ from ferrum.cache.page_rows import KnownRows, NextTokens, SequenceRows, adopted_
 from ferrum.cache.pool import HashedPage, PageHash, capacity_tokens
 from ferrum.cache.pool import PageCopy as PageCopy
 from ferrum.cache.pool import PageGroup as PageGroup
+from ferrum.cache.prefix_counters import counted
 from ferrum.cache.state_slots import StateSlots
 from ferrum.cache.tiered_restore import PageTier, Restores
 from ferrum.core.errors import RequestError, Unsupported
@@ -56,7 +57,7 @@ class PageTable:
         # With windows or states, the next token's commit changes more than the length.
         changing = states is not None or any(group.window is not None for group in room.groups)
         self.next_tokens = NextTokens(self, room, self._rows, changing=changing)
-        self._asked = self._found = 0
+        self._asked = self._found = self._hits = 0
         self.restores = Restores(self)
 
     # Sequences and pages
@@ -113,12 +114,7 @@ class PageTable:
     # Room
 
     def fits_empty_pool(self, length: int, step: int) -> bool:
-        """Return whether the empty pool holds a sequence of `length` tokens.
-
-        Args:
-            length: number of tokens.
-            step: largest number of tokens between two commits. A window group holds them in addition to its window.
-        """
+        """Return whether the empty pool holds a sequence of `length` tokens; `step`: see `can_grow`."""
         return self._room.fits_empty(length, step)
 
     def can_grow(self, lengths: Mapping[str, int], step: int, gone: Collection[str] = ()) -> bool:
@@ -126,7 +122,7 @@ class PageTable:
 
         Args:
             lengths: final number of tokens by sequence.
-            step: largest number of tokens between two commits.
+            step: largest number of tokens between two commits. A window group holds them in addition to its window.
             gone: sequences whose pages count as free, except those that other sequences share.
 
         Raises UnknownSequence.
@@ -258,7 +254,7 @@ class PageTable:
         if length == rows.length:
             return
         if not self._has_state(cache_id, length):
-            what = "the state of its recurrent layers has seen later tokens (0 begins it again)"
+            what = "the state of its recurrent layers has seen later tokens"
             raise Unsupported("truncation", f"position {length}: {what}")
         if not rows.sees_from(length):
             raise Unsupported("truncation", f"the keys before position {length} have left the window and are freed")
@@ -373,20 +369,12 @@ class PageTable:
         """Count a lookup of a prompt of `asked` tokens, `found` of which were adopted."""
         self._asked += asked
         self._found += found
+        self._hits += found > 0
 
     def prefix_counts(self) -> PrefixCounts:
         """Return the counts of the prefix cache."""
-        hashes = [pool.hashes for pool in self._room.pools]
-        return PrefixCounts(
-            cached_pages=sum(map(len, hashes)),
-            evicted_pages=sum([each.evicted for each in hashes]),
-            query_tokens=self._asked,
-            hit_tokens=self._found,
-            restored_pages=self.restores.pages,
-            external_query_tokens=self.restores.asked_tokens,
-            external_hit_tokens=self.restores.found_tokens,
-            shared_pages=self.shared,
-        )
+        states = {} if self.states is None else {**self.states.counts(), "snapshot_hits": self._hits}
+        return counted(self._room.pools, self.restores, states, asked=self._asked, found=self._found)
 
     def reset(self) -> None:
         """Remove every sequence and every prefix, after pending restores have finished."""

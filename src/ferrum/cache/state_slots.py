@@ -14,6 +14,7 @@ begin with it, and nothing is copied. Names are hashes, as those of pages.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -107,6 +108,10 @@ class SnapshotIndex(HashIndex):
         self._used: dict[int, int] = {}
         self._clock = 0
 
+    def named(self, slot: int) -> HashedPage:
+        """Return a slot with its name. It must have one."""
+        return self._by_page[slot]
+
     def use(self, slot: int) -> None:
         """Note that a snapshot is used."""
         self._clock += 1
@@ -141,18 +146,18 @@ class StateSlots:
     Args:
         num_slots: slots of the pool.
         per_sequence: slots that a sequence may hold: its state, and one for each step in flight.
+        slot_bytes: bytes of a slot.
 
     Attributes:
         snapshots: names of slots.
-        found: how many sequences began with a snapshot.
     """
 
-    def __init__(self, num_slots: int, per_sequence: int = 2) -> None:
-        self.num_slots, self.per_sequence = num_slots, per_sequence
+    def __init__(self, num_slots: int, per_sequence: int = 2, slot_bytes: int = 0) -> None:
+        self.num_slots, self.per_sequence, self.slot_bytes = num_slots, per_sequence, slot_bytes
         self.snapshots = SnapshotIndex()
         self._pool = PagePool(num_slots, self.snapshots)
         self._states: dict[str, _States] = {}
-        self.found = 0
+        self._unshared = 0
 
     @property
     def free(self) -> int:
@@ -163,6 +168,27 @@ class StateSlots:
     def changes(self) -> int:
         """A number that increases with every slot that is taken or dropped."""
         return self._pool.changes
+
+    def counts(self) -> dict[str, int]:
+        """Return the counts of slots and snapshots by their names in `PrefixCounts`."""
+        return {
+            "state_slots": self.num_slots,
+            "state_bytes": self.num_slots * self.slot_bytes,
+            "used_slots": self.num_slots - self._pool.free,
+            "snapshots": len(self.snapshots),
+            "evicted_snapshots": self.snapshots.evicted,
+        }
+
+    def suffice(self, wanted: Iterable[str], gone: Iterable[str] = ()) -> bool:
+        """Return whether each of these sequences may hold `per_sequence` slots at once.
+
+        Args:
+            wanted: sequences, known or not.
+            gone: sequences whose slots count as free, except those that others share.
+        """
+        given = self._pool.owned_by(slot for cache_id in gone for slot in self._held(cache_id))
+        needs = [self.per_sequence - self._pool.owned_by(self._held(cache_id)) for cache_id in wanted]
+        return sum(max(0, each) for each in needs) <= self._pool.free + given
 
     def begin(self, cache_id: str, start: int, until: int) -> StateStep | None:
         """Return what the sequence's next step does; None if there is no free slot.
@@ -252,11 +278,18 @@ class StateSlots:
 
     # Snapshots
 
-    def name(self, cache_id: str, length: int, name: PageHash, tenant: str = "") -> None:
-        """Name the present state of a sequence of this length. `publish` lets other sequences find it."""
+    def name(self, cache_id: str, length: int, name: PageHash | None, tenant: str = "") -> None:
+        """Name the present state of a sequence of this length. `publish` lets other sequences find it.
+
+        Args:
+            name: None for a state that only the sequence and its forks may go back to.
+        """
         states = self._states.get(cache_id)
-        if states is None or states.current.slot == NO_SLOT:
-            return
+        if states is None or states.current.slot == NO_SLOT or states.current.applied > length:
+            return  # a later step is committed already
+        if name is None:
+            self._unshared += 1
+            name = b"unshared %d" % self._unshared
         slot, applied = states.current
         hashed = self._pool.hashes.assign(slot, name)
         if hashed is not None:
@@ -282,8 +315,9 @@ class StateSlots:
         """Begin a sequence with the snapshot of this name, which `has` has just found."""
         slot = self._pool.adopt(name)
         self.snapshots.use(slot)
-        self.found += 1
-        self._states[cache_id] = _States(_State(slot, self.snapshots.facts[slot].applied))
+        facts = self.snapshots.facts[slot]
+        known = {facts.length: self.snapshots.named(slot)}
+        self._states[cache_id] = _States(_State(slot, facts.applied), snapshots=known)
 
     def reset(self) -> None:
         """Drop everything."""
@@ -293,12 +327,17 @@ class StateSlots:
     def check(self) -> None:
         """Assert that every slot has as many owners as states name it."""
         counts = [0] * self.num_slots
-        for states in self._states.values():
-            held = () if states.held is None else (states.held[0],)
-            for state in (states.current, *(states.ahead or ()), *held):
-                if state.slot != NO_SLOT:
-                    counts[state.slot] += 1
+        for cache_id in self._states:
+            for slot in self._held(cache_id):
+                counts[slot] += 1
         self._pool.check(counts)
+        assert self.snapshots.facts.keys() == {slot for slot in range(self.num_slots) if slot in self.snapshots}
+
+    def _held(self, cache_id: str) -> list[int]:
+        """Return the slots of a sequence, one for each state that names it."""
+        states = self._states.get(cache_id, _States())
+        held = () if states.held is None else (states.held[0],)
+        return [each.slot for each in (states.current, *(states.ahead or ()), *held) if each.slot != NO_SLOT]
 
     def _reaching(self, states: _States, length: int) -> _State | None:
         """Return the state that has seen at most `length` tokens and keeps the rows up to there."""

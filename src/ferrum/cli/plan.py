@@ -14,6 +14,7 @@ from ferrum.core.memory_plan import size
 
 if TYPE_CHECKING:
     from ferrum.core.config import EngineConfig
+    from ferrum.core.memory_plan import StatePart
     from ferrum.runtime.load import ModelPlan
 
 _HELD: Final = ("speculative", "swap_gib", "lora", "lora_gib")
@@ -45,6 +46,7 @@ def plan(
             ("weights", size(memory.weights)),
             ("KV per token", f"{ceil(memory.kv_per_token):,} B"),
             ("KV pool", f"{size(memory.kv_pool)} for {made.kv_capacity:,} tokens"),
+            *_states(memory.states),
             ("activations", f"{size(memory.activations)} ({memory.activation_row:,} B per token of a step)"),
             ("tables", size(memory.tables)),
             ("libraries", size(memory.libraries)),
@@ -62,6 +64,15 @@ def plan(
     typer.echo()
     fitting = [(f"{length:,}", f"{count:,}") for length, count in memory.fitting(context)]
     print_table([("LENGTH", "SEQUENCES THAT FIT"), *fitting])
+
+
+def _states(states: StatePart | None) -> list[tuple[str, str]]:
+    """Return the row of the slots of states, which are a part of the KV pool."""
+    if states is None:
+        return []
+    sequences, snapshots = f"{states.sequences:,} sequences", f"{states.snapshots:,} snapshots"
+    slots = f"{states.num_slots:,} slots of {size(states.slot_bytes)}"
+    return [("  of it states", f"{size(states.nbytes)}: {slots} for {sequences} and {snapshots}")]
 
 
 def _formats(formats: Mapping[str, int]) -> str:

@@ -56,5 +56,11 @@ def cache_snapshot(pages: SequenceStore, speculation: SpeculationCounts) -> Cach
         restored_pages=prefix.restored_pages,
         external_query_tokens=prefix.external_query_tokens,
         external_hit_tokens=prefix.external_hit_tokens,
+        state_slots=prefix.state_slots,
+        state_bytes=prefix.state_bytes,
+        used_slots=prefix.used_slots,
+        snapshots=prefix.snapshots,
+        snapshot_hits=prefix.snapshot_hits,
+        evicted_snapshots=prefix.evicted_snapshots,
         speculation=speculation,
     )

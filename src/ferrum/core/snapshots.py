@@ -20,6 +20,11 @@ class PrefixCounts(JsonRecord):
         restored_pages: pages restored from host buffers or from disk, since the start.
         external_query_tokens, external_hit_tokens: prompt tokens looked up and found there, since the start.
         shared_pages: pages with more than one owner.
+        state_slots, state_bytes: slots of the states of recurrent layers, and their bytes.
+        used_slots: slots that sequences hold.
+        snapshots: slots with a name, with which other sequences can begin.
+        snapshot_hits: sequences that began with a snapshot, since the start.
+        evicted_snapshots: snapshots evicted to make room, since the start.
     """
 
     cached_pages: int = 0
@@ -30,6 +35,12 @@ class PrefixCounts(JsonRecord):
     external_query_tokens: int = 0
     external_hit_tokens: int = 0
     shared_pages: int = 0
+    state_slots: int = 0
+    state_bytes: int = 0
+    used_slots: int = 0
+    snapshots: int = 0
+    snapshot_hits: int = 0
+    evicted_snapshots: int = 0
 
 
 @pickled_by_fields
@@ -69,7 +80,8 @@ class CacheMetricsSnapshot(JsonRecord):
         sequences: live sequences.
         stored_tokens: sum of their lengths.
         cached_pages, evicted_pages, prefix_query_tokens, prefix_hit_tokens, restored_pages, external_query_tokens,
-            external_hit_tokens: see `PrefixCounts`.
+            external_hit_tokens, state_slots, state_bytes, used_slots, snapshots, snapshot_hits, evicted_snapshots: see
+            `PrefixCounts`.
         speculation: drafts in spans that sample, and those of `speculative_decode`.
     """
 
@@ -85,6 +97,12 @@ class CacheMetricsSnapshot(JsonRecord):
     restored_pages: int = 0
     external_query_tokens: int = 0
     external_hit_tokens: int = 0
+    state_slots: int = 0
+    state_bytes: int = 0
+    used_slots: int = 0
+    snapshots: int = 0
+    snapshot_hits: int = 0
+    evicted_snapshots: int = 0
     speculation: SpeculationCounts = SpeculationCounts()
 
 

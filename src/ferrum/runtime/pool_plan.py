@@ -66,7 +66,7 @@ class PoolPlan:
         """Return the page table over this pool, without sequences."""
         slots = None
         if self.states is not None:
-            slots = StateSlots(self.states.num_slots, self.limits.slots_per_sequence)
+            slots = StateSlots(self.states.num_slots, self.limits.slots_per_sequence, self.states.slot_bytes)
         groups, most = self._pages(self.groups), self.limits.max_draft
         return PageTable(groups, max_draft=most, states=slots, unpaged=self._unpaged)
 
@@ -74,7 +74,8 @@ class PoolPlan:
         """Allocate the pool. Raises CapacityError."""
         wanted = sum(group.num_pages * kernels.planned_page_bytes(group) for group in self.groups)
         wanted += 0 if self.states is None else self.states.num_slots * self.states.slot_bytes
-        with memory_for(f"the {size(wanted)} of the KV pool (kv_capacity)"):
+        options = "kv_capacity" if self.states is None else "kv_capacity, max_batch_size"
+        with memory_for(f"the {size(wanted)} of the KV pool ({options})"):
             free = kernels.device_memory()
             if wanted > min(_ADDRESS_SPACE, free_memory() if free is None else free):
                 raise MemoryError

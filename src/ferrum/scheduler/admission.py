@@ -1,7 +1,7 @@
-"""Admission of waiting requests by free pages.
+"""Admission of waiting requests by free pages, and by free slots of states.
 
 A waiting request is admitted if its own tokens fit and the sequences served before it have pages to grow. What turns
-out too little is corrected by preemption, in `scheduler.py`.
+out too little is corrected by preemption, in `scheduler.py`. Slots are not: every running sequence has all it may need.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ def growth_reserve(sequence: Sequence, context: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refused sequence, and the share of the pages in use at that time."""
+    """A refused sequence, and the share of the pages in use and the free slots of states at that time."""
 
     sequence: Sequence
     usage: float
+    free_slots: int
 
 
 class Admission:
@@ -93,13 +94,20 @@ class Admission:
         before = [each for each in self._running if each.rank < waiting.rank and each.cache_id not in released]
         lengths = {each.cache_id: len(each.tokens) + self._reserve(each, self._context) for each in before}
         lengths[cache_id] = len(waiting.tokens) + (self._reserve(waiting, self._context) if before else 0)
-        return self._pages.can_grow(lengths, self._growth, released)
+        if not self._pages.can_grow(lengths, self._growth, released):
+            return False
+        states = self._pages.states
+        if states is None:
+            return True
+        return states.suffice([cache_id, *(each.cache_id for each in self._running if each not in gone)], released)
 
     def refuse(self, waiting: Sequence) -> None:
-        """Remember a refusal: it stands until a sequence leaves or a page becomes free."""
-        self.refusal = Refusal(waiting, self._pages.usage)
+        """Remember a refusal: it stands until a sequence leaves, or a page or a slot becomes free."""
+        self.refusal = Refusal(waiting, self._pages.usage, self._pages.free_slots)
 
     def is_refused(self, waiting: Sequence | None) -> bool:
         """Return whether the refusal of this sequence still stands."""
-        refusal = self.refusal
-        return refusal is not None and refusal.sequence is waiting and self._pages.usage >= refusal.usage
+        refusal, pages = self.refusal, self._pages
+        if refusal is None or refusal.sequence is not waiting:
+            return False
+        return pages.usage >= refusal.usage and pages.free_slots <= refusal.free_slots

@@ -13,9 +13,10 @@ from ferrum.core.errors import FerrumError, RequestError
 from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.scheduler.admission import Admission, GrowthReserve
+from ferrum.scheduler.choice_forks import ChoiceForks
 from ferrum.scheduler.drafts import Drafter
 from ferrum.scheduler.guides import StartGuide
-from ferrum.scheduler.prefix_sharing import ChoiceForks, PrefixSharing
+from ferrum.scheduler.prefix_sharing import PrefixSharing
 from ferrum.scheduler.queues import LiveRequests, Policy, Ranked, WaitingQueue
 from ferrum.scheduler.sequence import Sequence, check_length, event
 from ferrum.scheduler.snapshots import snapshot_lengths
@@ -125,7 +126,9 @@ class Live:
         for sequence in self.requests.add(request):
             sequence.limit = min(limit, context)
             if self.pages.states is not None:
-                sequence.snapshot_lengths = snapshot_lengths(sequence, self.pages.page_size)
+                sequence.snapshot_lengths = snapshot_lengths(
+                    sequence, self.pages.page_size, shares=self.prefixes.shares
+                )
             sequence.guide = None if start_guide is None else start_guide()
             sequence.may_draft = bool(request.prediction) or not self.drafter.only_predicted
             self.waiting.add(sequence)

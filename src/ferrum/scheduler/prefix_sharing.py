@@ -1,12 +1,11 @@
-"""Sharing of prompt prefixes: between requests by content hash, and between the choices of one request by forks.
+"""Sharing of prompt prefixes between requests by content hash.
 
 A prompt that begins like one being computed waits for it instead of computing the same pages again. Which page has
-which hash is in `cache/`.
+which hash is in `cache/`. Choices of one request share their prompt by `choice_forks.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,7 +15,8 @@ from ferrum.cache.pool import PageHash
 from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.types import FinishReason
 from ferrum.scheduler.admission import Admission
-from ferrum.scheduler.queues import LiveRequests, Ranked, WaitingQueue
+from ferrum.scheduler.choice_forks import ChoiceForks
+from ferrum.scheduler.queues import LiveRequests
 from ferrum.scheduler.sequence import Sequence, reusable, shared_length
 from ferrum.scheduler.snapshots import Snapshots
 
@@ -84,17 +84,33 @@ class PrefixSharing:
     def _with_state(self, sequence: Sequence, match: PrefixMatch, snapshots: Snapshots) -> PrefixMatch:
         """Return the longest part of a match after which there is a snapshot."""
         previous = (self._hash_before(sequence, count) for count in range(match.pages, -1, -1))
-        found = snapshots.longest(sequence, previous, self.length(match))
+
+        def has_pages(length: int) -> bool:
+            part = self._part(sequence, match, length)
+            last, hashes = part.partial_page, sequence.page_hashes[: part.pages]
+            return self._pages.match(hashes) == part.pages and (
+                last is None or self._pages.has_partial_page(last.page_hash)
+            )
+
+        found = snapshots.longest(sequence, previous, self.length(match), has_pages)
         if found is None:
-            return replace(match, pages=0, partial_page=None)
-        length, name = found
+            return replace(match, pages=0, partial_page=None, snapshot=None)
+        return replace(self._part(sequence, match, found[0]), snapshot=found[1])
+
+    def _part(self, sequence: Sequence, match: PrefixMatch, length: int) -> PrefixMatch:
+        """Return the first tokens of a match, `length` of them."""
         assert self._scope is not None
         pages, rest = divmod(length, self._scope.page_size)
         if not rest:
-            return replace(match, pages=pages, partial_page=None, snapshot=name)
+            return replace(match, pages=pages, partial_page=None)
         last = match.partial_page
         page_hash = last.page_hash if last is not None and pages == match.pages else sequence.page_hashes[pages]
-        return replace(match, pages=pages, partial_page=PartialPage(page_hash, rest), snapshot=name)
+        return replace(match, pages=pages, partial_page=PartialPage(page_hash, rest))
+
+    @property
+    def shares(self) -> bool:
+        """Whether sequences of different requests share prefixes."""
+        return self._scope is not None
 
     def take_snapshot(self, sequence: Sequence) -> None:
         """Name the sequence's state if its length is one of those at which that is wanted."""
@@ -103,7 +119,7 @@ class PrefixSharing:
         if self._snapshots is not None:
             self._name_state(sequence, sequence.computed, self._snapshots)
         elif self._pages.states is not None:  # for the other choices of the request
-            self._pages.states.name(sequence.cache_id, sequence.computed, sequence.cache_id.encode())
+            self._pages.states.name(sequence.cache_id, sequence.computed, None, sequence.tenant)
 
     def _name_state(self, sequence: Sequence, length: int, snapshots: Snapshots) -> None:
         self._extend_hashes(sequence)
@@ -200,8 +216,11 @@ class PrefixSharing:
         self._pages.release(sequence.cache_id)
 
     def _publish_partial_page(self, sequence: Sequence) -> None:
-        stored = min(sequence.computed, len(sequence.tokens))
-        if self._scope is None or stored < len(sequence.tokens) - 1:
+        if self._scope is None or sequence.cache_id not in self._pages:
+            return
+        # A step that was in flight when the sequence ended has stored its last token, too.
+        stored = min(self._pages.length(sequence.cache_id), len(sequence.tokens))
+        if stored < len(sequence.tokens) - 1:
             return
         self._extend_hashes(sequence)
         count, rest = divmod(stored, self._scope.page_size)
@@ -278,62 +297,6 @@ def _base_until(sequence: Sequence, begin: int, end: int) -> int:
     Partial pages are found by tokens, which do not name adapters that begin among them.
     """
     return min([end, *(each.start for each in sequence.adapters if each.start > begin)])
-
-
-class ChoiceForks:
-    """Forks of a request's prompt: all of it except the last token is computed once for all choices.
-
-    Args:
-        live, running, waiting: the scheduler's state; a choice that takes over moves from waiting to running.
-        pages: the page table.
-        prefixes: sets the hashes of forks.
-    """
-
-    def __init__(
-        self, live: LiveRequests, running: Ranked, waiting: WaitingQueue, pages: PageTable, prefixes: PrefixSharing
-    ) -> None:
-        self._live = live
-        self._running = running
-        self._waiting = waiting
-        self._pages = pages
-        self._prefixes = prefixes
-
-    def source(self, sequence: Sequence) -> Sequence | None:
-        """Return a running choice of the same request that has the whole prompt, or None."""
-        shared = shared_length(sequence)
-        return next((each for each in self._others(sequence) if self._can_share(each, shared)), None)
-
-    def are_computing(self, sequence: Sequence) -> bool:
-        """Return whether a running choice still computes the prompt."""
-        return any(each.computed < shared_length(each) for each in self._others(sequence))
-
-    def fork(self, source: Sequence, target: Sequence) -> None:
-        """Begin the target with the source's prompt."""
-        self._pages.fork(source.cache_id, target.cache_id)
-        self._pages.truncate(target.cache_id, shared_length(target))
-        target.computed = shared_length(target)
-        self._prefixes.inherit(source, target)
-
-    def hand_over(self, sequence: Sequence) -> None:
-        """Fork an ending choice to a waiting one, which takes its place, if no other choice has the prompt."""
-        if sequence.finish is FinishReason.ERROR or not self._can_share(sequence, shared_length(sequence)):
-            return
-        if self.source(sequence) is not None:
-            return
-        choices = self._live.choices(sequence.request.request_id)
-        heir = next((each for each in choices if each.finish is None and each in self._waiting), None)
-        if heir is not None:
-            self.fork(sequence, heir)
-            self._waiting.remove(heir)
-            self._running.add(heir)
-
-    def _others(self, sequence: Sequence) -> Iterator[Sequence]:
-        """Yield the running choices of the request that have not ended, if choices share anything."""
-        choices = self._live.choices(sequence.request.request_id) if shared_length(sequence) else ()
-        return (each for each in choices if each.finish is None and each in self._running)
-
-    def _can_share(self, source: Sequence, shared: int) -> bool:
-        return source.computed >= shared > 0 and self._pages.can_truncate(source.cache_id, shared)
 
 
 class PromptSources:

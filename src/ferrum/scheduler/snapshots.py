@@ -1,7 +1,7 @@
 """Snapshots of states for the prefix cache: where they are taken, what they are called, and which one a prompt finds.
 
 Pages are found at any length, a state only where a snapshot was taken. So spans end there, sparsely: at the starts of
-messages, at the last full page of a prompt, at powers of two of pages, and where choices of a request part.
+messages, else at the last full page of a prompt, at powers of two of pages, and where choices of a request part.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from ferrum.cache.pool import PageHash
 from ferrum.cache.state_slots import StateSlots
@@ -19,16 +20,29 @@ NameOf = Callable[[Sequence, int], PageHash | None]
 """Returns the name of a sequence's state after this many tokens; None where it has none."""
 
 
-def snapshot_lengths(sequence: Sequence, page_size: int) -> tuple[int, ...]:
-    """Return the lengths of a sequence at which its state is to be named, ascending."""
-    request, last = sequence.request, len(sequence.request.prompt) - 1
-    found = {at for at in request.boundaries if 0 < at <= last}
-    found.add(last // page_size * page_size)
-    found.add(shared_length(sequence))
-    doubled = page_size
-    while doubled <= last:
-        found.add(doubled)
-        doubled *= 2
+LEAST_PAGES: Final = 16
+"""The smallest power of two of pages with a snapshot. An earlier one saves less than the step that it adds costs."""
+
+
+def snapshot_lengths(sequence: Sequence, page_size: int, *, shares: bool) -> tuple[int, ...]:
+    """Return the lengths of a sequence at which its state is to be named, ascending.
+
+    Args:
+        sequence: the sequence.
+        page_size: tokens per page.
+        shares: whether other requests can find its states; else the other choices of its request alone do.
+    """
+    found = {shared_length(sequence)}
+    if shares:
+        request, last = sequence.request, len(sequence.request.prompt) - 1
+        found.update(at for at in request.boundaries if 0 < at <= last)
+        last_page = last // page_size * page_size
+        if request.inputs or max(found) < last_page:
+            found.add(last_page)
+        doubled = LEAST_PAGES * page_size
+        while doubled <= last:
+            found.add(doubled)
+            doubled *= 2
     return tuple(sorted(found - {0}))
 
 
@@ -72,11 +86,16 @@ class Snapshots:
             if len(self._lengths) > self._capacity:
                 self._lengths.popitem(last=False)
 
-    def longest(self, sequence: Sequence, previous: Iterable[PageHash], most: int) -> tuple[int, PageHash] | None:
-        """Return the longest prefix of at most `most` tokens that has a snapshot, and its name.
+    def longest(
+        self, sequence: Sequence, previous: Iterable[PageHash], most: int, has_pages: Callable[[int], bool]
+    ) -> tuple[int, PageHash] | None:
+        """Return the longest prefix of at most `most` tokens that has a snapshot and pages, and its name.
 
         Args:
+            sequence: the sequence.
             previous: hashes before each page that begins within them, the last page first.
+            most: the limit.
+            has_pages: returns whether a prefix of this many tokens has its pages. Those before a window may be gone.
         """
         count = most // self._page_size
         for before in previous:
@@ -85,10 +104,10 @@ class Snapshots:
             while lengths:
                 rest = lengths.bit_length() - 1
                 name = self._name_of(sequence, begin + rest)
-                if name is not None and self._slots.has(name):
+                if name is not None and self._slots.has(name) and has_pages(begin + rest):
                     return begin + rest, name
                 lengths ^= 1 << rest
-            if begin and self._slots.has(before):
+            if begin and self._slots.has(before) and has_pages(begin):
                 return begin, before
             count -= 1
         return None

@@ -41,6 +41,10 @@ GAUGES: Final[dict[str, tuple[str, str]]] = {
     "ferrum:lora_adapters": ("Adapters in memory.", "adapters.loaded"),
     "ferrum:lora_bytes": ("Bytes of the adapters in memory.", "adapters.nbytes"),
     "ferrum:shared_pages": ("Pages held by several sequences.", "prefixes.shared_pages"),
+    "ferrum:state_slots": ("Slots of states of recurrent layers.", "prefixes.state_slots"),
+    "ferrum:state_bytes": ("Bytes of these slots.", "prefixes.state_bytes"),
+    "ferrum:state_slots_used": ("Slots that sequences hold.", "prefixes.used_slots"),
+    "ferrum:state_snapshots": ("Slots with which other sequences can begin.", "prefixes.snapshots"),
 }
 """Help and attribute of `EngineStats`."""
 
@@ -59,6 +63,8 @@ TOTALS: Final[dict[str, tuple[str, str]]] = {
     "ferrum:lora_loads": ("Adapters that were read into memory.", "adapters.loads"),
     "ferrum:lora_evictions": ("Adapters that made room for others.", "adapters.evictions"),
     "ferrum:prefix_cache_evicted_pages": ("Evicted pages.", "prefixes.evicted_pages"),
+    "ferrum:state_snapshot_hits": ("Sequences that began with a snapshot.", "prefixes.snapshot_hits"),
+    "ferrum:state_snapshots_evicted": ("Evicted snapshots.", "prefixes.evicted_snapshots"),
     "ferrum:prefix_cache_restored_pages": ("Pages restored from host memory or disk.", "prefixes.restored_pages"),
 }
 """Counters of totals in the engine's reports: help and attribute of `EngineStats`."""
