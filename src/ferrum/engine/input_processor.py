@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -99,7 +99,7 @@ class InputProcessor:
         eos_token_ids: the model's end tokens.
         clock: monotonic seconds.
         prioritised: the engine's scheduling policy is `priority`.
-        turn_opener: returns the token that begins messages, before which states are worth a snapshot, or None.
+        turn_openers: returns the tokens that begin messages, before which states are worth a snapshot.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class InputProcessor:
         eos_token_ids: Iterable[int] = (),
         clock: Callable[[], float] = time.monotonic,
         prioritised: bool = False,
-        turn_opener: Callable[[], int | None] = lambda: None,
+        turn_openers: Callable[[], Collection[int]] = frozenset,
     ) -> None:
         self.eos_token_ids = tuple(eos_token_ids)
         self._vocab_size = vocab_size
@@ -119,7 +119,7 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._clock = clock
         self._prioritised = prioritised
-        self._turn_opener = turn_opener
+        self._turn_openers = turn_openers
         self._sources = SourceCache()
         self._breakers = None if tokenizer is None else BreakerTokens(tokenizer, vocab_size)
 
@@ -169,10 +169,10 @@ class InputProcessor:
 
     def _boundaries(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Return the last places where messages begin."""
-        opener = self._turn_opener()
-        if opener is None:
-            return ()
-        return tuple(place for place, token in enumerate(tokens) if token == opener)[-MAX_BOUNDARIES:]
+        openers = self._turn_openers()
+        return (
+            tuple(place for place, token in enumerate(tokens) if token in openers)[-MAX_BOUNDARIES:] if openers else ()
+        )
 
     def _check_params(self, params: object, options: RequestOptions) -> None:
         check_params(params)

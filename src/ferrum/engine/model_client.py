@@ -27,7 +27,7 @@ from ferrum.text.reranker import Reranker
 from ferrum.text.template_losses import refuse_lost_texts
 from ferrum.text.template_messages import has_calls
 from ferrum.text.tokenizer import Tokenizer
-from ferrum.text.turn_openers import turn_opener
+from ferrum.text.turn_openers import turn_openers
 
 if TYPE_CHECKING:
     from ferrum.formats.find import FoundFormat
@@ -105,7 +105,7 @@ class ModelClient:
         self._special_tokens = parts.special_tokens
         self._files = parts.files
         self._format: FoundFormat | None = None
-        self._opener: tuple[int | None] | None = None  # unknown until the first request
+        self._openers: frozenset[int] | None = None  # unknown until the first request
         self.router = Router(parts.host, max_requests=parts.max_requests, wake_all=wake_all)
         self.info = self.router.info
         self.adapters = AdapterRegistry(self.router)
@@ -117,21 +117,25 @@ class ModelClient:
             tokenizer=parts.tokenizer,
             eos_token_ids=parts.generation.eos_token_ids,
             prioritised=parts.config is not None and parts.config.policy == "priority",
-            turn_opener=self._turn_opener,
+            turn_openers=self._turn_openers,
         )
 
-    def _turn_opener(self) -> int | None:
-        """Return the token that begins messages, if the model has states and a chat template."""
+    def _turn_openers(self) -> frozenset[int]:
+        """Return the tokens that begin messages, if the model has states and a chat template."""
         plan = self.info.memory
         if plan is None or plan.states is None or self.chat_template is None or self.tokenizer is None:
-            return None
-        if self._opener is None:
-            self._opener = (turn_opener(self.chat_template, self.tokenizer),)
-        return self._opener[0]
+            return frozenset()
+        if self._openers is None:
+            self._openers = turn_openers(self.chat_template, self.tokenizer)
+        return self._openers
 
     def use_template(self, source: str, origin: str) -> None:
         """Replace the model's chat template; `origin` names its file in errors."""
-        self._files, self._format, self._opener = None, None, None  # they describe what the model's own template writes
+        self._files, self._format, self._openers = (
+            None,
+            None,
+            None,
+        )  # they describe what the model's own template writes
         self.chat_template = ChatTemplate(source, self._special_tokens, origin=origin)
 
     @property
