@@ -9,6 +9,7 @@ from typing import Any
 
 from fakes import FakeExecutor, Guesses, admit_all, scope_of
 from ferrum.cache.page_table import PageGroup, PageTable
+from ferrum.cache.state_slots import StateSlots
 from ferrum.core.errors import FerrumError
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Span
@@ -29,6 +30,7 @@ class Bench:
         *,
         num_pages: int = 64,
         window: int | None = None,
+        slots: int = 0,
         policy: str = "fcfs",
         budget: int = 16,
         max_sequences: int = 8,
@@ -40,7 +42,8 @@ class Bench:
         costs: StepCosts | None = None,
         decode_seconds: float | None = None,
     ) -> None:
-        self.pages = PageTable([PageGroup("main", num_pages, 4, window)], max_draft=4)
+        groups = [PageGroup("main", num_pages, 4, window)]
+        self.pages = PageTable(groups, max_draft=4, states=StateSlots(slots) if slots else None)
         self.executor = FakeExecutor(self.pages, fault=fault)
         self.scheduler = Scheduler(
             self.pages,
@@ -91,6 +94,7 @@ class Bench:
             assert len(steps) < most, "no progress"
             steps.append(self.step())
         assert self.pages.used == 0 and self.pages.ids() == ()
+        assert self.pages.states is None or self.pages.states.counts()["used_slots"] == 0
         return steps
 
     def tokens(self, request_id: str, choice: int = 0) -> tuple[int, ...]:

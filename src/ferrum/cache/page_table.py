@@ -42,7 +42,7 @@ class PageTable:
         next_tokens: the usual step.
         page_size: tokens per page.
         capacity_tokens: tokens that the whole pool holds.
-        shares_prefixes: whether pages are all that a sequence depends on, so that another one can begin with them.
+        shares_prefixes: whether sequences have pages, with which others can begin.
     """
 
     def __init__(
@@ -292,9 +292,7 @@ class PageTable:
 
         A group with a window needs only those of them that the next query sees.
         """
-        if not self.shares_prefixes:
-            return 0
-        return longest_match(self.groups, self._room.pools, page_hashes)
+        return longest_match(self.groups, self._room.pools, page_hashes) if self.shares_prefixes else 0
 
     def has_page(self, group: str, page_hash: PageHash) -> bool:
         """Return whether the group has a published page with this hash."""

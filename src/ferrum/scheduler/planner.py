@@ -126,7 +126,8 @@ class Planner:
         self._plan_prompts(step)
         while live.waiting and not (live.running or self._pages.restores.active):
             # Sequences outside this scheduler hold the other pages, and will not release them.
-            error = KvExhausted("other sequences of the executor hold too many pages for this one (release them)")
+            others = "other sequences of the executor hold too many pages or states for this one (release them)"
+            error = KvExhausted(others)
             live.unplaced += live.end([next(live.waiting.rounds((), ()))], FinishReason.ERROR, error)
             self._plan_prompts(step)
         self._first_tokens.apply(step, live.running)
