@@ -8,8 +8,8 @@ reported by its number, which repeats it except for the arrival of pages from di
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import product
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count, product
 from pathlib import Path
 
 import pytest
@@ -17,10 +17,20 @@ import pytest
 from ferrum.scheduler.queues import POLICIES
 from native_twin import TIERS
 from schedule_player import play
-from schedules import DRAFTERS, Schedule, schedule_of, schedule_with_adapters, schedule_with_states
+from schedules import (
+    DRAFTERS,
+    Schedule,
+    schedule_of,
+    schedule_of_hybrid,
+    schedule_with_adapters,
+    schedule_with_states,
+)
 
 KERNELS = ("native", "native", "native", "reference") if TIERS else ("reference",)
+OF_HYBRIDS = ("reference",)
 SLICE, WITH_STATES, WITH_ADAPTERS, ALL = 60, 20, 10, 1000
+HISTORIES, ALL_HISTORIES = 500, 50_000
+"""Lives of sequences of hybrid models."""
 WEIGHTS = ("float32", "bfloat16", "q8_0", "q4_k_m")
 KV = ("float32", "bfloat16", "int8")
 PLACES = ("pages", "pages and buffers", "files", "files and buffers")
@@ -37,12 +47,15 @@ EVENTS = (
 
 
 def played(
-    numbers: range, directory: Path, draw: Callable[[int, Sequence[str]], Schedule] = schedule_of
+    numbers: Iterable[int],
+    directory: Path,
+    draw: Callable[[int, Sequence[str]], Schedule] = schedule_of,
+    kernels: Sequence[str] = KERNELS,
 ) -> Counter[str]:
     """Return what happened in the schedules of these numbers."""
     seen: Counter[str] = Counter()
     for number in numbers:
-        schedule = draw(number, KERNELS)
+        schedule = draw(number, kernels)
         try:
             seen += play(schedule, number, directory / str(number))
         except Exception as error:
@@ -82,6 +95,32 @@ def test_some_schedules_with_states_and_faults(first: int, tmp_path: Path) -> No
 @pytest.mark.parametrize("first", range(0, WITH_ADAPTERS, 10))
 def test_some_schedules_with_adapters(first: int, tmp_path: Path) -> None:
     played(range(first, first + 10), tmp_path, schedule_with_adapters)
+
+
+def histories_of_hybrids(wanted: int, directory: Path) -> Counter[str]:
+    """Play schedules until as many sequences have ended, and return what happened."""
+    seen: Counter[str] = Counter()
+    for number in count():
+        seen += played((number,), directory, schedule_of_hybrid, OF_HYBRIDS)
+        if seen["whole"] + seen["cut short"] >= wanted:
+            return seen
+    raise AssertionError
+
+
+OF_HISTORIES = ("whole", "cut short", "hits in pages", "right by ngram", "wrong by ngram", "preempted with pages")
+"""What happens in the histories of hybrid models."""
+
+
+def test_histories_of_hybrid_models_have_the_bits_of_cold_runs(tmp_path: Path) -> None:
+    """N-gram drafts, prefix hits, preemption and several choices, in any combination."""
+    seen = histories_of_hybrids(HISTORIES, tmp_path)
+    assert [each for each in OF_HISTORIES if not seen[each]] == []
+
+
+@pytest.mark.soak
+def test_many_histories_of_hybrid_models(tmp_path: Path) -> None:
+    seen = histories_of_hybrids(ALL_HISTORIES, tmp_path)
+    assert [each for each in (*OF_HISTORIES, "preempted with nothing") if not seen[each]] == []
 
 
 @pytest.mark.soak

@@ -21,7 +21,7 @@ OPENERS = {
     "openai-gpt-oss-120b": {"<|start|>"},
     "GLM-4.7-Flash": {"<|user|>", "<|assistant|>"},
     "moonshotai-Kimi-K2": {"<|im_user|>", "<|im_assistant|>"},
-    "deepseek-ai-DeepSeek-V3.2": {"<｜User｜>", "<｜Assistant｜>"},
+    "deepseek-ai-DeepSeek-V3.2": {"<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>"},
     "mistralai-Mistral-Nemo-Instruct-2407": {"[INST]"},
 }
 """By template, as its publisher documents the format."""

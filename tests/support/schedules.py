@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, Final
 
 import recurrent_model
+from family_cases import FAMILY_CASES
 from ferrum.core.config import ModelConfig
 from ferrum.core.types import Adapter, Request
 from ferrum.runtime.load import load_executor
@@ -34,6 +35,13 @@ MODELS: Final[dict[str, Case]] = {
     "full": Case("long", "Qwen3Config", LONG),
     "windows": Case("long-windows", "Qwen3Config", LONG | WINDOWS),
 }
+CONTEXT: Final = 64
+"""Tokens of a sequence of a hybrid model, whose reference kernels take milliseconds for each."""
+HYBRIDS: Final = {
+    name: Case(f"short-{name}", config, changes | {"max_position_embeddings": CONTEXT})
+    for name, config, changes in FAMILY_CASES
+    if name in ("qwen3.5-tied", "lfm2-bias")
+}
 DRAFT: Final = Case("long-draft", "Qwen3Config", LONG | {"hidden_size": BASE["hidden_size"] // 2})
 
 DRAFTERS: Final = ("none", "known", "ngram", "model", "same model", "ngram and model")
@@ -41,6 +49,8 @@ KINDS: Final = 36
 PROJECTIONS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 OUTPUT: Final = 24
 """Maximum tokens of an answer."""
+SHORT: Final = 8
+"""The same, of a hybrid model."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,7 @@ class Arithmetic:
     """Everything that an answer may depend on, except the request.
 
     Attributes:
-        model: of `MODELS`, or of `recurrent_model.KINDS`.
+        model: of `MODELS`, of `HYBRIDS`, or of `recurrent_model.KINDS`.
         kernels, isa: what computes.
         weights: a format, or what they are quantised to.
         kv: the format of keys and values.
@@ -79,7 +89,7 @@ class Arithmetic:
         }
         if case is None and self.model in recurrent_model.KINDS:
             return recurrent_model.load(self.model, **chosen, **options)
-        executor = load_executor(directory_of(case or MODELS[self.model]), **chosen, **options)
+        executor = load_executor(directory_of(case or (MODELS | HYBRIDS)[self.model]), **chosen, **options)
         for number in range(0 if case is not None else self.adapters):
             adapter = adapter_of(self.model, number)
             executor.load_adapter(adapter.digest.hex(), adapter)
@@ -186,6 +196,36 @@ def schedule_with_states(number: int, kernels: Sequence[str]) -> Schedule:
     return replace(drawn, arithmetic=arithmetic, max_rows=rows, keep=keep, swap=False, faults=pick.choice((0.0, 0.2)))
 
 
+def schedule_of_hybrid(number: int, kernels: Sequence[str]) -> Schedule:
+    """Return schedule `number` for a hybrid model: n-gram drafts, prefix hits, preemption and several choices."""
+    drawn, pick = schedule_of(number, kernels), Random(f"hybrid {number}")
+    native, page_size = drawn.arithmetic.kernels == "native", pick.choice((4, 4, 16))
+    arithmetic = replace(
+        drawn.arithmetic,
+        model=pick.choice(tuple(HYBRIDS)),
+        weights=drawn.arithmetic.weights if native else "float32",
+        kv=drawn.arithmetic.kv if native else "float32",
+        context=CONTEXT,
+    )
+    return replace(
+        drawn,
+        arithmetic=arithmetic,
+        page_size=page_size,
+        kv_capacity=CONTEXT + pick.choice((2, 2, 8)) * page_size,
+        batch=pick.choice((2, 4, 8)),
+        chunk=pick.choice((8, 24, 64)),
+        max_rows=64,
+        hasty=True,
+        keep=pick.choice(("nothing", "pages", "pages", "pages")),
+        swap=False,
+        drafter="ngram",
+        dear=0.0,
+        strangers=0,
+        kinds=tuple(pick.sample(range(12), pick.randrange(1, 6))),
+        arrivals=pick.randrange(4, 12),
+    )
+
+
 @cache
 def adapter_of(model: str, number: int) -> AdapterFile:
     """Return an adapter of such a model, with all matrices or a few."""
@@ -224,7 +264,8 @@ def quiet_executor(arithmetic: Arithmetic) -> LocalExecutor:
 def request_of(arithmetic: Arithmetic, kind: int) -> Request:
     """Return a request of one kind. Most prompts branch off from other prompts or from answers to them."""
     pick, model = Random(kind), recipe(kind)
-    params = replace(model.params, max_tokens=OUTPUT) if model.params.max_tokens is None else model.params
+    most, wanted = SHORT if arithmetic.model in HYBRIDS else OUTPUT, model.params.max_tokens
+    params = replace(model.params, max_tokens=most if wanted is None else min(wanted, most))
     longest = arithmetic.context - OUTPUT - 1
     if kind % 3:
         parent = pick.randrange(kind)
