@@ -52,6 +52,21 @@ def test_a_snapshot_with_drafts_next_to_it_begins_a_sequence_with_them() -> None
     assert step.part(13, 14) == (step.read, step.write, 2, 0)
 
 
+def test_a_round_of_drafts_takes_one_slot_and_gives_one_back() -> None:
+    """No state is copied, whether drafts are accepted or not: the next round reads the slot that this one wrote."""
+    slots = StateSlots(2)
+    run(slots, "a", 0, 10)
+    length, written = 10, None
+    for accepted in (3, 0, 1):
+        before = slots.changes
+        step = slots.begin("a", length, length + 1)
+        assert step is not None and written in (None, step.read) and slots.free == 0
+        slots.commit("a")
+        length, written = length + 1 + accepted, step.write
+        slots.truncate("a", length)
+        assert slots.free == 1 and slots.changes == before + 2
+
+
 def test_a_state_that_has_seen_later_tokens_gets_no_name() -> None:
     slots = StateSlots(4)
     run(slots, "a", 0, 10)

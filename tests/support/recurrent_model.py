@@ -272,8 +272,10 @@ def recurrent_family(kind: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ferrum.runtime.assembly.choose_kernels", chosen)
         FAMILIES.add("RecurrentForCausalLM", spec_of)
-        yield
-        FAMILIES.pop("RecurrentForCausalLM")
+        try:
+            yield
+        finally:
+            FAMILIES.pop("RecurrentForCausalLM")
 
 
 class Weights(RandomCheckpoint):

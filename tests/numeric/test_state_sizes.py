@@ -1,0 +1,73 @@
+"""Slots of states are sized by memory, and stay float32 whatever the format of keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from contract_kit import same
+from ferrum.core.errors import ConfigError
+from ferrum.core.kv_shape import KvShape
+from ferrum.runtime.memory import MOST_SNAPSHOTS, MOST_STATEFUL, PoolLimits, pool_groups, sized_for_states
+from recurrent_model import load
+
+SLOT = 83 << 20
+"""Bytes of a slot of Qwen3.6-35B-A3B."""
+LIMITS = PoolLimits(
+    page_size=16,
+    max_batch_size=256,
+    full_sequences=8,
+    max_sequence_length=4096,
+    max_rows=512,
+    max_draft=16,
+    kv_capacity=None,
+    batch_given=False,
+)
+
+
+@pytest.mark.parametrize("gib", [1, 2, 4, 8, 16, 64, 1024])
+@pytest.mark.parametrize("run_ahead", [0, 2])
+def test_the_default_batch_and_its_snapshots_take_at_most_half_of_the_pool(gib: int, run_ahead: int) -> None:
+    limits = sized_for_states(SLOT, replace(LIMITS, memory_pool_size=gib << 30, run_ahead=run_ahead))
+    assert 1 <= limits.max_batch_size <= MOST_STATEFUL and 1 <= limits.snapshots <= MOST_SNAPSHOTS
+    assert limits.full_sequences <= limits.max_batch_size
+    slots = limits.max_batch_size * limits.slots_per_sequence + limits.snapshots
+    assert limits.state_bytes == slots * SLOT
+    least = limits.slots_per_sequence + 1
+    assert limits.state_bytes <= max((gib << 30) // 2, least * SLOT)
+
+
+def test_the_default_batch_grows_with_memory_up_to_its_limit() -> None:
+    pools = [replace(LIMITS, memory_pool_size=gib << 30) for gib in (1, 4, 8, 16, 32, 64)]
+    batches = [sized_for_states(SLOT, each).max_batch_size for each in pools]
+    assert batches == sorted(batches) and batches[0] == 1 < batches[2] < batches[-1] == MOST_STATEFUL
+
+
+@pytest.mark.parametrize("batch", [1, 8, 100])
+def test_a_batch_that_the_user_has_chosen_stays(batch: int) -> None:
+    given = replace(LIMITS, max_batch_size=batch, batch_given=True, memory_pool_size=4 << 30)
+    limits = sized_for_states(SLOT, given)
+    assert limits.max_batch_size == batch and limits.snapshots >= 1
+
+
+def test_states_that_leave_no_room_for_a_page_are_refused_by_both_options() -> None:
+    given = replace(LIMITS, max_batch_size=64, batch_given=True, memory_pool_size=4 << 30)
+    layers = (KvShape(num_layers=10, num_heads=2, key_dim=256, value_dim=256),)
+    with pytest.raises(ConfigError, match=r"states of 64 sequences \(max_batch_size\)") as caught:
+        pool_groups(layers, "bfloat16", sized_for_states(SLOT, given), lambda group: 1 << 20)
+    assert caught.value.param == "memory_pool_size"
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "recurrent with attention"])
+def test_states_are_float32_with_keys_and_values_of_8_bits(kind: str) -> None:
+    logits, slots = [], []
+    for kv_dtype in ("float32", "int8"):
+        with load(kind, "reference", kv_dtype=kv_dtype, max_batch_size=2) as executor:
+            states = executor.memory_plan.states
+            assert states is not None
+            slots.append(states.slot_bytes)
+            logits.append(executor.forward([[*range(40)]])[0])
+    assert slots[0] == slots[1]
+    if kind == "recurrent":  # it stores nothing but states
+        same(*logits)
