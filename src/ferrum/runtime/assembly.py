@@ -92,6 +92,8 @@ def size_pool(
 ) -> PoolPlan:
     """Return everything that sequences will store, sized. Raises ConfigError if not even a page fits."""
     sequences = config.max_batch_size or min(config.max_sequences, bounds.max_rows)
+    # Slots of states follow the memory that weights leave, also where pages have a given size.
+    sized = config.kv_capacity is not None and not model.asks.state_layers
     limits = PoolLimits(
         page_size=bounds.page_size,
         max_batch_size=sequences,
@@ -103,7 +105,7 @@ def size_pool(
         run_ahead=bounds.run_ahead,
         kv_capacity=config.kv_capacity,
         memory_pool_size=bounds.memory_pool_size,
-        bytes_to_load=0 if config.kv_capacity else bytes_to_load(config, model.store, model.asks) + bounds.reserved,
+        bytes_to_load=0 if sized else bytes_to_load(config, model.store, model.asks) + bounds.reserved,
         mapped=model.store.mapped,
         device_memory=kernels.device_memory(),
         planning=planning,

@@ -19,7 +19,7 @@ from ferrum.scheduler.guides import StartGuide
 from ferrum.scheduler.prefix_sharing import PrefixSharing
 from ferrum.scheduler.queues import LiveRequests, Policy, Ranked, WaitingQueue
 from ferrum.scheduler.sequence import Sequence, check_length, event
-from ferrum.scheduler.snapshots import snapshot_lengths
+from ferrum.scheduler.state_snapshots import snapshot_lengths
 from ferrum.scheduler.step_plan import DecodeSteps
 
 

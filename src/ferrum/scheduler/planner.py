@@ -51,7 +51,7 @@ from ferrum.scheduler.sequence import (
     runs_ahead,
     unplanned,
 )
-from ferrum.scheduler.snapshots import until_snapshot
+from ferrum.scheduler.state_snapshots import until_snapshot
 from ferrum.scheduler.step_plan import FirstTokenSteps, OpenStep, Plan, StepBudget, StepCosts
 
 

@@ -18,7 +18,7 @@ from ferrum.scheduler.admission import Admission
 from ferrum.scheduler.choice_forks import ChoiceForks
 from ferrum.scheduler.queues import LiveRequests
 from ferrum.scheduler.sequence import Sequence, reusable, shared_length
-from ferrum.scheduler.snapshots import Snapshots
+from ferrum.scheduler.state_snapshots import Snapshots
 
 
 @dataclass(frozen=True, slots=True)
