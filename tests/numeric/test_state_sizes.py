@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
 from contract_kit import same
+from ferrum.cli.main import app
 from ferrum.core.errors import ConfigError
 from ferrum.core.kv_shape import KvShape
 from ferrum.runtime.memory import MOST_SNAPSHOTS, MOST_STATEFUL, PoolLimits, pool_groups, sized_for_states
 from recurrent_model import load
+from schedules import HYBRIDS
+from tiny import directory_of
 
 SLOT = 83 << 20
 """Bytes of a slot of Qwen3.6-35B-A3B."""
@@ -57,6 +61,14 @@ def test_states_that_leave_no_room_for_a_page_are_refused_by_both_options() -> N
     with pytest.raises(ConfigError, match=r"states of 64 sequences \(max_batch_size\)") as caught:
         pool_groups(layers, "bfloat16", sized_for_states(SLOT, given), lambda group: 1 << 20)
     assert caught.value.param == "memory_pool_size"
+
+
+def test_a_plan_shows_the_slots_of_a_hybrid_model() -> None:
+    directory = str(directory_of(HYBRIDS["lfm2-bias"]))
+    shown = CliRunner().invoke(app, ["plan", directory, "--kernels", "reference", "--max-batch-size", "3"])
+    assert shown.exit_code == 0, shown.output
+    (row,) = [line for line in shown.output.splitlines() if "states" in line]
+    assert "slots of" in row and "for 3 sequences and 64 snapshots" in row
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "recurrent with attention"])

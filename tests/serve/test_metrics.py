@@ -203,13 +203,22 @@ def test_steps_set_gauges_and_count_tokens() -> None:
 def test_metrics_without_a_vllm_name_begin_with_ferrum() -> None:
     line = Timeline()
     line.metrics.step(EngineStats(prefixes=PrefixCounts(cached_pages=9, evicted_pages=2, restored_pages=1)))
-    line.metrics.step(EngineStats(prefixes=PrefixCounts(7, evicted_pages=5, restored_pages=1, shared_pages=4)))
+    states = {"state_slots": 9, "state_bytes": 900, "used_slots": 3, "snapshots": 5}
+    events = {"snapshot_hits": 6, "evicted_snapshots": 8}
+    counts = PrefixCounts(7, evicted_pages=5, restored_pages=1, shared_pages=4, **states, **events)
+    line.metrics.step(EngineStats(prefixes=counts))
     names = {
         "live_requests": 3,
         "prefix_cache_pages": 7,
         "shared_pages": 4,
         "prefix_cache_evicted_pages_total": 5,
         "prefix_cache_restored_pages_total": 1,
+        "state_slots": 9,
+        "state_bytes": 900,
+        "state_slots_used": 3,
+        "state_snapshots": 5,
+        "state_snapshot_hits_total": 6,
+        "state_snapshots_evicted_total": 8,
     }
     labels = {"model_name": "name", "engine": "0"}
     assert {name: line.registry.get_sample_value(f"ferrum:{name}", labels) for name in names} == names
