@@ -16,9 +16,14 @@ from contract_kit import same
 from ferrum.core.errors import ConfigError, KvExhausted, StepError, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Rows, Sampling, Span, SpanExtras, SpanResult, StepBatch, Want
+from ferrum.core.types import Request
 from ferrum.engine.build import engine_config, with_scheduler
 from ferrum.kernels.interface import StepTables
 from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.scheduler.drafts import DraftRequest
+from ferrum.scheduler.sequence import begin as choices_of
+from ferrum.speculative.draft_model import DraftModel
+from fixed_costs import SetCosts
 from held_arrays import owned_arrays
 from native_twin import TIERS, require_native
 from recurrent_model import KINDS, VOCABULARY, load
@@ -132,6 +137,20 @@ def test_a_draft_round_copies_no_state(case: tuple[str, LocalExecutor], monkeypa
         assert tables.states is not None
         applied = tables.states.waiting + np.diff(tables.span_rows) - tables.states.kept
         assert (applied > 0).all()
+
+
+def test_a_draft_model_goes_back_to_the_state_before_its_draft(case: tuple[str, LocalExecutor]) -> None:
+    """Accepted draft tokens are computed again, rejected ones leave no trace."""
+    _, executor = case
+    model = DraftModel(executor, SetCosts(0.01), SetCosts(0.01))
+    request = Request("r", text_of(0)[:20], SamplingParams(temperature=0, max_tokens=60), seed=0)
+    (sequence,), pick = choices_of(request), Random(1)
+    for _ in range(8):
+        expected = greedy(executor, tuple(sequence.tokens), len(sequence.tokens) + 4)[len(sequence.tokens) :]
+        assert model.draft([DraftRequest(sequence, 4)]) == [tuple(expected)]
+        right = pick.randrange(5)
+        sequence.extend((*expected[:right], (expected[right] + 1) % VOCABULARY if right < 4 else 5))
+    model.forget(sequence)
 
 
 class LayerFault:

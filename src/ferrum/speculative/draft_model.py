@@ -11,6 +11,7 @@ from collections.abc import Sequence as Series
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from ferrum.cache.page_table import PageTable
 from ferrum.contract.executor import ModelExecutor
 from ferrum.core.errors import CapacityError, FerrumError, StepError
 from ferrum.core.memory_plan import MemoryPlan
@@ -155,16 +156,24 @@ class DraftModel:
             self._executor.release_cache(sequence.cache_id)
 
     def _begin(self, request: DraftRequest) -> _Draft:
-        """Begin a draft: truncate the stored tokens to those that agree with the sequence."""
+        """Begin a draft: truncate to stored tokens that agree with the sequence, or to a state before them."""
         sequence = request.sequence
         cached = self._cached.get(sequence.cache_id)
         if cached is None:
             cached = self._cached[sequence.cache_id] = _new(sequence)
         agreed = cached.agreed(sequence)
         if agreed < cached.length:
+            agreed = self._reachable(sequence.cache_id, agreed, cached.known)
             self._executor.truncate_kv_for_cache_id(sequence.cache_id, agreed)
         cached.roll_back(sequence, agreed)
         return _Draft(request, cached)
+
+    def _reachable(self, cache_id: str, agreed: int, known: int) -> int:
+        """Return the longest of these lengths that the stored tokens can be truncated to, else 0."""
+        pages = self._executor.pages
+        if not isinstance(pages, PageTable) or pages.can_truncate(cache_id, agreed):
+            return agreed
+        return known if known <= agreed and pages.can_truncate(cache_id, known) else 0
 
     def _read(self, drafts: Series[_Draft]) -> list[_Draft]:
         """Read a chunk, one sequence after the other; return the drafts with nothing left to read."""
@@ -208,7 +217,8 @@ class DraftModel:
     def _step(self, drafts: Series[_Draft], spans: Series[Span], costs: StepCosts) -> None:
         """Run a step and take in its results."""
         batch = StepBatch(tuple(spans))
-        output = self._submit(batch)
+        output, pages = self._submit(batch), self._executor.pages
+        states = pages.states if isinstance(pages, PageTable) else None
         costs.observe_step(batch, output)
         for draft, span, result in zip(drafts, spans, output.results, strict=True):
             if isinstance(result, FerrumError):
@@ -218,6 +228,8 @@ class DraftModel:
                 draft.cached.draft_tokens += span.tokens
             else:
                 draft.cached.known = span.end
+                if states is not None:  # the next draft goes back to it
+                    states.name(span.cache_id, span.end, None)
             draft.tokens += result.tokens
             draft.cached.history += result.tokens
 
