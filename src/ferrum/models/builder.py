@@ -265,11 +265,15 @@ class Builder:
     def _placed(self, name: str, view: View | None) -> str:
         """Return the full name of a parameter, and note its view."""
         full = self._full(name)
-        sources = (full,) if view is None else tuple(map(self._full, view.sources))
-        renamed = tuple(map(self._renamed, sources))
-        if view is not None or renamed != (full,):
-            self.views[full] = replace(view or View(()), sources=renamed)
+        found = self._found(View((name,)) if view is None else view)
+        if view is not None or found.sources != (full,):
+            self.views[full] = found
         return full
+
+    def _found(self, view: View) -> View:
+        """Return a view with the names that a checkpoint has."""
+        sources = tuple(self._renamed(self._full(name)) for name in view.sources)
+        return replace(view, sources=sources, otherwise=view.otherwise and self._found(view.otherwise))
 
     def _renamed(self, name: str) -> str:
         for pattern, replacement in self.renames:

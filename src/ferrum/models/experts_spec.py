@@ -45,7 +45,8 @@ class ExpertsSpec:
         router: name of the router.
         router_bias, bias: the router, the experts have biases.
         selection_bias, expert_scale: names of such vectors in checkpoints, or None.
-        fused: how the checkpoint holds all experts in two tensors; None: each expert has its own.
+        fused: how the checkpoint holds all experts in two tensors; None: each expert has its own, or, as the store has
+            it, all are in two tensors in the order of `Fused()`.
         shared: a feed-forward that every row takes, and its name.
         shared_gate: name of the gate of the shared feed-forward, or None.
         norm: name of a norm of the experts' inputs, or None.
@@ -119,7 +120,7 @@ class ExpertsSpec:
 
     def _matrix(self, make: Builder, name: str) -> NamedWeight:
         outputs, inputs = self._sizes(make, name)
-        view = self._view(name, "weight", "", transposed=self.fused is not None and self.fused.transposed)
+        view = self._view(name, "weight", "")
         return make.matrix(f"experts.{name}.weight", (self.routing.num_experts * outputs, inputs), view)
 
     def _bias(self, make: Builder, name: str) -> Array | None:
@@ -128,11 +129,16 @@ class ExpertsSpec:
         count = self.routing.num_experts * self._sizes(make, name)[0]
         return make.vector(f"experts.{name}.bias", count, self._view(name, "bias", "_bias"))
 
-    def _view(self, name: str, kind: str, suffix: str, *, transposed: bool = False) -> View:
+    def _view(self, name: str, kind: str, suffix: str) -> View:
         """Return where all experts' numbers of a matrix or a bias are: in a tensor of each, or in a fused one."""
-        fused, count, inner = self.fused, self.routing.num_experts, self.intermediate_size
-        if fused is None:
-            return View(tuple(f"experts.{expert}.{name}.{kind}" for expert in range(count)))
+        if self.fused is not None:
+            return self._fused_view(self.fused, name, suffix)
+        own = tuple(f"experts.{expert}.{name}.{kind}" for expert in range(self.routing.num_experts))
+        return View(own, otherwise=self._fused_view(Fused(), name, suffix))
+
+    def _fused_view(self, fused: Fused, name: str, suffix: str) -> View:
+        count, inner = self.routing.num_experts, self.intermediate_size
+        transposed = fused.transposed and not suffix
         parts = count if transposed else 0
         if name == "down_proj":
             return View((fused.down + suffix,), transposed=parts)

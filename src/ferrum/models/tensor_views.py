@@ -43,6 +43,7 @@ class View:
         columns: the columns that are taken; None: all.
         transposed: number of equal parts of the rows, each of which is transposed; 0: none is. A vector with a width is
             such a matrix, row after row.
+        otherwise: the view of a checkpoint that lacks the sources; None: there is no other one.
     """
 
     sources: tuple[str, ...]
@@ -50,3 +51,4 @@ class View:
     columns: slice | None = None
     transposed: int = 0
     width: int | None = None
+    otherwise: View | None = None

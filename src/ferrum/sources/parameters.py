@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ferrum.core.config import DTYPES, check_quantization
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
+from ferrum.core.logging import info_once
 from ferrum.core.option_fields import listed as option_list
 from ferrum.kernels.operations import F32, Weight
 from ferrum.models.families import decoder_spec
@@ -271,11 +272,20 @@ class Parameters:
             self._progress(self._checkpoint.nbytes, self._checkpoint.nbytes)
 
     def _refuse_unused(self, ignored: tuple[str, ...]) -> None:
-        unexpected = [name for name in self._unused() if not any(fnmatchcase(name, each) for each in ignored)]
+        left_out: Counter[str] = Counter()
+        unexpected = []
+        for name in self._unused():
+            pattern = next((each for each in ignored if fnmatchcase(name, each)), None)
+            if pattern is None:
+                unexpected.append(name)
+            else:
+                left_out[pattern] += 1
         if unexpected:
             raise CheckpointError(
                 f"{self._checkpoint.directory}: {len(unexpected)} unexpected tensors: {listed(unexpected)}"
             )
+        for pattern, count in left_out.items():
+            info_once(f"{self._checkpoint.directory}: {count} tensors {pattern} are left out: the model uses none of them")
 
     def _unused(self) -> list[str]:
         """Return the tensors that are neither used nor expected."""

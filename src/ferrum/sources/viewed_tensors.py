@@ -51,7 +51,8 @@ class ViewedTensors(TensorStore):
     def __init__(self, store: TensorStore, views: Mapping[str, View], shapes: Mapping[str, Shape]) -> None:
         self._store = store
         self.directory, self.config, self.headless = store.directory, store.config, store.headless
-        self._views = {name: view for name, view in views.items() if name not in store.tensors or name in view.sources}
+        found = {name: _in_store(view, store) for name, view in views.items()}
+        self._views = {name: view for name, view in found.items() if name not in store.tensors or name in view.sources}
         used = {source for view in self._views.values() for source in view.sources}
         self.tensors = {name: info for name, info in store.tensors.items() if name not in used or name in shapes}
         wanted: dict[tuple[str, ...], Shape] = {}  # of all that several views share
@@ -145,7 +146,8 @@ class ViewedTensors(TensorStore):
         missing = next((each for each in view.sources if each not in self._store.tensors), None)
         if missing is not None:
             raise CheckpointError(f"{self.directory}: tensor {missing!r} is missing; {name!r} needs it")
-        shapes = [_flat(self._store.tensors[each].shape, len(wanted), view.width) for each in view.sources]
+        width = None if view.transposed else view.width  # rows that are transposed are a tensor's own
+        shapes = [_flat(self._store.tensors[each].shape, len(wanted), width) for each in view.sources]
         if all(shape[1:] == wanted[1:] for shape in shapes) and sum(shape[0] for shape in shapes) == wanted[0]:
             return
         expected = [wanted[0] // len(shapes), *wanted[1:]]
@@ -155,6 +157,16 @@ class ViewedTensors(TensorStore):
             f"{self.directory}: tensor {source!r} in {self._store.file_of(source)}: expected shape {expected}, "
             f"found {list(self._store.tensors[source].shape)}; {name!r} needs it"
         )
+
+
+def _in_store(view: View, store: TensorStore) -> View:
+    """Return the first of a view and its substitutes whose tensors a store has, or else the view."""
+    each: View | None = view
+    while each is not None:
+        if all(source in store.tensors for source in each.sources):
+            return each
+        each = each.otherwise
+    return view
 
 
 def _flat(shape: Shape, dimensions: int, width: int | None = None) -> Shape:
