@@ -19,11 +19,19 @@ from ferrum.runtime.load import load_executor
 from ferrum.runtime.packing import pack_directory
 from ferrum.sources.checkpoint import Checkpoint
 from ferrum.sources.model_source import DirectoryModel
+from quantized_kit import awq, float8, gptq, packed, write_quantized
 from tiny import directory_of, tokens_of
 
 Tensors = dict[str, np.ndarray]
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 PARTS = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1, "down_proj": 2, "w2": 2}
+FP8 = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+QUANTISERS = {"gptq": gptq(), "awq": awq(), "pack": packed(), "fp8": float8((32, 32), FP8, "weight_scale_inv")}
+LEFT_OUT = {
+    "nothing": r"(_proj|in_proj_\w+|\.w\d)\.weight",
+    "small": r"(_proj|in_proj_(qkvz?|z)|\.w\d)\.weight",  # as published files in FP8
+    "recurrent": r"(self_attn|mlp|feed_forward)\..*(_proj|\.w\d)\.weight",  # as published files of GPTQ
+}
 WHOLE = {"qwen3.5": "Qwen3_5ForConditionalGeneration", "qwen3.5-moe-tied": "Qwen3_5MoeForConditionalGeneration"}
 
 
@@ -59,8 +67,8 @@ def tensors_of(name: str) -> Tensors:
     return load_file(directory_of(MODELS[name]) / "model.safetensors")
 
 
-def logits(directory: Path, name: str) -> np.ndarray:
-    with load_executor(directory, kernels="reference", kv_capacity=64) as executor:
+def logits(directory: Path, name: str, **options: Any) -> np.ndarray:
+    with load_executor(directory, kernels="reference", kv_capacity=64, **options) as executor:
         return logits_of(executor, tokens_of(MODELS[name], 12))
 
 
@@ -112,3 +120,26 @@ def test_convolutions_and_decays_stay_float32_in_every_scheme(name: str, scheme:
     for each in held:
         if each in plain.tensors:
             np.testing.assert_array_equal(packed.read(each), plain.read(each))
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "left_out"),
+    [
+        ("qwen3.5", "pack", "nothing"),
+        ("qwen3.5", "fp8", "small"),
+        ("qwen3.5", "gptq", "recurrent"),
+        ("qwen3-next", "fp8", "nothing"),
+        ("qwen3-next", "awq", "small"),
+        ("lfm2", "gptq", "nothing"),
+        ("lfm2", "awq", "nothing"),
+        ("lfm2", "pack", "recurrent"),
+    ],
+)
+def test_quantised_projections_have_the_numbers_of_their_twins(
+    name: str, format: str, left_out: str, tmp_path: Path
+) -> None:
+    """Projections of recurrent layers are quantised, or some or all are left out."""
+    found = write_quantized(directory_of(MODELS[name]), tmp_path, QUANTISERS[format], LEFT_OUT[left_out])
+    assert any(".linear_attn.in" in each or ".conv.in" in each for each in found.matrices) == (left_out != "recurrent")
+    np.testing.assert_array_equal(logits(found.directory, name, dtype="float32"), logits(found.plain, name))
+    assert np.isfinite(logits(found.directory, name)).all()

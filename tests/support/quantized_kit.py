@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,11 +199,16 @@ class Quantized:
 
 
 def write_quantized(
-    source: Path, folder: Path, packer: tuple[Callable[..., Packed], dict[str, Any]], **extra: np.ndarray
+    source: Path,
+    folder: Path,
+    packer: tuple[Callable[..., Packed], dict[str, Any]],
+    chosen: str = r"_proj\.weight",
+    **extra: np.ndarray,
 ) -> Quantized:
     """Quantise the linear layers of a model's directory into `folder`.
 
     Args:
+        chosen: pattern of the names of those layers.
         extra: other tensors of each quantised module.
     """
     pack, quantization = packer
@@ -212,7 +218,7 @@ def write_quantized(
     matrices: Tensors = {}
     for name, values in load_file(source / "model.safetensors").items():
         plain[name] = stored[name] = values
-        if "_proj.weight" not in name:
+        if not re.search(chosen, name):
             continue
         parts, plain[name] = pack(values, rng)
         del stored[name]

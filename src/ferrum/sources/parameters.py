@@ -285,7 +285,9 @@ class Parameters:
                 f"{self._checkpoint.directory}: {len(unexpected)} unexpected tensors: {listed(unexpected)}"
             )
         for pattern, count in left_out.items():
-            info_once(f"{self._checkpoint.directory}: {count} tensors {pattern} are left out: the model uses none of them")
+            info_once(
+                f"{self._checkpoint.directory}: {count} tensors {pattern} are left out: the model uses none of them"
+            )
 
     def _unused(self) -> list[str]:
         """Return the tensors that are neither used nor expected."""
