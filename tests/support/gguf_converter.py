@@ -13,6 +13,7 @@ from gguf.tensor_mapping import get_tensor_name_map
 from gguf_twin import permuted
 
 Tensors = dict[str, np.ndarray]
+TILED = ("qwen35", "qwen35moe")
 PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "mistral3")
 
 
@@ -40,13 +41,42 @@ def _merged(tensors: Tensors) -> Tensors:
     return whole | {name: np.stack([parts[i] for i in range(len(parts))]) for name, parts in experts.items()}
 
 
+def tiled(values: np.ndarray, config: dict[str, Any], width: int, axis: int = 0) -> np.ndarray:
+    """Return value heads of a width, those of a key head adjacent, in the order of key heads, again and again."""
+    heads, shape = config["linear_num_key_heads"], values.shape
+    parted = values.reshape(*shape[:axis], heads, -1, width, *shape[axis + 1 :])
+    return parted.swapaxes(axis, axis + 1).reshape(shape)
+
+
+def _recurrent(kind: str, config: dict[str, Any], name: str, values: np.ndarray) -> tuple[str, np.ndarray]:
+    """Return the name of a tensor of a gated DeltaNet as the library knows it, and its numbers."""
+    width = config["linear_value_head_dim"]
+    keys = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    part = name.partition(".linear_attn.")[2].removesuffix(".weight")
+    if part == "A_log":
+        values = -np.exp(values)
+    if kind in TILED and part != "norm":
+        if part in ("in_proj_qkv", "conv1d"):
+            values = np.concatenate((values[:keys], tiled(values[keys:], config, width)))
+        elif part == "out_proj":
+            values = tiled(values, config, width, axis=1)
+        else:
+            values = tiled(values, config, width if part == "in_proj_z" else 1)
+    return name.replace("dt_bias", "dt_proj.bias"), values
+
+
 def _parts(kind: str, config: dict[str, Any], name: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Yield what becomes of a tensor: names that the library knows, or those of GGUF, with numbers."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     block = ".".join(["blk", *name.split(".")[2:3]])
-    if kind in PERMUTED and re.search(r"\.[qk]_proj\.", name):
+    if ".linear_attn." in name:
+        yield _recurrent(kind, config, name, values)
+    elif kind in ("lfm2", "lfm2moe"):
+        name = re.sub(r"^model\.(.*\.experts\.)", r"\1", name.replace(".expert_bias", ".expert_bias.bias"))
+        yield name, values
+    elif kind in PERMUTED and re.search(r"\.[qk]_proj\.", name):
         yield name, permuted(values, heads if ".q_proj." in name else kv_heads)
-    elif kind in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+    elif kind in ("gemma2", "gemma3", "qwen3next", *TILED) and name.endswith("norm.weight"):
         yield name, values + 1
     elif name.endswith("kv_b_proj.weight"):
         nope, width = config["qk_nope_head_dim"], config["v_head_dim"]

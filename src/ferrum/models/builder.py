@@ -71,10 +71,11 @@ class Slot(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Rows of a checkpoint's tensors that hold a linear layer's: those of `source`.weight and `source`.bias."""
+    """Where a checkpoint has a linear layer: rows of `source`.weight and `source`.bias, and columns of the weight."""
 
     source: str
-    rows: Rows
+    rows: Rows | None = None
+    columns: Rows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +172,9 @@ class Builder:
             values = values * factor + offset
         return self.kernels.vector(values)
 
-    def decay(self, name: str, size: int) -> Array:
+    def decay(self, name: str, size: int, view: View | None = None) -> Array:
         """Return the vector -exp(x) of the vector of that name (`A_log` of recurrent layers)."""
-        return self.kernels.vector(-exp(self.source.vector(self._placed(name, None), size)))
+        return self.kernels.vector(-exp(self.source.vector(self._placed(name, view), size)))
 
     def number(self, name: str) -> float:
         """Return the only number of that name."""
@@ -220,7 +221,9 @@ class Builder:
 
         def view(name: str, kind: str) -> View | None:
             place = (places or {}).get(name)
-            return None if place is None else View((f"{place.source}.{kind}",), place.rows)
+            if place is None:
+                return None
+            return View((f"{place.source}.{kind}",), place.rows, place.columns if kind == "weight" else None)
 
         parts = list(zip(names, sizes, strict=True))
         weights = tuple(self.matrix(f"{n}.weight", (size, inputs), view(n, "weight"), exact=exact) for n, size in parts)

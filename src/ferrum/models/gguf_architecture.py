@@ -130,6 +130,10 @@ class GgufArchitecture:
         only: keys that are read with these values only.
         rope: field that holds the scaling of the rope.
         rope_fixed: fields of YaRN's scaling that files lack.
+        recurrent: kind of the layers without attention, of which a list says that they have no KV heads; None: none is.
+        decays: tensors of a layer whose numbers are -exp(x), so that none is positive.
+        shifted: field of `config.json` that holds what the model adds to the weights of norms: 0 in files whose norms
+            have it, 1 in others. Their mean decides, which is near 1 or near 0.
         heads: whether heads have one width, which keys and values share.
         derive: other fields.
     """
@@ -153,6 +157,9 @@ class GgufArchitecture:
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     rope: str = "rope_scaling"
     rope_fixed: Mapping[str, Any] = field(default_factory=dict)
+    recurrent: str | None = None
+    decays: tuple[str, ...] = ()
+    shifted: str | None = None
     heads: bool = True
     derive: Derive | None = None
 

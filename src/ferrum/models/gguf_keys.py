@@ -41,6 +41,8 @@ _PATTERN: Final = "attention.sliding_window_pattern"
 _ROTATED: Final = "rope.dimension_count"
 _GATING: Final = "expert_gating_func"
 _NORMED: Final = "expert_weights_norm"
+_KV_HEADS: Final = "attention.head_count_kv"
+_RECURRENT: Final = "attention.recurrent_layers"
 _READ_HERE: Final = {*(_WINDOW, _PATTERN, _ROTATED, _GATING, NEXTN), "attention.value_length"}
 _COUNTS: Final = {*COUNTED, "expert_shared_count", "expert_group_count"}
 """Keys without effect if they are 0."""
@@ -88,14 +90,37 @@ def hf_config(
     prefix, entry = architecture_of(metadata, tensors)
     given = _values(prefix, metadata)
     _refuse_unknown(prefix, entry, given)
+    given, recurrent = _without_recurrent(prefix, entry, given)
     _refuse_missing(prefix, entry, given, metadata)
     if "output.bias" in tensors:
         raise Unsupported("GGUF tensor output.bias", "a bias of the head is not implemented")
-    values = {**ABSENT, "attention.head_count_kv": given["attention.head_count"], **entry.absent, **given}
+    values = {**ABSENT, _KV_HEADS: given["attention.head_count"], **entry.absent, **given}
     try:
-        return _config(prefix, entry, values, tensors, vocab_size, factors or {})
+        config = _config(prefix, entry, values, tensors, vocab_size, factors or {})
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(f"GGUF metadata of {prefix} is missing or invalid: {error!r}") from error
+    kinds = [entry.recurrent if each else "full_attention" for each in recurrent[: config["num_hidden_layers"]]]
+    return {**config, "layer_types": kinds} if kinds else config
+
+
+def _without_recurrent(
+    prefix: str, entry: GgufArchitecture, given: dict[str, Any]
+) -> tuple[dict[str, Any], list[bool]]:
+    """Return the metadata with one number of KV heads, and which layers have no attention, if a file lists them."""
+    heads, listed, count = given.get(_KV_HEADS), given.get(_RECURRENT), given.get("block_count")
+    if entry.recurrent is None or not (isinstance(heads, list) or _RECURRENT in given):
+        return given, []
+    if isinstance(heads, list) and _RECURRENT not in given:
+        listed = [not each for each in heads]
+    recurrent = listed if isinstance(listed, list) else [bool(listed)] * int(count or 0)
+    if len(recurrent) != count:
+        key = _RECURRENT if _RECURRENT in given else _KV_HEADS
+        raise refusal(prefix, key, given[key], f"block_count needs {count} numbers")
+    heads = heads if isinstance(heads, list) else [heads] * len(recurrent)
+    own = {each for each, none in zip(heads, recurrent, strict=False) if not none}
+    if len(own) != 1:
+        raise refusal(prefix, _KV_HEADS, heads, "all layers with attention must have the same number")
+    return {**given, _KV_HEADS: own.pop()}, recurrent
 
 
 def _config(
@@ -148,6 +173,8 @@ def _refuse_unknown(prefix: str, entry: GgufArchitecture, values: Mapping[str, A
     understood = {*KEYS, *entry.keys, *entry.ignored, *_READ_HERE, *WITHOUT_EFFECT, *ROPE_KEYS}
     if entry.log_multiplier is not None:
         understood |= {LOG_MULTIPLIER, TEMPERATURE}
+    if entry.recurrent is not None:
+        understood.add(_RECURRENT)
     for key, value in values.items():
         if key not in understood and value not in _neutral(entry, key):
             raise refusal(prefix, key, value, "this key is not understood and may change results")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Collection, Sequence
+from typing import Any, Final
 
 from ferrum.kernels.op_attributes import SILU, Routing
 from ferrum.models.attention_spec import QkNorm
@@ -11,6 +11,15 @@ from ferrum.models.builder import PartSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.experts_spec import ExpertsSpec
 from ferrum.models.families import FAMILIES
+from ferrum.models.gguf_architecture import (
+    ARCHITECTURES,
+    COUNTED,
+    INNER,
+    RMS_EPSILON,
+    SIGMOID,
+    GgufArchitecture,
+    Values,
+)
 from ferrum.models.llama import FULL, attention_of, decoder_of, heads_of, layer_types, norms_of
 from ferrum.models.recurrent_spec import ShortConvSpec
 from ferrum.models.rope import rope_spec
@@ -81,3 +90,44 @@ def _lfm2(family: str, config: FamilyConfig, mlps: Sequence[PartSpec]) -> Decode
         layers.append(BlockSpec((first, second)))
     tied = config.flag("tie_embedding", config.flag("tie_word_embeddings", True))
     return decoder_of(family, config, layers, norms=norms_of(config, "norm_eps"), renames=_NAMES, tied_head=tied)
+
+
+def _biases(values: Values, tensors: Collection[str], config: Values) -> dict[str, Any]:  # noqa: ARG001
+    """Return whether convolutions have biases, and whether experts are chosen with one."""
+    found = {"conv_bias": any(name.endswith(".shortconv.conv.bias") for name in tensors)}
+    chosen = any(".exp_probs_b." in name for name in tensors)
+    return {**found, "use_expert_bias": chosen} if "num_experts" in config else found
+
+
+_COMMON: Final[dict[str, Any]] = {
+    "parts": {f"shortconv.{name}": f"conv.{name}" for name in ("in_proj", "conv", "out_proj")},
+    "whole": {"token_embd_norm": "model.norm"},
+    "recurrent": CONVOLUTION,
+    "derive": _biases,
+}
+_KEYS: Final = {RMS_EPSILON: "norm_eps", "shortconv.l_cache": "conv_L_cache"}
+
+ARCHITECTURES["lfm2"] = GgufArchitecture(
+    "Lfm2ForCausalLM",
+    "lfm2",
+    keys=_KEYS,
+    required=("shortconv.l_cache",),
+    fixed={"block_auto_adjust_ff_dim": False},  # the converter has adjusted it
+    **_COMMON,
+)
+ARCHITECTURES["lfm2moe"] = GgufArchitecture(
+    "Lfm2MoeForCausalLM",
+    "lfm2_moe",
+    keys={
+        **_KEYS,
+        "expert_count": "num_experts",
+        "expert_used_count": "num_experts_per_tok",
+        INNER: "moe_intermediate_size",
+        "leading_dense_block_count": "num_dense_layers",
+    },
+    required=("shortconv.l_cache", *COUNTED, INNER, "leading_dense_block_count"),
+    absent={"leading_dense_block_count": 0},
+    fixed={"norm_topk_prob": True},
+    gating=SIGMOID,
+    **_COMMON,
+)

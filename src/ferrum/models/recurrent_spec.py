@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
 
 from ferrum.core.errors import CheckpointError
 from ferrum.core.state_shape import StateShape
@@ -12,6 +14,9 @@ from ferrum.models.builder import Builder, Place
 from ferrum.models.tensor_views import Rows, Runs, View
 from ferrum.nn.linear import Linear
 from ferrum.nn.recurrent import Convolution, DeltaNet, ShortConv
+
+TILED: Final = ".tiled"
+"""Ending of the names of parameters whose value heads are in the order of key heads, again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +31,16 @@ class ConvolutionSpec:
         """Return what a sequence stores: the rows before the next one."""
         return StateShape((self.taps - 1) * self.channels, self.channels)
 
-    def build(self, make: Builder, name: str) -> Convolution:
-        """Return the convolution with its parameters; a checkpoint has a row of taps for each channel."""
-        view = View((f"{name}.weight",), transposed=1, width=self.taps)
+    def build(self, make: Builder, name: str, order: Rows | None = None) -> Convolution:
+        """Return the convolution with its parameters; a checkpoint has a row of taps for each channel.
+
+        Args:
+            make, name: of the part.
+            order: of a checkpoint's channels; None: as they are. A store may have them in it (`NAME.tiled.weight`).
+        """
+        view = View((f"{name}.weight",), order, transposed=1, width=self.taps)
+        if order is not None:
+            view = replace(view, sources=(f"{name}{TILED}.weight",), rows=None, otherwise=view)
         return Convolution(
             weight=make.vector(f"{name}.taps", self.taps * self.channels, view),
             slot=make.state_slot(self),
@@ -65,7 +77,8 @@ class DeltaNetSpec:
         taps: of the convolution.
         by_key_head: a checkpoint has the projections to q, k, v and z in one tensor, key head after key head, and those
             to b and a in another one (Qwen3-Next).
-        interleaved: value head h uses key head h mod num_key_heads, as in GGUF files.
+        interleaved: value head h uses key head h mod num_key_heads, as in GGUF files. In checkpoints the value heads of
+            a key head are adjacent.
         stored_decay: a checkpoint has -exp(A_log), as GGUF files.
     """
 
@@ -92,31 +105,56 @@ class DeltaNetSpec:
 
     def build(self, make: Builder) -> DeltaNet:
         """Return the part with its parameters."""
-        columns = self._shape(0, 0).input_columns
-        convolution = ConvolutionSpec(columns, self.taps).build(make, "conv1d")
+        shape = self._shape(0, 0)
+        order = self._tiled(self.value_dim, shape.input_columns - self._values) if self.interleaved else None
+        convolution = ConvolutionSpec(shape.input_columns, self.taps).build(make, "conv1d", order)
         shape = self._shape(*make.state_slot(self))
+        heads = self._tiled(1) if self.interleaved else None
         return DeltaNet(
             inputs=self._inputs(make),
             convolution=convolution,
-            decay=self._decay(make),
-            shift=make.vector("dt_bias", self.num_heads),
+            decay=self._decay(make, heads),
+            shift=self._by_head(make.vector, "dt_bias", heads),
             shape=shape,
             norm=make.vector("norm.weight", self.value_dim),
-            output=make.linear(("out_proj",), (make.hidden_size,), shape.output_columns),
+            output=self._output(make),
             eps=make.norms.eps,
         )
+
+    @property
+    def _values(self) -> int:
+        return self.num_heads * self.value_dim
 
     def _shape(self, group: int, layer: int) -> DeltaShape:
         dims = self.key_dim, self.value_dim
         return DeltaShape(group, layer, self.num_heads, self.num_key_heads, *dims, self.interleaved)
 
-    def _decay(self, make: Builder) -> Array:
+    def _tiled(self, width: int, first: int = 0) -> tuple[Runs, ...]:
+        """Return the rows of value heads in the order of key heads, again and again, with those before the first."""
+        heads, repeats = self.num_key_heads, self.num_heads // self.num_key_heads
+        tiles = tuple(Runs(heads, repeats * width, first + each * width, width) for each in range(repeats))
+        return (Runs(1, first + self.num_heads * width, 0, first), *tiles) if first else tiles
+
+    def _by_head(self, make: Callable[[str, int, View | None], Array], name: str, order: Rows | None) -> Array:
+        """Return a vector of a number for each value head."""
+        if order is None:
+            return make(name, self.num_heads, None)
+        return make(f"{name}{TILED}", self.num_heads, View((name,), order))
+
+    def _decay(self, make: Builder, order: Rows | None) -> Array:
         if self.stored_decay:
             return make.vector("decay", self.num_heads)
-        return make.decay("A_log", self.num_heads)
+        return self._by_head(make.decay, "A_log", order)
+
+    def _output(self, make: Builder) -> Linear:
+        places = {}
+        name = f"out_proj{TILED}" if self.interleaved else "out_proj"
+        if self.interleaved:
+            places[name] = Place("out_proj", columns=self._tiled(self.value_dim))
+        return make.linear((name,), (make.hidden_size,), self._values, places=places)
 
     def _inputs(self, make: Builder) -> Linear:
-        values, keys = self.num_heads * self.value_dim, self.num_key_heads * self.key_dim
+        values, keys = self._values, self.num_key_heads * self.key_dim
         names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
         sizes = (2 * keys + values, values, self.num_heads, self.num_heads)
         places = {}
@@ -124,6 +162,10 @@ class DeltaNetSpec:
             sources = ("in_proj_qkvz", "in_proj_qkvz", "in_proj_ba", "in_proj_ba")
             rows = zip(sources, self._rows_by_key_head(), strict=True)
             places = {name: Place(*place) for name, place in zip(names, rows, strict=True)}
+        elif self.interleaved:
+            orders = self._tiled(self.value_dim, 2 * keys), self._tiled(self.value_dim), self._tiled(1), self._tiled(1)
+            places = {f"{name}{TILED}": Place(name, rows) for name, rows in zip(names, orders, strict=True)}
+            names = tuple(places)
         return make.linear(names, sizes, make.hidden_size, places=places)
 
     def _rows_by_key_head(self) -> tuple[Rows, ...]:

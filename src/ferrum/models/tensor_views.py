@@ -29,7 +29,7 @@ class Runs:
 
 
 Rows = slice | Runs | tuple[Runs, ...]
-"""Rows of a matrix; of several runs, one after another."""
+"""Rows of a matrix, or its columns; of several runs, one after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class View:
         sources: tensors, as matrices [N, K] with their leading axes flattened (vectors: [N]), one after another.
         width: columns of the matrix that the numbers of the sources are taken for; None: their last axis.
         rows: the rows that are taken, in this order; None: all.
-        columns: the columns that are taken; None: all.
+        columns: the columns that are taken, in this order; None: all.
         transposed: number of equal parts of the rows, each of which is transposed; 0: none is. A vector with a width is
             such a matrix, row after row.
         otherwise: the view of a checkpoint that lacks the sources; None: there is no other one.
@@ -48,7 +48,7 @@ class View:
 
     sources: tuple[str, ...]
     rows: Rows | None = None
-    columns: slice | None = None
+    columns: Rows | None = None
     transposed: int = 0
     width: int | None = None
     otherwise: View | None = None

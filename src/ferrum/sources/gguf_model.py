@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError, Unsupported
+from ferrum.core.logging import info_once
 from ferrum.models.gguf_architecture import TOWER_TENSORS
 from ferrum.models.gguf_keys import architecture_of, hf_config, key_of
 from ferrum.models.gguf_names import ROPE_FACTORS, hf_name, hf_shape, is_permuted, layer_of
@@ -36,6 +37,8 @@ _FIELD: Final = re.compile(r"config\.json: (\w+)")
 
 _EMBEDDING: Final = "token_embd.weight"
 _GATE_UP: Final = ".experts.gate_up_proj.weight"
+
+_NORM: Final = re.compile(r"layernorm\.weight$|^model\.norm\.weight$")
 
 _GROWS: Final = 1.25
 """Least factor of memory over the file's that is worth a note."""
@@ -73,12 +76,14 @@ class GgufTensors(TensorStore):
         config = hf_config(self.metadata, names, embedding.shape[0], factors)
         self.config = {**config, **_special_ids(self.metadata)}
         self._places: dict[str, tuple[GgufFile, str]] = {}
+        further: Counter[int] = Counter()  # layers after the last one predict further tokens
         for shard, name in places:
             layer = layer_of(name)
-            if name in factors or name.startswith(TOWER_TENSORS):
+            if name in factors or name.startswith(TOWER_TENSORS) or _is_repeated(name, names):
                 continue
-            if layer is not None and (layer >= config["num_hidden_layers"] or _is_repeated(name, names)):
-                continue  # layers beyond the model's predict further tokens
+            if layer is not None and layer >= config["num_hidden_layers"]:
+                further[layer] += 1
+                continue
             full = hf_name(name, self._architecture)
             if full is None:
                 own = f"files of architecture {self.metadata['general.architecture']}"
@@ -87,6 +92,10 @@ class GgufTensors(TensorStore):
                 raise CheckpointError(f"{shard.path}: tensor {name!r} is repeated")
             self._places[full] = shard, name
         self.tensors = {full: _info(full, shard.tensors[name]) for full, (shard, name) in self._places.items()}
+        for layer, count in further.items():
+            info_once(f"{path}: {count} tensors blk.{layer}.* are left out: they predict further tokens")
+        if self._architecture.shifted is not None:
+            self.config[self._architecture.shifted] = self._norm_offset()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -98,14 +107,28 @@ class GgufTensors(TensorStore):
         return _FIELD.sub(lambda found: key_of(found[1], self.metadata, self._architecture), problem)
 
     def file_of(self, name: str) -> str:
-        return self._places[name][0].path.name
+        shard, own = self._places[name]
+        return f"{shard.path.name} ({own})"
 
     def file_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor in the file."""
         shard, own = self._places[name]
         return shard.tensors[own].shape
 
+    def _norm_offset(self) -> int:
+        """Return what the model adds to the weights of norms: 1 if those of the file are 0 on average, not 1."""
+        means = [float(np.mean(self.read(name), dtype=np.float64)) for name in self.tensors if _NORM.search(name)]
+        return int(sum(means) < len(means) / 2)
+
     def read(self, name: str) -> NDArray[Any]:
+        numbers = self._read(name)
+        own = self._places[name][1]
+        if own.rpartition(".")[2] in self._architecture.decays and not (numbers <= 0).all():
+            reason = "has positive numbers or some that are none, and must have -exp(A_log)"
+            raise CheckpointError(f"{self._places[name][0].path}: tensor {own!r} {reason}")
+        return numbers
+
+    def _read(self, name: str) -> NDArray[Any]:
         tensor, blocks = self._blocks(name)
         if tensor.kind in FORMAT_OF:
             floats: NDArray[Any] = np.ascontiguousarray(blocks).view(FORMATS[FORMAT_OF[tensor.kind]])

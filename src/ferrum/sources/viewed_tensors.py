@@ -203,7 +203,7 @@ def _selected(view: View, whole: NDArray[Any]) -> NDArray[Any]:
     if view.rows is not None:
         whole = whole[index_of(view.rows)]
     if view.columns is not None:
-        whole = whole[:, view.columns]
+        whole = whole[:, index_of(view.columns)]
     if view.transposed:
         parts = whole.reshape(view.transposed, -1, whole.shape[1])
         whole = parts.swapaxes(1, 2).reshape(-1, parts.shape[1])
