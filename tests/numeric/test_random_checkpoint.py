@@ -27,6 +27,8 @@ STATED = {
     "gpt-oss-20b": 19.76,
     "gemma-3-4b": 3.209,
     "deepseek-v2-lite": 15.28,
+    "qwen3.6-35b-a3b": 33.64,
+    "lfm2-8b-a1b": 8.2,
 }
 
 

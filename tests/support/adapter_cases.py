@@ -15,6 +15,7 @@ ATTENTION: dict[str, Any] = {"r": 3, "lora_alpha": 4, "target_modules": ["q_proj
 EXPERTS: dict[str, Any] = {
     **ATTENTION, "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
 }  # fmt: skip
+DELTA = ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj"]
 TIED, UNTIED = "qwen2-tied-mha", "qwen3"
 
 
@@ -53,6 +54,9 @@ DENSE = (
     _case("granite", "granite", ALL),
     _case("olmo2", "olmo2", ALL),
     _case("ernie, halves", "ernie", ALL),
+    _case("gated deltanet", "qwen3.5", ALL),
+    _case("gated deltanet by key head", "qwen3-next", ATTENTION, target_modules=DELTA, use_dora=True),
+    _case("short convolutions", "lfm2-bias", ALL),
     _case("lora_bias", "llama-linear", ALL, lora_bias=True),
     _case("lora_bias without biases", "llama2", ALL, lora_bias=True),
     _case("bias all", "llama-linear", ATTENTION, bias="all"),

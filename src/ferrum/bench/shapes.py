@@ -133,6 +133,57 @@ _DEEPSEEK_V2_LITE: Final[Mapping[str, Any]] = {
     "tie_word_embeddings": False,
 }
 
+_QWEN3_6_35B_A3B: Final[Mapping[str, Any]] = {
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "vocab_size": 248320,
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000000.0,
+    "partial_rotary_factor": 0.25,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+
+_LFM2_8B_A1B: Final[Mapping[str, Any]] = {
+    "architectures": ["Lfm2MoeForCausalLM"],
+    "vocab_size": 65536,
+    "hidden_size": 2048,
+    "num_hidden_layers": 24,
+    "full_attn_idxs": [2, 6, 10, 14, 18, 21],
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "intermediate_size": 7168,
+    "moe_intermediate_size": 1792,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "use_expert_bias": True,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "max_position_embeddings": 128000,
+    "norm_eps": 1e-5,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+}
+
 SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3-0.6b": _qwen3(1024, 28, 16, 3072),
     "qwen3-1.7b": _qwen3(2048, 28, 16, 6144),
@@ -142,6 +193,8 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "gpt-oss-20b": _GPT_OSS_20B,
     "gemma-3-4b": _GEMMA3_4B,
     "deepseek-v2-lite": _DEEPSEEK_V2_LITE,
+    "qwen3.6-35b-a3b": _QWEN3_6_35B_A3B,
+    "lfm2-8b-a1b": _LFM2_8B_A1B,
     "tiny": _qwen3(64, 2, 4, 96, vocab_size=512, head_dim=16, num_key_value_heads=2),
 }
 """`config.json` by name. `tiny` is not a real model: it is for trying the benchmark itself."""

@@ -155,7 +155,7 @@ class DeltaNetSpec:
 
     def _inputs(self, make: Builder) -> Linear:
         values, keys = self._values, self.num_key_heads * self.key_dim
-        names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+        names: tuple[str, ...] = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
         sizes = (2 * keys + values, values, self.num_heads, self.num_heads)
         places = {}
         if self.by_key_head:

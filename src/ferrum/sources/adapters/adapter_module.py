@@ -129,9 +129,10 @@ class AdapterModule:
         """
         shape = targets.shapes[self.name]
         self.check_partners()
-        whole = self._norm(targets, shape[0]) if len(shape) == 1 else self._whole(targets, shape)
         for target in targets.of(self.name):
             self._check_target(target)
+        whole = self._norm(targets, shape[0]) if len(shape) == 1 else self._whole(targets, shape)
+        for target in targets.of(self.name):
             if whole.low_rank is not None or not whole.scales:
                 yield target, cut(whole, target)
 
@@ -149,7 +150,7 @@ class AdapterModule:
     def _norm(self, targets: Targets, size: int) -> Change:
         """Return the change of a norm. Raises as `changes`."""
         if self.name not in targets.norms:
-            raise self.first.refused("adapters of vectors that are no norms are not implemented")
+            raise self._other_parameter(self.name)
         other = next((each for part, each in self.parts.items() if part not in (Part.WEIGHT, Part.BIAS)), None)
         if other is not None:
             raise other.refused("of a norm only the weight and the bias can be replaced")
@@ -174,9 +175,12 @@ class AdapterModule:
             if new is not None and any(other in self.parts for other in others):
                 raise new.refused(f"the adapter changes {self.name} in another way, too")
 
+    def _other_parameter(self, name: str) -> Unsupported:
+        return self.first.refused(f"adapters change projections, norms and embeddings, and {name} is none of them")
+
     def _check_target(self, target: Target) -> None:
         if not target.is_selection:
-            raise self.first.refused(f"{target.name} is no selection of the module's rows")
+            raise self._other_parameter(target.name)
         for part, tensor in self.parts.items():
             if part not in PAIR and (target.groups > 1 or target.expert is not None):
                 raise tensor.refused(f"of {target.name} only low-rank products can be changed")
@@ -239,20 +243,20 @@ _OF_EMBEDDINGS: Final = (Part.EMBEDDING_A, Part.EMBEDDING_B, Part.MAGNITUDE, Par
 
 def cut(change: Change, target: Target) -> Change:
     """Return what a module's change is for one matrix that holds rows of it."""
-    if target.view is None or target.view.rows is None:
+    if target.view is None or (target.view.rows is None and target.view.columns is None):
         return change
     low_rank, new = change.low_rank, change.replaced
     return replace(
         change,
         low_rank=None if low_rank is None else _cut_product(low_rank, target),
-        replaced=None if new is None else Replacement(target.cut(new.values)),
+        replaced=None if new is None else Replacement(target.cut_columns(target.cut(new.values))),
         magnitude=None if change.magnitude is None else target.cut(change.magnitude),
         bias=None if change.bias is None else target.cut(change.bias),
     )
 
 
 def _cut_product(low_rank: LowRank, target: Target) -> LowRank:
-    a, b = low_rank.a, target.cut(low_rank.b)
+    a, b = target.cut_columns(low_rank.a), target.cut(low_rank.b)
     if target.groups > 1:
         b = b.reshape(target.groups, -1, b.shape[1])
     if target.transposed:  # (B A)^T = A^T B^T

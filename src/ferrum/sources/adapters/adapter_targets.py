@@ -53,15 +53,24 @@ class Target:
 
     @property
     def is_selection(self) -> bool:
-        """Whether it holds whole rows of the module, or those of each group transposed."""
+        """Whether it holds rows of the module, perhaps with columns in another order, or each group's transposed."""
         view = self.view
-        return view is None or (view.width is None and view.columns is None and view.transposed in (0, self.groups))
+        if view is None:
+            return True
+        whole = view.columns is None or isinstance(view.columns, tuple)
+        return view.width is None and whole and view.transposed in (0, self.groups)
 
     def cut(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Return the matrix's rows of an array with the module's rows."""
         if self.view is None or self.view.rows is None:
             return rows
         return np.ascontiguousarray(rows[index_of(self.view.rows)])
+
+    def cut_columns(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return the matrix's columns of an array with the module's columns."""
+        if self.view is None or not isinstance(self.view.columns, tuple):
+            return rows
+        return np.ascontiguousarray(rows[:, index_of(self.view.columns)])
 
 
 @dataclass(frozen=True, slots=True)
