@@ -52,6 +52,10 @@ CONVERTED = {
     "granitemoe": "GRANITE_MOE",
     "minimax_m2": "MINIMAXM2",
     "hunyuan_v1_dense": "HUNYUAN_DENSE",
+    "qwen3_next": "QWEN3NEXT",
+    "qwen3_5": "QWEN35",
+    "qwen3_5_moe": "QWEN35MOE",
+    "lfm2_moe": "LFM2MOE",
 }
 """Types of models under another name in the converter of llama.cpp."""
 
@@ -59,6 +63,9 @@ REWRITTEN = (
     (r"^(model\.language_model|language_model\.model)\.", "model."),
     (r"^language_model\.lm_head", "lm_head"),
     (r"\.experts\.\{expert\}\.", ".experts."),
+    (r"\.dt_bias$", ".dt_proj.bias"),
+    (r"^model\.(.*feed_forward\.experts\.)", r"\1"),
+    (r"\.expert_bias$", ".expert_bias.bias"),
     (r"e_score_correction_bias$", "e_score_correction.bias"),
     (r"\.router\.(scale|per_expert_scale)$", ".router.proj"),
     (r"\.block_sparse_moe\.input_linear", ".block_sparse_moe.output_linear"),
@@ -85,10 +92,10 @@ def cases(*, one_a_class: bool = False) -> list[Any]:
 
 
 def attentions(spec: DecoderSpec) -> Iterator[Any]:
-    """Yield the attention of each layer."""
+    """Yield the attention of each layer that has some."""
     for layer in spec.layers:
         parts = (part for branch in layer.branches for _, part in branch.parts)  # type: ignore[attr-defined]
-        yield next(part for part in parts if hasattr(part, "rope"))
+        yield from (part for part in parts if hasattr(part, "rope"))
 
 
 @pytest.mark.parametrize("model", cases())
@@ -123,6 +130,7 @@ def test_windows_and_ropes_are_those_of_the_class(model: Published) -> None:
     own = config_of(model.config).get_text_config()
     attention = list(attentions(decoder_spec(model.unquantized().config)))
     kinds = getattr(own, "layer_types", None) or ["sliding_attention"] * len(attention)
+    kinds = [kind for kind in kinds if kind not in ("linear_attention", "conv")]
     windows = [getattr(own, "sliding_window", None) if kind == "sliding_attention" else None for kind in kinds]
     assert [getattr(part, "window", None) for part in attention] == windows
     ropes = class_ropes(own)

@@ -40,12 +40,13 @@ def config_of(config: Mapping[str, Any]) -> Any:
     return transformers.CONFIG_MAPPING[values["model_type"]].from_dict(values)
 
 
-def class_tensors(config: Mapping[str, Any], own_head: bool) -> tuple[Shapes, Shapes]:
+def class_tensors(config: Mapping[str, Any], own_head: bool, fused: bool = False) -> tuple[Shapes, Shapes]:
     """Return names and shapes of the text model in a checkpoint, and those of the parts that see and hear.
 
     Args:
         config: the fields of `config.json`.
         own_head: the files hold a head, although the class ties it to the embedding.
+        fused: the files hold all experts of a layer in two tensors, as the class does.
     """
     own = config_of({**config, "tie_word_embeddings": False} if own_head else config)
     with torch.device("meta"):
@@ -53,7 +54,8 @@ def class_tensors(config: Mapping[str, Any], own_head: bool) -> tuple[Shapes, Sh
         model = getattr(transformers, CLASSES.get(name, name))(own)
     once = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
     state = {name: value for name, value in model.state_dict().items() if name in once}
-    shapes = {name: tuple(value.shape) for name, value in revert_weight_conversion(model, state).items()}
+    saved = state if fused else revert_weight_conversion(model, state)
+    shapes = {name: tuple(value.shape) for name, value in saved.items()}
     if "text_config" not in config:
         return shapes, {}
     text = {name: shape for name, shape in shapes.items() if "language_model" in name or name.startswith("lm_head")}
@@ -108,7 +110,7 @@ def rebuilt(facts: dict[str, Any]) -> dict[str, Any]:
     kinds = (each[key] for each in (config, text) for key in ("dtype", "torch_dtype") if key in each)
     dtype = next(kinds, "bfloat16")  # that of gpt-oss, which states none
     own_head = facts.get("tensors", {}).get("own_head", False)
-    shapes, others = class_tensors(config, own_head)
+    shapes, others = class_tensors(config, own_head, facts.get("tensors", {}).get("fused", False))
     towers = sorted({"".join(re.findall(r"^(?:model\.)?[^.]+\.", name)) for name in others})
     seeing = sum(map(math.prod, others.values())) if "published" in facts.get("parameters", {}) else 0
     kept = {name: value for name, value in facts.get("tensors", {}).items() if name not in ("names", "towers")}

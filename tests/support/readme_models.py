@@ -19,7 +19,7 @@ BEGIN, END = "<!-- models: tests/support/readme_models.py -->\n", "<!-- end of m
 
 LINES = {
     "Llama": ("Llama 2", "Llama 3.x", "Llama 4 (text)"),
-    "Qwen": ("Qwen2", "Qwen2.5", "Qwen3", "Qwen2-MoE", "Qwen3-MoE"),
+    "Qwen": ("Qwen2", "Qwen2.5", "Qwen3", "Qwen2-MoE", "Qwen3-MoE", "Qwen3-Next", "Qwen3.5", "Qwen3.6", "Qwen3.8"),
     "Mistral": ("Mistral", "Ministral", "Mistral Small 3.x", "Devstral, Devstral 2", "Ministral 3", "Mixtral"),
     "Gemma": (
         *("Gemma 2", "Gemma 3", "Gemma 4 dense", "Gemma 4 with experts (26B-A4B)"),
@@ -34,6 +34,7 @@ LINES = {
     "Ernie": ("Ernie 4.5 dense", "Ernie 4.5 with experts"),
     "MiniMax": ("MiniMax-M2",),
     "Cohere": ("Command R7B", "Command A"),
+    "LFM": ("LFM2", "LFM2 with experts (8B-A1B)", "LFM2.5 with experts (8B-A1B)"),
     "SmolLM": ("SmolLM2", "SmolLM3"),
     "others": ("EXAONE 4", "Seed-OSS", "StarCoder 2", "Hunyuan (dense)"),
 }
