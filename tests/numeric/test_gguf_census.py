@@ -38,6 +38,7 @@ def having(field: str) -> list[str]:
 
 
 OTHERWISE = {"vocab_size", "family", "transposed", "ignored_names", "max_sequence_length", "offset"}
+OTHERWISE |= {"tiled", "stored_decay"}
 """Fields of specs that describe the file, rows of the embedding without a token, and the offset of norms."""
 
 

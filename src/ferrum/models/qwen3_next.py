@@ -87,7 +87,7 @@ def _hybrid(family: str, config: FamilyConfig, mlps: Sequence[PartSpec], *, by_k
         value_dim=config.integer("linear_value_head_dim"),
         taps=config.integer("linear_conv_kernel_dim", minimum=2),
         by_key_head=by_key_head,
-        interleaved=config.flag("linear_interleaved"),
+        tiled=config.flag("linear_tiled"),
         stored_decay=config.flag("linear_stored_decay"),
     )
     period = config.integer("full_attention_interval", 4)
@@ -161,7 +161,7 @@ _ORDERED: Final[dict[str, Any]] = {
         *_ROPES,
     ),
     "only": {"ssm.v_head_reordered": (True,), "norm_top_k_prob": (True,)},
-    "fixed": {"norm_offset": 0, "linear_stored_decay": True, "linear_interleaved": True},
+    "fixed": {"norm_offset": 0, "linear_stored_decay": True, "linear_tiled": True},
 }
 """The files of Qwen3.5, which the converter writes with tiled value heads."""
 

@@ -77,7 +77,7 @@ class DeltaNetSpec:
         taps: of the convolution.
         by_key_head: a checkpoint has the projections to q, k, v and z in one tensor, key head after key head, and those
             to b and a in another one (Qwen3-Next).
-        interleaved: value head h uses key head h mod num_key_heads, as in GGUF files. In checkpoints the value heads of
+        tiled: value head h uses key head h mod num_key_heads, as in GGUF files. In checkpoints the value heads of
             a key head are adjacent.
         stored_decay: a checkpoint has -exp(A_log), as GGUF files.
     """
@@ -88,7 +88,7 @@ class DeltaNetSpec:
     value_dim: int
     taps: int
     by_key_head: bool = False
-    interleaved: bool = False
+    tiled: bool = False
     stored_decay: bool = False
 
     def __post_init__(self) -> None:
@@ -106,10 +106,10 @@ class DeltaNetSpec:
     def build(self, make: Builder) -> DeltaNet:
         """Return the part with its parameters."""
         shape = self._shape(0, 0)
-        order = self._tiled(self.value_dim, shape.input_columns - self._values) if self.interleaved else None
+        order = self._tiled(self.value_dim, shape.input_columns - self._values) if self.tiled else None
         convolution = ConvolutionSpec(shape.input_columns, self.taps).build(make, "conv1d", order)
         shape = self._shape(*make.state_slot(self))
-        heads = self._tiled(1) if self.interleaved else None
+        heads = self._tiled(1) if self.tiled else None
         return DeltaNet(
             inputs=self._inputs(make),
             convolution=convolution,
@@ -127,7 +127,7 @@ class DeltaNetSpec:
 
     def _shape(self, group: int, layer: int) -> DeltaShape:
         dims = self.key_dim, self.value_dim
-        return DeltaShape(group, layer, self.num_heads, self.num_key_heads, *dims, self.interleaved)
+        return DeltaShape(group, layer, self.num_heads, self.num_key_heads, *dims, self.tiled)
 
     def _tiled(self, width: int, first: int = 0) -> tuple[Runs, ...]:
         """Return the rows of value heads in the order of key heads, again and again, with those before the first."""
@@ -148,8 +148,8 @@ class DeltaNetSpec:
 
     def _output(self, make: Builder) -> Linear:
         places = {}
-        name = f"out_proj{TILED}" if self.interleaved else "out_proj"
-        if self.interleaved:
+        name = f"out_proj{TILED}" if self.tiled else "out_proj"
+        if self.tiled:
             places[name] = Place("out_proj", columns=self._tiled(self.value_dim))
         return make.linear((name,), (make.hidden_size,), self._values, places=places)
 
@@ -162,7 +162,7 @@ class DeltaNetSpec:
             sources = ("in_proj_qkvz", "in_proj_qkvz", "in_proj_ba", "in_proj_ba")
             rows = zip(sources, self._rows_by_key_head(), strict=True)
             places = {name: Place(*place) for name, place in zip(names, rows, strict=True)}
-        elif self.interleaved:
+        elif self.tiled:
             orders = self._tiled(self.value_dim, 2 * keys), self._tiled(self.value_dim), self._tiled(1), self._tiled(1)
             places = {f"{name}{TILED}": Place(name, rows) for name, rows in zip(names, orders, strict=True)}
             names = tuple(places)
