@@ -26,6 +26,7 @@ from ferrum.sources.checkpoint import Checkpoint
 from ferrum.sources.gguf_model import GgufModel
 from ferrum.sources.viewed_tensors import with_views
 from gguf_converter import converted
+from hybrid_cases import HYBRID_CASES
 from tiny import Case, directory_of
 
 load_families()
@@ -110,16 +111,6 @@ GEMMA4_MOE |= {"num_kv_shared_layers": 0, "use_double_wide_mlp": False}
 GEMMA4_MOE_KEYS = GEMMA4_KEYS | EXPERTS | {"expert_feed_forward_length": 32, "attention.shared_kv_layers": 0}
 GEMMA4_MOE_KEYS |= {"attention.head_count_kv": [2 if each else 1 for each in PATTERN], "feed_forward_length": 96}
 GEMMA4_MOE_KEYS |= {"embedding_length_per_layer_input": 0}
-LINEAR = "linear_attention"
-HYBRID = [FULL if i in (1, 6) else LINEAR for i in range(LAYERS)]
-CONVOLUTIONS = [FULL if i in (2, 5) else "conv" for i in range(LAYERS)]
-DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16}
-DELTA |= {"linear_value_head_dim": 24, "linear_conv_kernel_dim": 3, "partial_rotary_factor": 0.5}
-STORED = {"norm_offset": 0, "linear_stored_decay": True}
-DELTA_KEYS = {"ssm.conv_kernel": 3, "ssm.state_size": 16, "ssm.group_count": 2, "ssm.time_step_rank": 6}
-DELTA_KEYS |= {"ssm.inner_size": 144, "rope.dimension_count": 16}
-QWEN_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-QWEN_KEYS = EXPERTS | {"expert_feed_forward_length": 32}
 LONG, SHORT = [float(2 + i) for i in range(12)], [float(1 + i) for i in range(12)]
 LONGROPE = {"rope_type": "longrope", "long_factor": LONG, "short_factor": SHORT, "attention_factor": 1.25}
 
@@ -227,28 +218,7 @@ CASES = [
                                           "expert_group_used_count": 2}, OUTPUT),
     case("deepseek2", "DeepseekV3", ROUTED | LATENT | {"n_group": 1, "topk_group": 1}, ROUTED_KEYS | LATENT_KEYS,
          OUTPUT | {"blk.1.exp_probs_b.bias"}),
-    case("qwen3next", "Qwen3Next", DELTA | STORED | QWEN_EXPERTS | {"shared_expert_intermediate_size": 80},
-         DELTA_KEYS | QWEN_KEYS | {"expert_shared_feed_forward_length": 80}, OUTPUT),
-    case("qwen35", "Qwen3_5", DELTA | STORED | {"linear_tiled": True, "full_attention_interval": 3},
-         DELTA_KEYS | {"full_attention_interval": 3, "rope.dimension_sections": [11, 11, 10, 0],
-                       "nextn_predict_layers": 1, "block_count": LAYERS + 1}, OUTPUT),
-    case("qwen35", "Qwen3_5", DELTA | STORED | {"linear_tiled": True, "layer_types": HYBRID},
-         DELTA_KEYS | {"attention.head_count_kv": [0 if each == LINEAR else 2 for each in HYBRID],
-                       "ssm.v_head_reordered": True, "rope.mrope_interleaved": True}, OUTPUT),
-    case("qwen35moe", "Qwen3_5Moe", DELTA | STORED | QWEN_EXPERTS
-         | {"linear_tiled": True, "shared_expert_intermediate_size": 80, "layer_types": HYBRID},
-         DELTA_KEYS | QWEN_KEYS | {"expert_shared_feed_forward_length": 80, "feed_forward_length": None,
-                                   "attention.recurrent_layers": [each == LINEAR for each in HYBRID]}),
-    case("lfm2", "Lfm2", {"conv_L_cache": 4, "layer_types": CONVOLUTIONS, "norm_eps": 1e-4,
-                          "block_auto_adjust_ff_dim": False},
-         {"attention.head_count_kv": [0 if each == "conv" else 2 for each in CONVOLUTIONS], "shortconv.l_cache": 4,
-          "attention.layer_norm_rms_epsilon": 1e-4}),
-    case("lfm2moe", "Lfm2Moe", {"conv_L_cache": 3, "layer_types": CONVOLUTIONS, "norm_eps": 1e-4, "num_experts": 8,
-                                "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 2},
-         EXPERTS | {"attention.head_count_kv": [0 if each == "conv" else 2 for each in CONVOLUTIONS],
-                    "shortconv.l_cache": 3, "attention.layer_norm_rms_epsilon": 1e-4, "expert_gating_func": 2,
-                    "expert_feed_forward_length": 32, "leading_dense_block_count": 2},
-         {"blk.2.exp_probs_b.bias"}),
+    *(case(*each) for each in HYBRID_CASES),
 ]  # fmt: skip
 
 
