@@ -42,6 +42,7 @@ UNSAYABLE = {
         ("query", "documents", "text_1", "text_2", "queries", "items", "data_1", "data_2"), _UNSAYABLE_TEXT
     ),
     **dict.fromkeys(("input_prefix", "n_predict"), "maximum context"),
+    "previous_response_id": "is not stored",
     "instruction": "no reranker",
     "parameters": "JSON Schema|#",  # of a strict tool
     "name": "must be 1 to",  # with that of its namespace
