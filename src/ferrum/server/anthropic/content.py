@@ -18,7 +18,7 @@ from ferrum.server.anthropic.events import (
     ToolUseContent,
 )
 from ferrum.server.anthropic.signatures import signature_of
-from ferrum.server.common.call_arguments import arguments_of
+from ferrum.server.common.argument_objects import arguments_of
 from ferrum.server.common.json_bodies import Reply
 
 ID_PREFIX: Final = "toolu_"

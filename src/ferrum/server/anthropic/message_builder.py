@@ -24,7 +24,7 @@ from ferrum.server.anthropic.events import (
     Stop,
     StopReason,
 )
-from ferrum.server.anthropic.threads import HeldThread, completed
+from ferrum.server.anthropic.message_threads import HeldThread, completed
 from ferrum.server.common.generation import finish_of
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.key_limits import Caller

@@ -15,7 +15,7 @@ from ferrum.server.anthropic.checks import check_prompt, format_params
 from ferrum.server.anthropic.dialect import OVERLOADED, ErrorReply
 from ferrum.server.anthropic.events import MessageReply, TokenCount
 from ferrum.server.anthropic.message_builder import MessageBuilder, message_builder
-from ferrum.server.anthropic.threads import PREFIX, completed, held_turn
+from ferrum.server.anthropic.message_threads import PREFIX, completed, held_turn
 from ferrum.server.common import field_rules
 from ferrum.server.common.error_replies import STATUSES
 from ferrum.server.common.generation import Generation

@@ -11,7 +11,7 @@ from ferrum.core.types import Request
 from ferrum.engine.request_output import Delta
 from ferrum.formats.call_ids import new_id
 from ferrum.formats.parts import Part, PartKind
-from ferrum.server.common.call_arguments import arguments_of
+from ferrum.server.common.argument_objects import arguments_of
 from ferrum.server.common.generation import finish_of
 from ferrum.server.common.prefix_report import PrefixReport
 from ferrum.server.common.reply_builder import Finish, ReplyHeader
