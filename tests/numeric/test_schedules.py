@@ -27,7 +27,6 @@ from schedules import (
 )
 
 KERNELS = ("native", "native", "native", "reference") if TIERS else ("reference",)
-OF_HYBRIDS = ("reference",)
 SLICE, WITH_STATES, WITH_ADAPTERS, ALL = 60, 20, 10, 1000
 HISTORIES, ALL_HISTORIES = 500, 50_000
 """Lives of sequences of hybrid models."""
@@ -101,7 +100,7 @@ def histories_of_hybrids(wanted: int, directory: Path) -> Counter[str]:
     """Play schedules until as many sequences have ended, and return what happened."""
     seen: Counter[str] = Counter()
     for number in count():
-        seen += played((number,), directory, schedule_of_hybrid, OF_HYBRIDS)
+        seen += played((number,), directory, schedule_of_hybrid, KERNELS)
         if seen["whole"] + seen["cut short"] >= wanted:
             return seen
     raise AssertionError

@@ -8,7 +8,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from tokenizers import AddedToken
 
 from ferrum.core.output_format import (
     Arguments,
@@ -25,11 +24,8 @@ from ferrum.formats.parser import OutputParser
 from ferrum.formats.parts import Call, Message, Part, PartKind, joined_parts, message_of
 from ferrum.formats.patterns import format_texts
 from ferrum.formats.writing import write_calls
-from ferrum.text.tokenizer import FileTokenizer
-from ferrum.text.tokenizer_config import TokenizerConfig
 from format_kit import ToyTokenizer, cut_pushes, marker_texts, parsed, parts_of, pushes_of
 from format_samples import SAMPLES, TOOLS, calls_begin
-from text_samples import LAYOUTS
 
 CUTS = 40
 """Places where an output is cut, of each format."""
@@ -396,18 +392,3 @@ def without(text: str, ignored: tuple[str, ...]) -> str:
     for each in ignored:
         text = re.sub(rf"\s*{re.escape(each)}\s*", "", text)
     return text
-
-
-@pytest.mark.parametrize("layout", ["byte_level", "byte_fallback"])
-@pytest.mark.parametrize("special", [True, False], ids=["special", "plain"])
-def test_markers_are_found_in_vocabularies_of_both_kinds(layout: str, special: bool) -> None:
-    """A vocabulary with byte fallback puts a space before text, also after a token."""
-    for name in ("qwen-xml", "gemma4", "mistral", "harmony", "dsml"):
-        backend, sample = LAYOUTS[layout](), SAMPLES[name]
-        backend.add_tokens([AddedToken(each, normalized=False, special=special) for each in marker_texts(KNOWN[name])])
-        tokenizer = FileTokenizer(backend, TokenizerConfig())
-        ids = tokenizer.encode(sample.text, add_special_tokens=False)
-        reading = Reading(format=KNOWN[name], tools=TOOLS, opened=sample.opened)
-        message = message_of(parts_of([(each, tokenizer.token_bytes(each)) for each in ids], reading, tokenizer))
-        assert [each.name for each in message.calls] == [each.name for each in sample.message.calls]
-        assert (message.content or "").strip() == (sample.message.content or "")
