@@ -158,9 +158,9 @@ class AttentionSpec:
                 places[f"{name}.halves"] = Place(name, turned.rows(heads, self.head_dim))
             begin += sizes[name]
         if self.gated:
-            width, names = self.head_dim, (*names, "gate")
-            sizes["gate"] = sizes["q_proj"]
-            for name, first in (("q_proj", 0), ("gate", width)):
+            width, names = self.head_dim, ("q_proj.query", *names[1:], "q_proj.gate")
+            for name, first in ((names[0], 0), (names[-1], width)):
+                sizes[name] = self.num_heads * width
                 places[name] = Place("q_proj", Runs(self.num_heads, 2 * width, first, width))
         named = tuple(f"{name}.halves" if f"{name}.halves" in places else name for name in names)
         counts = tuple(sizes[name] for name in names)
