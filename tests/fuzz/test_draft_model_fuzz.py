@@ -29,6 +29,8 @@ def seconds(rows: int) -> float:
 class SmallExecutor:
     """An executor that samples the same token for every sequence, in a tenth of the time."""
 
+    pages = None
+
     def __init__(self) -> None:
         self.spent, self.rows = 0.0, 0
 

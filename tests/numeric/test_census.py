@@ -64,7 +64,7 @@ REWRITTEN = (
     (r"^language_model\.lm_head", "lm_head"),
     (r"\.experts\.\{expert\}\.", ".experts."),
     (r"\.dt_bias$", ".dt_proj.bias"),
-    (r"^model\.(.*feed_forward\.experts\.)", r"\1"),
+    (r"^model\.(.*feed_forward\.experts\.(?!gate_up_proj|down_proj))", r"\1"),
     (r"\.expert_bias$", ".expert_bias.bias"),
     (r"e_score_correction_bias$", "e_score_correction.bias"),
     (r"\.router\.(scale|per_expert_scale)$", ".router.proj"),

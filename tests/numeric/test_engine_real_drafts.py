@@ -136,7 +136,7 @@ RULES: dict[str, dict[str, Any]] = {
     "logit_bias": {"logit_bias": {70: 4.0, 80: 3.5, 90: -100.0}, "temperature": 0.5},
     "min_tokens": {"min_tokens": 9, "stop_token_ids": [*range(40, 90)], "ignore_eos": False},
     "bad_words": {"bad_words": ["e", "th", "q"], "temperature": 1.2},
-    "ngrams": {"no_repeat_ngram_size": 2, "allowed_token_ids": [*range(60, 66)], "temperature": 0.3},
+    "ngrams": {"no_repeat_ngram_size": 2, "allowed_token_ids": [*range(60, 72)], "temperature": 0.3},
     "dry": {"dry_multiplier": 4.0, "dry_allowed_length": 1, "dry_sequence_breakers": ["e"], "temperature": 0.0},
     "allowed": {"allowed_token_ids": [*range(60, 75)], "presence_penalty": 1.0, "temperature": 1.5},
     "choices": {"n": 3, "prompt_logprobs": 2},

@@ -5,6 +5,7 @@ Two models of each architecture (`family_cases.py`); the first is also packed, a
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from ferrum.runtime.packing import pack_directory
 from ferrum.sources.checkpoint import read_config
 from ferrum.sources.model_source import DirectoryModel
 from native_twin import require_native
-from tiny import CASES, Case, directory_of, model_of, reference_logits, tokens_of
+from tiny import BASE, CASES, Case, directory_of, model_of, reference_logits, tokens_of
 
 GREEDY = 48
 
@@ -168,7 +169,8 @@ def test_every_field_of_the_twin_is_read_or_has_no_effect(config: str) -> None:
     read: set[str] = set()
     for case in (case for case in (*CASES, *MODELS.values()) if case.config == config):
         name, values = type(model_of(case)).__name__, read_config(directory_of(case))
-        fields |= {key for key, value in values.items() if value is not None}
+        own = {each.name for each in dataclasses.fields(type(model_of(case).config))}
+        fields |= {key for key, value in values.items() if value is not None and (key in own or key not in BASE)}
         read |= ALIASES.get(name, {}).keys()
         FAMILIES.get(name)(Noted(Reads(with_defaults(name, "", values), read)))
     assert not fields - read - WITHOUT_EFFECT

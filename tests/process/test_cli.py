@@ -87,6 +87,8 @@ def test_every_sampling_parameter_has_an_option_that_reaches_the_engine(
     more = ["--stop", "x"] if name == "include_stop_str_in_output" else []
     if name == "skip_special_tokens":
         option, value = "--no-skip-special-tokens", False
+    if name == "dry_base":  # at least 1
+        text, value = "1.5", 1.5
     code, _, err = ferrum("run", "m", "p", option, *([] if text is None else [text]), *more)
     if name in NOT_FOR_TEXT:
         assert code == 2 and "No such option" in err

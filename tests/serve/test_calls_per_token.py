@@ -11,8 +11,8 @@ import pytest
 
 import path
 
-MAX_CALLS = 90
-MAX_FILES, MAX_FUNCTIONS = 70, 475
+MAX_CALLS = 98
+MAX_FILES, MAX_FUNCTIONS = 80, 520
 SHORT, LONG = 10, 110
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from itertools import product, repeat
 from pathlib import Path
 
-import recurrent_model
 from ferrum.bench.shapes import SHAPES
 from ferrum.core.config import ModelConfig
 from ferrum.core.params import SamplingParams
@@ -61,19 +60,6 @@ def native_step(tier: str, quantize: str | None, rows: int) -> Callable[[], obje
         run(lm.replay._native)  # the closure keeps the memory that the program borrows
 
     return step
-
-
-def allocations_with_states(tier: str) -> int:
-    """Return the same for steps of one row with states."""
-    executor = recurrent_model.load("recurrent operations with attention", "native", isa=tier, threads=2)
-    executor.submit(StepBatch((Span("s", 0, (1,)),))).result()
-    lm = executor.lm
-
-    def step() -> None:
-        lm.kernels.lowering.runtime.run(lm.replay._native)
-
-    counted(step, 50)
-    return counted(step, 201) - counted(step, 1)
 
 
 def traced(tier: str) -> int:
@@ -143,5 +129,4 @@ if __name__ == "__main__":
     else:
         cases = product(tiers(), (None, "q8_0", "q4_k_m"), (1, 40))
         report = {" ".join(map(str, case)): allocations(*case) for case in cases}
-        report |= {f"{tier} with states": allocations_with_states(tier) for tier in tiers()}
     print(json.dumps(report))

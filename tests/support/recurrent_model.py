@@ -130,8 +130,8 @@ class NativeScans(Scans, NativeKernels):
 class NativeStates(Scans, NativeKernels):
     """Native kernels whose faults come when every layer has run and written its states."""
 
-    def run(self, program: Any) -> None:
-        super().run(program)
+    def run(self, program: Any, operations: int) -> None:
+        super().run(program, operations)
         for layer in range(2):  # as many as a kind has scans or delta rules
             self.may_fail(layer)
 

@@ -186,6 +186,7 @@ def request_of(id: str, values: Mapping[str, Any]) -> Request:
             "dry_sequence_breakers": tuple(map(tuple, values.get("dry_sequence_breakers", ()))),
             "pooling": None if values["pooling"] is None else Pooling(values["pooling"]),
             "prediction": tuple(values["prediction"]),
+            "boundaries": tuple(values.get("boundaries", ())),
             "adapters": tuple(map(_adapter, values.get("adapters", ()))),
             "guidance": _optional(Guidance, values.get("guidance")),
             "reading": _optional(Reading, values.get("reading")),
