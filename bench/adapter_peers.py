@@ -28,8 +28,8 @@ from ferrum.bench.machine import Prober
 from ferrum.bench.shapes import shape_config
 from ferrum.cli.doctor import processor_name
 from ferrum.cli.tables import print_table
+from ferrum.client.build import engine_config
 from ferrum.core.step import AdapterUse
-from ferrum.engine.build import engine_config
 from ferrum.runtime.load import build_executor
 from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.random_checkpoint import RandomCheckpoint

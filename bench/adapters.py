@@ -24,9 +24,9 @@ import numpy as np
 from ferrum.bench.machine import Prober
 from ferrum.bench.shapes import shape_config
 from ferrum.cli.doctor import processor_name
+from ferrum.client.build import engine_config
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import AdapterUse, Rows, Sampling, Span, SpanExtras, SpanResult, StepBatch, Want
-from ferrum.engine.build import engine_config
 from ferrum.kernels.adapters import Change, LowRank, SiteKind
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.load import build_executor

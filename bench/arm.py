@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 from ferrum.core.types import Request, TokenEvent
 from ferrum.engine.engine import Engine
-from ferrum.engine.hosts.host import Built
+from ferrum.engine.host import Built
 from ferrum.engine.messages import Events, Message
 
 

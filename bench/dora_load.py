@@ -25,8 +25,8 @@ import numpy as np
 from adapters import PROMPT, QUANTIZE, RANK, SHAPE, Cell, random_adapter
 from ferrum.bench.shapes import shape_config
 from ferrum.cli.doctor import processor_name
+from ferrum.client.build import engine_config
 from ferrum.core.threads import Pauses, yield_to_steps
-from ferrum.engine.build import engine_config
 from ferrum.kernels.adapters import Change
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.load import build_executor

@@ -12,7 +12,7 @@ from typing import Final
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request, TokenEvent
 from ferrum.engine.engine import Engine
-from ferrum.engine.hosts.host import Built
+from ferrum.engine.host import Built
 from ferrum.engine.messages import Abort, Message
 from ferrum.kernels.interface import Kernels, NetworkOutput, Replay, StepTables
 from ferrum.kernels.op_spec import Extent

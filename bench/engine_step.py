@@ -19,8 +19,9 @@ from typing import Any, Final
 
 from engine_loop import time_engine_steps
 from ferrum.bench.shapes import shape_config
+from ferrum.client.build import engine_config
 from ferrum.core.params import SamplingParams
-from ferrum.engine.build import engine_config, with_scheduler
+from ferrum.engine.recipe import with_scheduler
 from ferrum.runtime.load import build_executor
 from ferrum.sources.random_checkpoint import RandomCheckpoint
 from script import positive, run_script

@@ -18,12 +18,12 @@ from statistics import median
 from typing import Any, Final
 
 from ferrum import SamplingParams
+from ferrum.client.session import Session
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.types import Request, TokenEvent
-from ferrum.engine.build import with_scheduler
 from ferrum.engine.engine import Engine
 from ferrum.engine.messages import Message
-from ferrum.engine.session import Session
+from ferrum.engine.recipe import with_scheduler
 from ferrum.runtime.load import load_executor
 from packed import SHAPE, options_of, packed_model, write
 from script import run_script

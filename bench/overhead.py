@@ -24,12 +24,12 @@ from ferrum.bench.serve_options import USUAL_VOCABULARY, Arrivals, Level, Load, 
 from ferrum.bench.serve_plan import plan
 from ferrum.cli.doctor import processor_name
 from ferrum.cli.tables import print_table
+from ferrum.client.llm import LLM
 from ferrum.core.config import HOSTS
 from ferrum.core.errors import StepError
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.params import SamplingParams
 from ferrum.core.version import installed_version
-from ferrum.engine.llm import LLM
 from own_server import own_server, subject_of
 from script import needs, positive, run_script
 

@@ -25,8 +25,8 @@ from types import FrameType
 from typing import Any, Final
 
 import ferrum
-from ferrum.engine.async_engine import AsyncEngine
-from ferrum.engine.build import build
+from ferrum.client.async_engine import AsyncEngine
+from ferrum.client.build import build
 from ferrum.text.chat_template import ChatTemplate
 from script import needs, positive, run_script
 

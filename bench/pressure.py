@@ -26,7 +26,7 @@ from arm import Arm, race
 from ferrum import SamplingParams
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.types import Request
-from ferrum.engine.build import with_scheduler
+from ferrum.engine.recipe import with_scheduler
 from ferrum.runtime.load import build_executor
 from ferrum.sources.hub import BUILT_IN
 from script import positive, run_script

@@ -23,6 +23,7 @@ from ferrum.bench.report import Document
 from ferrum.bench.shapes import shape_config
 from ferrum.cli.doctor import processor_name
 from ferrum.cli.tables import print_table
+from ferrum.client.build import engine_config
 from ferrum.core.config import NGRAM, PAGE_SIZE, USUAL_DRAFT, EngineConfig
 from ferrum.core.errors import ConfigError, StepError
 from ferrum.core.json_record import JsonRecord
@@ -30,7 +31,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import Request
 from ferrum.core.version import installed_version
-from ferrum.engine.build import engine_config, with_scheduler
+from ferrum.engine.recipe import with_scheduler
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.sampling.rows import Row

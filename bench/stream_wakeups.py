@@ -15,7 +15,7 @@ from random import Random
 from statistics import median
 from typing import Any, Protocol
 
-from ferrum.engine.async_engine import StreamWaker
+from ferrum.client.async_engine import StreamWaker
 from script import run_script
 
 SEEDS = 5

@@ -23,15 +23,16 @@ from typing import Any, Final
 
 from ferrum import LLM, SamplingParams
 from ferrum.bench.shapes import shape_config
+from ferrum.client.build import engine_config
+from ferrum.client.input_processor import RequestOptions
+from ferrum.client.model_client import Parts
+from ferrum.client.offline_batch import Batch, stream
 from ferrum.core.errors import ConfigError
 from ferrum.core.guidance import Grammar, Guidance
 from ferrum.core.types import Request
-from ferrum.engine.build import engine_config, with_scheduler
-from ferrum.engine.hosts.host import ThreadHost
-from ferrum.engine.input_processor import RequestOptions
-from ferrum.engine.model_client import Parts
-from ferrum.engine.offline_batch import Batch, stream
+from ferrum.engine.host import ThreadHost
 from ferrum.engine.progress import NoBar
+from ferrum.engine.recipe import with_scheduler
 from ferrum.runtime.load import build_executor
 from ferrum.sources.open_model import open_model
 from ferrum.sources.random_checkpoint import RandomCheckpoint

@@ -2,6 +2,16 @@
 
 from ferrum.cache.page_table import PageGroup as PageGroup
 from ferrum.cache.page_table import PageTable as PageTable
+from ferrum.client.adapter_registry import LoRARequest as LoRARequest
+from ferrum.client.async_engine import AsyncEngine as AsyncEngine
+from ferrum.client.llm import LLM as LLM
+from ferrum.client.request_output import CompletionOutput as CompletionOutput
+from ferrum.client.request_output import Delta as Delta
+from ferrum.client.request_output import Logprob as Logprob
+from ferrum.client.request_output import RequestMetrics as RequestMetrics
+from ferrum.client.request_output import RequestOutput as RequestOutput
+from ferrum.client.request_output import Usage as Usage
+from ferrum.client.session import Session as Session
 from ferrum.contract.async_executor import AsyncModelExecutor as AsyncModelExecutor
 from ferrum.contract.capabilities import AttentionType as AttentionType
 from ferrum.contract.capabilities import ExecutorCapabilities as ExecutorCapabilities
@@ -95,18 +105,8 @@ from ferrum.core.step import TokenLogprobs as TokenLogprobs
 from ferrum.core.step import Want as Want
 from ferrum.core.structured_outputs import StructuredOutputs as StructuredOutputs
 from ferrum.core.types import FinishReason as FinishReason
-from ferrum.engine.adapter_registry import LoRARequest as LoRARequest
-from ferrum.engine.async_engine import AsyncEngine as AsyncEngine
-from ferrum.engine.llm import LLM as LLM
-from ferrum.engine.request_output import CompletionOutput as CompletionOutput
-from ferrum.engine.request_output import Delta as Delta
-from ferrum.engine.request_output import Logprob as Logprob
-from ferrum.engine.request_output import RequestMetrics as RequestMetrics
-from ferrum.engine.request_output import RequestOutput as RequestOutput
-from ferrum.engine.request_output import Usage as Usage
-from ferrum.engine.session import Session as Session
-from ferrum.runtime.adapted_llm import AdaptedLLM as AdaptedLLM
-from ferrum.runtime.adapted_llm import MinimalLLM as MinimalLLM
+from ferrum.runtime.adapters.adapted_llm import AdaptedLLM as AdaptedLLM
+from ferrum.runtime.adapters.adapted_llm import MinimalLLM as MinimalLLM
 from ferrum.runtime.decoder_lm import DecoderLM as DecoderLM
 from ferrum.runtime.llm_executor import LlmExecutor as LlmExecutor
 from ferrum.runtime.load import ModelPlan as ModelPlan

@@ -20,8 +20,8 @@ import pytest
 import agent_script
 import page_script
 from engine_fakes import FakeRecipe, MarkedTokenizer
-from ferrum.engine.async_engine import AsyncEngine
-from ferrum.engine.llm import LLM
+from ferrum.client.async_engine import AsyncEngine
+from ferrum.client.llm import LLM
 from ferrum.sources.hub import BUILT_IN, resolve_model
 from scripted_model import scripted_parts
 from serve_kit import chat_parts, serving

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_fakes import LetterTokenizer
+from ferrum.client.request_output import Usage
 from ferrum.core.types import FinishReason
-from ferrum.engine.request_output import Usage
 from stream_kit import A, B, deltas_of, event, open_stream, request_for, whole_of
 from text_samples import first_stop
 

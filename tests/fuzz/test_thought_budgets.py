@@ -9,8 +9,8 @@ import re
 import pytest
 
 from ferrum import LLM, SamplingParams
+from ferrum.client.request_output import RequestOutput
 from ferrum.core.guidance import Grammar, Guidance
-from ferrum.engine.request_output import RequestOutput
 from fixed_costs import SetCosts
 from guided_kit import TOKEN, Job, generate, thought
 from outcomes import essence
@@ -46,7 +46,7 @@ def test_thoughts_close_within_one_token_of_their_budgets(
     count: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("ferrum.engine.build.StepCosts", SetCosts)
+    monkeypatch.setattr("ferrum.client.build.StepCosts", SetCosts)
     budgets, jobs = zip(*map(random_job, range(count)), strict=True)
     plain, drafted = run(list(jobs), None), run(list(jobs), "ngram")
     assert essence(plain) == essence(drafted)

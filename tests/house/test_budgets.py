@@ -14,11 +14,9 @@ from source_tree import MODULES, NATIVE, REPOSITORY, ROOMS, SOURCE, TESTS, TOOLS
 
 PYTHON = [*MODULES, *TESTS, *TOOLS]
 
-MAX_LINES = 400
+MAX_LINES = 600
+"""Files near 100 lines are the rule. A longer one reads from top to bottom under headings."""
 MAX_FUNCTION_LINES = 60
-MAX_SERVER_LINES = 300
-"""Of a file of the server: a dialect is a folder of small files, of which the next one copies none."""
-
 DIALECT_ORDER = ("common", "anthropic", "openai", "responses", "ollama", "rerank", "llamacpp", "extensions")
 """Folders of the server; each may import those before it."""
 
@@ -150,11 +148,6 @@ def test_files_keep_their_budget() -> None:
     assert len(NATIVE) > 20
     lines = {str(path.relative_to(REPOSITORY)): path.read_text().count("\n") for path in [*PYTHON, *NATIVE]}
     assert {name: count for name, count in lines.items() if count >= MAX_LINES} == {}
-
-
-def test_files_of_the_server_keep_their_budget() -> None:
-    lines = {path.name: path.read_text().count("\n") for path in MODULES if room_of(path) == "server"}
-    assert {name: count for name, count in lines.items() if count > MAX_SERVER_LINES} == {}
 
 
 def test_what_dialects_share_imports_no_dialect() -> None:

@@ -29,10 +29,10 @@ from ferrum import (
     Want,
     load_executor,
 )
+from ferrum.client.records.record import read_record
+from ferrum.client.records.record_files import find_record
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import RequestError
-from ferrum.engine.records.record import read_record
-from ferrum.engine.records.record_files import find_record
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.sources.adapters.open_adapter import open_adapter
 from ferrum.sources.read_model import read_spec

@@ -18,8 +18,8 @@ from ferrum.bench.quality_plot import drawn, labels
 from ferrum.bench.quality_run import DEFAULT_TEXT, SPAN, config_of, reference_of, side_by_side
 from ferrum.bench.report import Origin
 from ferrum.cli.main import execute
+from ferrum.client.llm import LLM
 from ferrum.core.errors import ConfigError
-from ferrum.engine.llm import LLM
 from ferrum.sources.hub import BUILT_IN
 from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.tokenizer import load_tokenizer

@@ -18,8 +18,8 @@ from ferrum.bench.shapes import SHAPES
 from ferrum.bench.subject import ExecutorSubject
 from ferrum.bench.workloads import Kind, Workload
 from ferrum.cli.main import execute
+from ferrum.client.build import engine_config
 from ferrum.core.errors import KvExhausted
-from ferrum.engine.build import engine_config
 from ferrum.kernels.interface import StepTables
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.packing import pack_directory

@@ -21,12 +21,12 @@ from random import Random
 import pytest
 
 from ferrum import LLM, SamplingParams
+from ferrum.client.beams import Beam
+from ferrum.client.model_client import Parts
+from ferrum.client.request_output import RequestOutput
 from ferrum.core.config import EngineConfig, ModelConfig
-from ferrum.engine.beams import Beam
-from ferrum.engine.build import with_scheduler
-from ferrum.engine.hosts.host import ThreadHost
-from ferrum.engine.model_client import Parts
-from ferrum.engine.request_output import RequestOutput
+from ferrum.engine.host import ThreadHost
+from ferrum.engine.recipe import with_scheduler
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from native_twin import require_native

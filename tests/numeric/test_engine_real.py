@@ -17,9 +17,9 @@ from transformers import PreTrainedTokenizerFast
 
 from fakes import admit_all
 from ferrum import LLM, AsyncEngine, SamplingParams
+from ferrum.client.request_output import Logprob, Logprobs, RequestOutput
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.step import PendingStep, StepBatch, StepOutput
-from ferrum.engine.request_output import Logprob, Logprobs, RequestOutput
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler import admission

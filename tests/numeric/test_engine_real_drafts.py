@@ -15,11 +15,11 @@ import pytest
 
 from fakes import Guesses
 from ferrum import LLM, AsyncEngine, SamplingParams
+from ferrum.client.model_client import Parts
+from ferrum.client.request_output import Delta, RequestOutput, join
 from ferrum.core.step import PendingStep, StepBatch
-from ferrum.engine.hosts.host import Built, ThreadHost
+from ferrum.engine.host import Built, ThreadHost
 from ferrum.engine.messages import EngineInfo
-from ferrum.engine.model_client import Parts
-from ferrum.engine.request_output import Delta, RequestOutput, join
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.queues import POLICIES

@@ -21,9 +21,9 @@ import pytest
 import ferrum
 from ferrum import LLM, AsyncEngine, SamplingParams, load_executor
 from ferrum.cli.main import execute
-from ferrum.engine.build import with_scheduler
-from ferrum.engine.hosts.host import Built
-from ferrum.engine.request_output import RequestOutput
+from ferrum.client.request_output import RequestOutput
+from ferrum.engine.host import Built
+from ferrum.engine.recipe import with_scheduler
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.sources.hub import BUILT_IN, resolve_model
 
@@ -193,7 +193,7 @@ def test_a_closed_model_makes_room_for_the_next_one_at_once(
         held.extend(map(weakref.ref, (executor, executor.lm.kernels, built.scheduler)))
         return built
 
-    monkeypatch.setattr("ferrum.engine.build.with_scheduler", watched)
+    monkeypatch.setattr("ferrum.client.build.with_scheduler", watched)
     gc.disable()
     try:
         with LLM(BUILT_IN, kernels="reference", kv_capacity=256, **options) as model:

@@ -14,15 +14,15 @@ import pytest
 
 from command_kit import Outcome, command_line
 from ferrum import LLM, SamplingParams
+from ferrum.client.input_processor import RequestOptions
+from ferrum.client.offline_batch import stream
+from ferrum.client.records.record import read_record
+from ferrum.client.records.record_files import file_name
 from ferrum.core.errors import RequestError, StepError
 from ferrum.core.guidance import Grammar, Guidance
 from ferrum.core.output_format import OutputFormat, Reading
 from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.engine.engine import Engine
-from ferrum.engine.input_processor import RequestOptions
-from ferrum.engine.offline_batch import stream
-from ferrum.engine.records.record import read_record
-from ferrum.engine.records.record_files import file_name
 from ferrum.structured import grammar_tokens
 from fixed_costs import SetCosts
 from guided_kit import Job, generate, grammar, letter, schema_source, thought
@@ -121,7 +121,7 @@ def test_tokens_that_a_grammar_forces_are_drafts_with_any_option(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("ferrum.engine.build.StepCosts", SetCosts)
+    monkeypatch.setattr("ferrum.client.build.StepCosts", SetCosts)
     text = "which the model has no choice about, " * 3
     with LLM(str(spoken("qwen3"))) as llm:
         (output,) = generate(llm, [Job("x", WARM.but(max_tokens=200), grammar(f'start: ("a" | "b") "{text}"'))])

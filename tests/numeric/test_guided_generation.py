@@ -13,8 +13,8 @@ import pytest
 
 from fakes import admit_all
 from ferrum import LLM, SamplingParams
+from ferrum.client.request_output import RequestOutput
 from ferrum.core.guidance import Grammar, Guidance, Marker
-from ferrum.engine.request_output import RequestOutput
 from ferrum.scheduler.scheduler import Scheduler
 from guided_kit import TOKEN, Job, generate, grammar, letter, schema_source, thought
 from late_backend import late_backend
@@ -88,7 +88,7 @@ def test_bits_do_not_depend_on_serving(
 ) -> None:
     caplog.set_level(logging.INFO)
     if way == "preempted":
-        monkeypatch.setattr("ferrum.engine.build.Scheduler", partial(Scheduler, reserve=admit_all))
+        monkeypatch.setattr("ferrum.client.build.Scheduler", partial(Scheduler, reserve=admit_all))
     assert essence(served(**WAYS[way])) == essence(alone)
     assert ("preempted" in caplog.text) is (way == "preempted")
 

@@ -34,8 +34,8 @@ from ferrum.cli.main import execute
 from ferrum.core.lora_option import AdapterToMerge
 from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.quant.scale_search import THOROUGH
+from ferrum.runtime.adapters.merged_adapters import open_adapters
 from ferrum.runtime.calibration import Calibrator
-from ferrum.runtime.merged_adapters import open_adapters
 from ferrum.runtime.packing import pack_directory
 from ferrum.sources.checkpoint import Checkpoint
 from ferrum.sources.model_source import DirectoryModel

@@ -11,10 +11,10 @@ import pytest
 
 from ferrum import LLM, AsyncEngine, SamplingParams
 from ferrum.bench.shapes import SHAPES
+from ferrum.client.records.record import read_record
+from ferrum.client.records.record_files import file_name
+from ferrum.client.request_output import RequestOutput
 from ferrum.core.types import Pooling
-from ferrum.engine.records.record import read_record
-from ferrum.engine.records.record_files import file_name
-from ferrum.engine.request_output import RequestOutput
 from ferrum.runtime.packing import pack_directory
 from ferrum.sources.hub import BUILT_IN, resolve_model
 from ferrum.sources.model_source import DirectoryModel

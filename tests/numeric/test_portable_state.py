@@ -11,9 +11,9 @@ import pytest
 
 from command_kit import Outcome, command_line
 from ferrum import LLM, SamplingParams
-from ferrum.engine.records.record import read_record
-from ferrum.engine.records.record_files import file_name
-from ferrum.engine.records.replayer import engine_options
+from ferrum.client.records.record import read_record
+from ferrum.client.records.record_files import file_name
+from ferrum.client.records.replayer import engine_options
 from ferrum.runtime import packing
 from ferrum.runtime.backend import choose_kernels
 from ferrum.sources.model_source import DirectoryModel

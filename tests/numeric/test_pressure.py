@@ -8,7 +8,7 @@ import pytest
 
 from fakes import admit_all
 from ferrum import LLM, SamplingParams
-from ferrum.engine.request_output import RequestOutput
+from ferrum.client.request_output import RequestOutput
 from ferrum.scheduler import admission
 from ferrum.scheduler.planner import Planner
 from ferrum.scheduler.sequence import Sequence

@@ -14,13 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_span_property import SEQUENCES, Player, options_of
 
+from ferrum.client.build import engine_config
+from ferrum.client.llm import LLM
+from ferrum.client.model_client import Parts
 from ferrum.core.errors import StepError
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Rows, Span, StepBatch, Want
-from ferrum.engine.build import engine_config, with_scheduler
-from ferrum.engine.hosts.host import ThreadHost
-from ferrum.engine.llm import LLM
-from ferrum.engine.model_client import Parts
+from ferrum.engine.host import ThreadHost
+from ferrum.engine.recipe import with_scheduler
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from tiny import directory_of, find, tokens_of

@@ -14,12 +14,12 @@ import pytest
 
 from command_kit import Outcome, command_line
 from ferrum import LLM, SamplingParams
+from ferrum.client.input_processor import RequestOptions
+from ferrum.client.offline_batch import Batch
+from ferrum.client.records.record import read_record
+from ferrum.client.records.record_files import file_name
 from ferrum.core.types import Pooling
-from ferrum.engine.input_processor import RequestOptions
-from ferrum.engine.offline_batch import Batch
 from ferrum.engine.progress import progress_bar
-from ferrum.engine.records.record import read_record
-from ferrum.engine.records.record_files import file_name
 from tiny import directory_of, find, tokens_of
 
 CASE = "qwen3"

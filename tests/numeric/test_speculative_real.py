@@ -20,16 +20,16 @@ from typer.testing import CliRunner
 from fakes import admit_all
 from ferrum import LLM, SamplingParams
 from ferrum.cli.main import app
+from ferrum.client.input_processor import RequestOptions
+from ferrum.client.offline_batch import Batch
+from ferrum.client.request_output import Delta, RequestOutput
 from ferrum.core.errors import ConfigError, KvExhausted, NonFiniteLogits
 from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.step import StepBatch, StepOutput
 from ferrum.core.types import Request
-from ferrum.engine import build, draft_setup
-from ferrum.engine.input_processor import RequestOptions
+from ferrum.engine import draft_setup, recipe
 from ferrum.engine.messages import EngineStats
-from ferrum.engine.offline_batch import Batch
 from ferrum.engine.progress import NoBar
-from ferrum.engine.request_output import Delta, RequestOutput
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler import admission
 from ferrum.scheduler.step_plan import StepCosts
@@ -54,7 +54,7 @@ TIGHT = 3 * 64
 def model(speculative: Any = None, path: Path | None = None, **options: Any) -> Iterator[LLM]:
     options = {"kernels": "reference", "max_sequence_length": 160, "kv_capacity": 1024, **options}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "StepCosts", SetCosts)  # whether guesses pay is not to depend on this machine
+        patch.setattr(recipe, "StepCosts", SetCosts)  # whether guesses pay is not to depend on this machine
         patch.setattr(draft_setup, "StepCosts", lambda: SetCosts(step=0.01))
         llm = LLM(str(path or spoken(MODEL)), speculative=speculative, **options)
     with llm:

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from contract_kit import same
+from ferrum.client.build import engine_config
 from ferrum.core.errors import ConfigError, KvExhausted, StepError, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Rows, Sampling, Span, SpanExtras, SpanResult, StepBatch, Want
 from ferrum.core.types import Request
-from ferrum.engine.build import engine_config, with_scheduler
+from ferrum.engine.recipe import with_scheduler
 from ferrum.kernels.interface import StepTables
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.drafts import DraftRequest

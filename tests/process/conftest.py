@@ -9,10 +9,10 @@ import pytest
 
 from command_kit import Outcome, command_line
 from engine_fakes import EOS, parts
+from ferrum.client.llm import LLM
+from ferrum.client.model_client import Parts
+from ferrum.client.request_output import Delta
 from ferrum.core.params import SamplingParams
-from ferrum.engine.llm import LLM
-from ferrum.engine.model_client import Parts
-from ferrum.engine.request_output import Delta
 from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.generation_config import GenerationConfig
 
@@ -34,7 +34,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
         recommended = GenerationConfig(eos_token_ids=(EOS,), sampling={"temperature": 0.0})
         return Parts(host=made.host, tokenizer=made.tokenizer, generation=recommended, chat_template=template)
 
-    monkeypatch.setattr("ferrum.engine.client_base.build", build)
+    monkeypatch.setattr("ferrum.client.client_base.build", build)
     return asked
 
 

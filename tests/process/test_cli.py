@@ -18,13 +18,13 @@ from ferrum.cli.main import app
 from ferrum.cli.options import NOT_FOR_TEXT, engine_fields, option_names, sampling_fields
 from ferrum.cli.options_file import read_options
 from ferrum.cli.run import DEMONSTRATION
+from ferrum.client.build import engine_config
+from ferrum.client.request_output import Delta
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import CapacityError, FerrumError, RequestError
 from ferrum.core.option_fields import accepted
 from ferrum.core.params import SamplingParams
 from ferrum.core.structured_outputs import StructuredOutputs
-from ferrum.engine.build import engine_config
-from ferrum.engine.request_output import Delta
 from ferrum.sources import hub, local_models
 
 

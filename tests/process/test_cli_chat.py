@@ -13,8 +13,8 @@ import pytest
 
 from command_kit import Outcome, answer
 from engine_fakes import CONTEXT, LetterTokenizer, parts
+from ferrum.client.request_output import Delta
 from ferrum.core.errors import RequestError
-from ferrum.engine.request_output import Delta
 
 
 def _interrupt(deltas: Iterator[Delta], _: object) -> None:
@@ -124,7 +124,7 @@ def test_an_invalid_message_does_not_end_the_conversation(
 def test_chat_without_a_template_names_ferrum_run(
     ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ferrum.engine.client_base.build", lambda model, **options: parts())
+    monkeypatch.setattr("ferrum.client.client_base.build", lambda model, **options: parts())
     code, out, err = ferrum("chat", "m")
     assert (code, out) == (2, "") and err.startswith("ferrum: MODEL 'm' ") and "`ferrum run m PROMPT`" in err
 

@@ -38,7 +38,7 @@ def talk(ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_pa
         def build(model: str, **options: Any) -> Any:
             return scripted_parts(reply, TEMPLATE, agent_script.MARKERS, context=context)
 
-        monkeypatch.setattr("ferrum.engine.client_base.build", build)
+        monkeypatch.setattr("ferrum.client.client_base.build", build)
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
         (tmp_path / "tools.json").write_text(json.dumps([tool]))
         code, out, err = ferrum("chat", "m", "--tools", str(tmp_path / "tools.json"), *options)

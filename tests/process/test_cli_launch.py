@@ -19,8 +19,8 @@ import agent_script
 from agent_kit import QWEN3
 from command_kit import command_line
 from ferrum.cli.launched_server import address, find
+from ferrum.client.async_engine import AsyncEngine
 from ferrum.core.errors import ConfigError
-from ferrum.engine.async_engine import AsyncEngine
 from ferrum.server.common.service import State
 from ferrum.sources.hub import BUILT_IN, resolve_model
 from scripted_model import scripted_parts

@@ -8,11 +8,11 @@ from queue import SimpleQueue
 import pytest
 
 from engine_fakes import FakeRecipe, ServedFake, expected, greedy, input_processor
+from ferrum.client.input_processor import RequestOptions
 from ferrum.core.errors import FerrumError, RequestError
 from ferrum.core.guidance import Grammar, Guidance
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.engine import Engine
-from ferrum.engine.input_processor import RequestOptions
 from ferrum.engine.messages import Abort, Message, Shutdown
 from ferrum.scheduler.guides import Guides, StartGuide
 from guides_kit import OpenGuide

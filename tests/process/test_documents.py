@@ -16,7 +16,7 @@ import typer
 
 from document_blocks import Block, blocks
 from ferrum.cli.main import app, execute
-from ferrum.engine.async_engine import AsyncEngine
+from ferrum.client.async_engine import AsyncEngine
 from ferrum.models.families import FAMILIES, load_families
 from serve_kit import serving
 from source_tree import REPOSITORY

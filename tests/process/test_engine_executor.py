@@ -13,13 +13,14 @@ from contract_kit import INFO, Options, traits_of
 from engine_fakes import CONTEXT, VOCABULARY, LetterTokenizer, ServedFake
 from fakes import FakeModel
 from ferrum.cache.page_table import PageGroup, PageTable
+from ferrum.client.build import engine_config
+from ferrum.client.llm import LLM
+from ferrum.client.model_client import Parts
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
-from ferrum.engine.build import engine_config, with_scheduler
 from ferrum.engine.engine_executor import EngineExecutor
-from ferrum.engine.hosts.host import ThreadHost
-from ferrum.engine.llm import LLM
-from ferrum.engine.model_client import Parts
+from ferrum.engine.host import ThreadHost
+from ferrum.engine.recipe import with_scheduler
 from ferrum.runtime.kv_tiers.page_files import PageFiles
 from ferrum.runtime.local_executor import LocalExecutor
 

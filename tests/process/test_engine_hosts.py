@@ -26,16 +26,16 @@ from engine_fakes import (
     input_processor,
     parts,
 )
+from ferrum.client.async_engine import AsyncEngine
+from ferrum.client.engine_process import ProcessHost
+from ferrum.client.request_output import Delta, join
 from ferrum.core.errors import EngineDead, InvalidToken, NonFiniteLogits, QueueFull, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import FinishReason, Request
-from ferrum.engine.async_engine import AsyncEngine
-from ferrum.engine.hosts.host import Built
-from ferrum.engine.hosts.process import ProcessHost
-from ferrum.engine.hosts.wire import Reader
+from ferrum.engine.host import Built
 from ferrum.engine.messages import EngineStats
 from ferrum.engine.progress import SHOW_CURSOR
-from ferrum.engine.request_output import Delta, join
+from ferrum.engine.wire import Reader
 
 ENDLESS = greedy(None, ignore_eos=True)
 SLOW = FakeRecipe(seconds_per_step=0.002, num_pages=2048)  # room for all sequences at any length

@@ -9,12 +9,12 @@ from queue import SimpleQueue
 import pytest
 
 from engine_fakes import CRASH, POISON, FakeRecipe, ServedFake, expected, greedy, input_processor
+from ferrum.client.input_processor import RequestOptions
 from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import StepBatch, StepOutput
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.engine import Engine
-from ferrum.engine.input_processor import RequestOptions
 from ferrum.engine.messages import Abort, Message, Shutdown
 
 

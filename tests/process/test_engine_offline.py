@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from engine_fakes import CONTEXT, POISON, FakeRecipe, LetterTokenizer, greedy, parts
+from ferrum.client import offline_batch
+from ferrum.client.llm import LLM
+from ferrum.client.model_client import Parts
+from ferrum.client.request_output import Delta, RequestOutput
 from ferrum.core.errors import EngineDead, InvalidToken, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
-from ferrum.engine import offline_batch
-from ferrum.engine.llm import LLM
-from ferrum.engine.model_client import Parts
-from ferrum.engine.request_output import Delta, RequestOutput
 from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.generation_config import GenerationConfig
 from stream_kit import whole_of

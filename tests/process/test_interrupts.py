@@ -15,8 +15,8 @@ import pytest
 
 from contract_kit import PROMPT, make_fake
 from engine_fakes import greedy, parts
+from ferrum.client.llm import LLM
 from ferrum.contract.io_types import DecodeInput, PrefillInput
-from ferrum.engine.llm import LLM
 from record_kit import recorded_parts
 
 

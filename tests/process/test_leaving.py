@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from engine_fakes import parts
-from ferrum.engine.async_engine import AsyncEngine
-from ferrum.engine.llm import LLM
+from ferrum.client.async_engine import AsyncEngine
+from ferrum.client.llm import LLM
 
 TESTS = Path(__file__).parents[1] / "support"
 
@@ -27,8 +27,8 @@ FORKED = """
 import os, signal, sys
 from engine_fakes import FakeRecipe, greedy, parts
 from ferrum.core.errors import EngineDead
-from ferrum.engine.async_engine import AsyncEngine
-from ferrum.engine.llm import LLM
+from ferrum.client.async_engine import AsyncEngine
+from ferrum.client.llm import LLM
 
 recipe = FakeRecipe(seconds_per_step=0.002)
 model = LLM.from_parts(parts(recipe, process={process}))
@@ -196,7 +196,7 @@ def test_a_process_forked_at_any_point_of_a_step_can_read_the_metrics() -> None:
 UNCLOSED = """
 import asyncio, sys
 from engine_fakes import FakeRecipe, ServedFake, greedy, parts
-from ferrum.engine.async_engine import AsyncEngine
+from ferrum.client.async_engine import AsyncEngine
 
 ServedFake.shutdown = lambda self: print("shut down", flush=True)
 engine = AsyncEngine.from_parts(parts(FakeRecipe(seconds_per_step=0.002)))

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from engine_fakes import CRASH, KILL, POISON, FakeRecipe, greedy, parts
+from ferrum.client.input_processor import RequestOptions
+from ferrum.client.llm import LLM
+from ferrum.client.offline_batch import Batch, stream
+from ferrum.client.records.explain import Work, passages
+from ferrum.client.records.record import Record
+from ferrum.client.records.replayer import Replay
+from ferrum.client.request_output import RequestOutput
 from ferrum.core.errors import EngineDead, RecordNotFound
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Pooling
-from ferrum.engine.input_processor import RequestOptions
-from ferrum.engine.llm import LLM
-from ferrum.engine.offline_batch import Batch, stream
 from ferrum.engine.progress import progress_bar
-from ferrum.engine.records.explain import Work, passages
-from ferrum.engine.records.record import Record
-from ferrum.engine.records.replayer import Replay
-from ferrum.engine.request_output import RequestOutput
 from record_kit import recorded_parts
 
 BOTH = pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])

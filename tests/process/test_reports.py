@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from engine_fakes import FakeRecipe
+from ferrum.client import engine_process as process
 from ferrum.core.errors import EngineDead, StepError
-from ferrum.engine.hosts import process, wire
+from ferrum.engine import wire
 from ferrum.engine.messages import Ended
 
 

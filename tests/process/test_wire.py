@@ -13,9 +13,9 @@ from queue import Empty
 
 import pytest
 
-from ferrum.engine.hosts.inbox import SocketInbox
-from ferrum.engine.hosts.wire import Reader, Writer, send
+from ferrum.engine.inbox import SocketInbox
 from ferrum.engine.messages import Abort, Shutdown, Wake
+from ferrum.engine.wire import Reader, Writer, send
 
 Pair = tuple[socket.socket, socket.socket]
 

@@ -9,10 +9,10 @@ import pytest
 
 import agent_script
 from agent_kit import QUESTION, QWEN3
+from ferrum.client.chat_prompt import DEFAULT_CHAT, chat_prompt
+from ferrum.client.llm import LLM
+from ferrum.client.model_client import ModelClient
 from ferrum.core.params import SamplingParams
-from ferrum.engine.chat_prompt import DEFAULT_CHAT, chat_prompt
-from ferrum.engine.llm import LLM
-from ferrum.engine.model_client import ModelClient
 from scripted_model import scripted_parts
 
 

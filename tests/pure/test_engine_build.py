@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from ferrum.client.build import build, engine_config
+from ferrum.client.engine_process import ProcessHost
 from ferrum.core.errors import CheckpointError, ConfigError, ModelNotFound
 from ferrum.core.logging import info_once, warn_once
-from ferrum.engine.build import EngineRecipe, build, engine_config
-from ferrum.engine.hosts.host import ThreadHost
-from ferrum.engine.hosts.process import ProcessHost
+from ferrum.engine.host import ThreadHost
+from ferrum.engine.recipe import EngineRecipe
 from ferrum.sources.model_source import DirectoryModel
 from text_samples import EOS, byte_level
 

@@ -12,11 +12,11 @@ from typing import Any, cast
 import pytest
 
 from engine_fakes import greedy
+from ferrum.client.adapter_registry import AdapterRegistry, LoRARequest
 from ferrum.core.adapter_facts import AdapterFacts
 from ferrum.core.errors import RequestError
 from ferrum.core.types import Adapter, Request
 from ferrum.engine import held_adapters
-from ferrum.engine.adapter_registry import AdapterRegistry, LoRARequest
 from ferrum.engine.held_adapters import HeldAdapters
 from ferrum.engine.messages import AdapterRead, Message
 

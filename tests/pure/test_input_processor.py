@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from engine_fakes import CONTEXT, EOS, VOCABULARY, LetterTokenizer, greedy, input_processor
+from ferrum.client.adapter_registry import NamedAdapter
+from ferrum.client.input_processor import FieldNames, RequestOptions, bad_word_tokens
 from ferrum.core.adapter_facts import AdapterFacts
 from ferrum.core.errors import ContextOverflow, InvalidToken, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Adapter
-from ferrum.engine.adapter_registry import NamedAdapter
-from ferrum.engine.input_processor import FieldNames, RequestOptions, bad_word_tokens
 
 
 def test_text_is_tokenized_and_token_ids_are_kept() -> None:
@@ -30,7 +30,7 @@ def test_plain_int_ids_are_not_converted_one_by_one(monkeypatch: pytest.MonkeyPa
         looked.append(value)
         return int(str(value))
 
-    for room in ("engine.input_processor", "core.span_checks"):
+    for room in ("client.input_processor", "core.span_checks"):
         monkeypatch.setattr(f"ferrum.{room}.integer", counted)
     given = [1, 2, 3] * 1000
     assert input_processor().process(given, greedy(5)).prompt == tuple(given) and not looked

@@ -15,7 +15,7 @@ from ferrum.contract.io_types import PrefillInput
 from ferrum.core.errors import NonFiniteLogits, RequestError, StepError, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Span, SpanResult, StepBatch, Want
-from ferrum.runtime.adapted_llm import AdaptedLLM
+from ferrum.runtime.adapters.adapted_llm import AdaptedLLM
 from ferrum.runtime.llm_executor import LlmExecutor
 
 contract = pytest.mark.contract

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from ferrum.client.request_output import Delta, Usage, join
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, TokenEvent
 from ferrum.engine.messages import EngineStats, Events
-from ferrum.engine.request_output import Delta, Usage, join
 from ferrum.formats.parts import Part, PartKind
 
 LOGPROBS = TokenLogprobs(3, -0.5, 2, ((1, -0.25), (3, -0.5)))

@@ -10,9 +10,9 @@ import pytest
 
 from diagnosis_kit import USED, checked, first_differing, merging_tokenizer, read
 from edited_conversations import Chat, Writer
+from ferrum.client.kept_conversation import Conversation, Rendered, common_suffix
+from ferrum.client.prefix_diagnosis import Difference, Place, first_difference, normal_form
 from ferrum.core.errors import RequestError
-from ferrum.engine.kept_conversation import Conversation, Rendered, common_suffix
-from ferrum.engine.prefix_diagnosis import Difference, Place, first_difference, normal_form
 from ferrum.server.common.prompt_history import PromptHistory, Remembered, closest
 from ferrum.server.common.prompt_paths import PromptPaths, fragment
 from ferrum.text.chat_template import ChatTemplate

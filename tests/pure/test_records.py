@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ferrum.core.errors import ConfigError, RecordDamaged, RecordNotFound, RequestError
-from ferrum.core.params import SamplingParams
-from ferrum.core.types import Pooling, Request
-from ferrum.engine.records import record_files as module
-from ferrum.engine.records.explain import Passage, Work, passages
-from ferrum.engine.records.record import (
+from ferrum.client.records import record_files as module
+from ferrum.client.records.explain import Passage, Work, passages
+from ferrum.client.records.record import (
     ChoiceEnd,
     Record,
     RecordedShare,
@@ -23,8 +20,11 @@ from ferrum.engine.records.record import (
     read_record,
     share_line,
 )
-from ferrum.engine.records.record_files import OpenRecord, RecordFiles, file_name, find_record
-from ferrum.engine.records.step_shares import ComputedStep, StepShare
+from ferrum.client.records.record_files import OpenRecord, RecordFiles, file_name, find_record
+from ferrum.core.errors import ConfigError, RecordDamaged, RecordNotFound, RequestError
+from ferrum.core.params import SamplingParams
+from ferrum.core.types import Pooling, Request
+from ferrum.engine.step_shares import ComputedStep, StepShare
 from record_kit import ORIGIN, record_files
 
 REQUEST = Request(

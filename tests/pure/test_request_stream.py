@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from engine_fakes import EOS, LetterTokenizer, greedy, input_processor
+from ferrum.client.input_processor import RequestOptions
+from ferrum.client.output_stream import RequestStream
+from ferrum.client.request_output import Collector, Delta, Usage, join
 from ferrum.core.errors import EngineDead, NonFiniteLogits, StepError
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, TokenEvent
-from ferrum.engine.input_processor import RequestOptions
-from ferrum.engine.output_stream import RequestStream
-from ferrum.engine.request_output import Collector, Delta, Usage, join
 from stream_kit import A, B, deltas_of, event, open_stream, request_for, whole_of
 
 
@@ -66,7 +66,7 @@ def test_unread_output_is_not_copied_at_every_token(monkeypatch: pytest.MonkeyPa
         copied += len(joined.token_ids)
         return joined
 
-    monkeypatch.setattr("ferrum.engine.output_stream.join", counted)
+    monkeypatch.setattr("ferrum.client.output_stream.join", counted)
     stream = open_stream(request_for())
     tokens = [A, B, B] * 1000
     for token in tokens:

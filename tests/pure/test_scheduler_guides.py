@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from engine_fakes import FakeRecipe, ServedFake, expected, greedy, input_processor
+from ferrum.client.input_processor import RequestOptions
 from ferrum.core.guidance import Grammar, Guidance, Marker
 from ferrum.core.types import Request
-from ferrum.engine.input_processor import RequestOptions
 from ferrum.scheduler.step_plan import Plan
 from guides_kit import OpenGuide
 

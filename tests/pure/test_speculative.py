@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ferrum.client.output_stream import RequestStream
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request, TokenEvent
-from ferrum.engine.output_stream import RequestStream
 from ferrum.scheduler.sequence import Sequence, begin
 from ferrum.scheduler.step_plan import StepCosts
 from ferrum.speculative.ngram import INDEX_CHUNK, SIZES, NGramProposer

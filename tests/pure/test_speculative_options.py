@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ferrum.client.build import engine_config
 from ferrum.core.errors import ConfigError
-from ferrum.engine.build import engine_config
 
 
 def chosen(**options: Any) -> tuple[str | None, int]:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from engine_fakes import greedy, input_processor
+from ferrum.client.input_processor import FieldNames, RequestOptions
 from ferrum.core.errors import InvalidGrammar, InvalidSchema, RequestError
 from ferrum.core.guidance import Grammar, Guidance, Marker, Thought
 from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.core.types import Pooling
-from ferrum.engine.input_processor import FieldNames, RequestOptions
 from ferrum.structured import sources
 from ferrum.structured.source_cache import SourceCache
 

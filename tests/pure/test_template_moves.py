@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ferrum.client.written_calls import with_written_calls
 from ferrum.core.errors import FerrumError, RequestError
-from ferrum.engine.written_calls import with_written_calls
 from ferrum.formats.find import find_format
 from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.template_losses import refuse_lost_texts

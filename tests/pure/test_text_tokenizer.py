@@ -14,8 +14,8 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
+from ferrum.client.session import GrowingText
 from ferrum.core.errors import CheckpointError, InvalidToken, RequestError, Unsupported
-from ferrum.engine.session import GrowingText
 from ferrum.text.decoding import byte_of_letter, decoding_rules
 from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.tokenizer import FileTokenizer, load_tokenizer

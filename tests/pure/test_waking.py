@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from engine_fakes import greedy, input_processor
+from ferrum.client.async_engine import StreamWaker
+from ferrum.client.input_processor import RequestOptions
+from ferrum.client.output_stream import RequestStream
 from ferrum.core.policy_config import POLICY
 from ferrum.core.types import TokenEvent
-from ferrum.engine.async_engine import StreamWaker
-from ferrum.engine.input_processor import RequestOptions
-from ferrum.engine.output_stream import RequestStream
 
 PER_TURN = POLICY.streams_per_turn
 NAMES = [f"s{number}" for number in range(3 * PER_TURN)]

@@ -14,7 +14,7 @@ import pytest
 
 from agent_model import Renderer, agent_model
 from agent_talks import AGENTS, Agent, functions
-from ferrum.engine.async_engine import AsyncEngine, AsyncStream
+from ferrum.client.async_engine import AsyncEngine, AsyncStream
 from serve_kit import Served, serving
 
 PAGE = 64

@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from engine_fakes import POISON, LetterTokenizer, expected
-from ferrum.engine import request_output
-from ferrum.engine.request_output import Delta, join, join_all
+from ferrum.client import request_output
+from ferrum.client.request_output import Delta, join, join_all
 from serve_kit import USER, Served, chat_parts, error_of, events, serving
 
 

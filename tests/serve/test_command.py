@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from ferrum.cli.main import execute
+from ferrum.client.async_engine import AsyncEngine
+from ferrum.client.build import build
 from ferrum.core.errors import ModelNotFound
 from ferrum.core.logging import JsonFormatter
-from ferrum.engine.async_engine import AsyncEngine
-from ferrum.engine.build import build
 from ferrum.server.server_config import ServerConfig
 
 
@@ -42,7 +42,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return AsyncEngine.__new__(AsyncEngine)
 
     monkeypatch.setattr("ferrum.server.launch.serve", serve)
-    monkeypatch.setattr("ferrum.engine.async_engine.AsyncEngine", begin)
+    monkeypatch.setattr("ferrum.client.async_engine.AsyncEngine", begin)
     return got
 
 
@@ -161,7 +161,7 @@ warnings.warn("look out")
 def test_the_engines_process_logs_json_like_the_server() -> None:
     script = """
 from ferrum import LLM, SamplingParams
-from ferrum.engine.hosts.process import Child
+from ferrum.client.engine_process import Child
 with LLM("ferrum-tiny", host="process", child=Child(log_objects=True), generation_config="none") as llm:
     llm.generate("a", SamplingParams(max_tokens=1), use_tqdm=False)
 """

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engine_fakes import LetterTokenizer, expected, greedy, input_processor
-from ferrum.engine.input_processor import RequestOptions
-from ferrum.engine.request_output import Delta, Logprob
+from ferrum.client.input_processor import RequestOptions
+from ferrum.client.request_output import Delta, Logprob
 from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.openai.bodies import CompletionRequest
 from ferrum.server.openai.checks import CheckedRequest

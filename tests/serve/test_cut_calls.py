@@ -12,8 +12,8 @@ import agent_kit
 import messages_kit
 import responses_kit
 from agent_kit import QUESTION, WEATHER, agent
+from ferrum.client.request_output import Delta
 from ferrum.core.types import FinishReason
-from ferrum.engine.request_output import Delta
 from ferrum.formats.parts import Part, PartKind
 from ferrum.server.anthropic import content
 from ferrum.server.common.reply_builder import ReplyHeader

@@ -11,7 +11,7 @@ import pytest
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ferrum.engine.request_output import Delta
+from ferrum.client.request_output import Delta
 from ferrum.server.anthropic.dialect import MESSAGES
 from ferrum.server.app import DIALECTS
 from ferrum.server.common.dialect import Dialect

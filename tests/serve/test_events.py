@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from engine_fakes import LetterTokenizer, greedy, input_processor
+from ferrum.client.input_processor import RequestOptions
+from ferrum.client.request_output import Delta, Logprob
 from ferrum.core.types import FinishReason
-from ferrum.engine.input_processor import RequestOptions
-from ferrum.engine.request_output import Delta, Logprob
 from ferrum.server.common.generation import EventWriter
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.reply_builder import ReplyHeader

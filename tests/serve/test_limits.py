@@ -13,9 +13,9 @@ import openai
 import pytest
 
 from engine_fakes import greedy, input_processor
+from ferrum.client.input_processor import RequestOptions
+from ferrum.client.request_output import Delta
 from ferrum.core.errors import ConfigError
-from ferrum.engine.input_processor import RequestOptions
-from ferrum.engine.request_output import Delta
 from ferrum.server.app import create_app
 from ferrum.server.common.api_keys import read_keys
 from ferrum.server.common.error_replies import ApiError

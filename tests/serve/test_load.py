@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from engine_fakes import FakeRecipe, ServedFake
-from ferrum.engine.hosts.host import Built
+from ferrum.engine.host import Built
 from ferrum.engine.messages import Abort, Message
 from serve_kit import Served, chat_parts, serving, wait_for
 

@@ -12,8 +12,8 @@ import pytest
 
 from agent_kit import CITY, agent
 from agent_script import ANSWER, THOUGHT
+from ferrum.client.request_output import Delta, Usage
 from ferrum.core import logging as once
-from ferrum.engine.request_output import Delta, Usage
 from ferrum.server.anthropic.message_builder import UsageCounter
 from ferrum.text.chat_template import ChatTemplate
 from messages_kit import SAID, THINK, WEATHER, ask, error_in, post, prompt_of

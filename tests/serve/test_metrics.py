@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine_fakes import FakeRecipe, greedy, input_processor
+from ferrum.client.request_output import Delta, Usage
 from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.messages import EngineInfo, EngineStats
-from ferrum.engine.request_output import Delta, Usage
 from ferrum.server.metrics.engine_metrics import FastCounter, FastHistogram, Metrics, token_buckets
 from ferrum.server.metrics.metric_tables import SLEEP_STATES, SOURCES
 from serve_kit import Served, chat_parts, serving, wait_for

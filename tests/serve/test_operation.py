@@ -16,10 +16,10 @@ import openai
 import pytest
 
 from engine_fakes import CRASH, KILL, FakeRecipe, ServedFake
+from ferrum.client.async_engine import AsyncEngine
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.logging import warn_once
-from ferrum.engine.async_engine import AsyncEngine
-from ferrum.engine.hosts.host import Built
+from ferrum.engine.host import Built
 from ferrum.server.common.api_keys import read_keys
 from ferrum.server.common.http_guard import LOG
 from ferrum.server.common.key_limits import DrainRate, KeyLimits

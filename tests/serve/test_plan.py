@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ferrum import load_executor
-from ferrum.engine.async_engine import AsyncEngine
+from ferrum.client.async_engine import AsyncEngine
 from ferrum.sources.hub import BUILT_IN
 from serve_kit import serving
 

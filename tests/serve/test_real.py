@@ -13,9 +13,9 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 import text_samples
+from ferrum.client.async_engine import AsyncEngine
+from ferrum.client.llm import LLM
 from ferrum.core.params import SamplingParams
-from ferrum.engine.async_engine import AsyncEngine
-from ferrum.engine.llm import LLM
 from ferrum.server.openai.text_offsets import text_offsets
 from ferrum.sources.hub import BUILT_IN
 from ferrum.text.model_files import DirectoryFiles

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from engine_fakes import POISON, FakeRecipe
-from ferrum.engine.records.record import Record
-from ferrum.engine.records.replayer import Replay
+from ferrum.client.records.record import Record
+from ferrum.client.records.replayer import Replay
 from ferrum.server.common.http_guard import CLIENT_GONE, LOG
 from record_kit import recorded
 from serve_kit import Served, chat_parts, error_of, events, serving, wait_for, wire

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine_fakes import FakeRecipe
-from ferrum.engine.async_engine import AsyncEngine
+from ferrum.client.async_engine import AsyncEngine
 from serve_kit import Served, chat_parts, error_of, serving
 from tiny_with_tokenizer import spoken
 

@@ -18,8 +18,8 @@ from time import sleep
 import httpx
 import pytest
 
-from ferrum.engine.async_engine import AsyncEngine
-from ferrum.engine.hosts.host import Built
+from ferrum.client.async_engine import AsyncEngine
+from ferrum.engine.host import Built
 from serve_kit import ENDLESS_TOKENS, LARGE, SLOW, USER, chat_parts, error_of, heard, post_bytes, serving, wait_for
 
 SCRIPT = """
@@ -30,7 +30,7 @@ from dataclasses import replace
 tests, port, hold, loading, process, drain = sys.argv[1:]
 sys.path.insert(0, tests)
 from serve_kit import chat_parts, SLOW
-from ferrum.engine.async_engine import AsyncEngine
+from ferrum.client.async_engine import AsyncEngine
 from ferrum.server.server_config import ServerConfig
 from ferrum.server.launch import serve
 recipe = replace(SLOW, max_tokens_per_step=8192, hold=hold, hold_loading=loading or None)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from engine_fakes import greedy
+from ferrum.client.input_processor import InputProcessor
+from ferrum.client.output_stream import RequestStream
+from ferrum.client.request_output import Delta
 from ferrum.core.types import FinishReason, Request
-from ferrum.engine.input_processor import InputProcessor
-from ferrum.engine.output_stream import RequestStream
-from ferrum.engine.request_output import Delta
 from ferrum.sources.hub import BUILT_IN, resolve_model
 from ferrum.text.detokenizer import Detokenizer
 from ferrum.text.model_files import DirectoryFiles

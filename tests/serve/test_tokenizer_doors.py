@@ -6,9 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
+from ferrum.client.async_engine import AsyncEngine
+from ferrum.client.llm import LLM
 from ferrum.core.params import SamplingParams
-from ferrum.engine.async_engine import AsyncEngine
-from ferrum.engine.llm import LLM
 from ferrum.sources.hub import BUILT_IN, resolve_model
 from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.tokenizer import load_tokenizer

@@ -10,10 +10,10 @@ import pytest
 
 from agent_kit import QUESTION, QWEN3, WEATHER, agent, let_grammars_die
 from agent_script import MARKERS, THOUGHT, reply
+from ferrum.client.chat_prompt import ChatOptions
+from ferrum.client.llm import LLM
 from ferrum.core.errors import EngineDead
 from ferrum.core.params import SamplingParams
-from ferrum.engine.chat_prompt import ChatOptions
-from ferrum.engine.llm import LLM
 from ferrum.engine.messages import Ended
 from ferrum.formats.parts import PartKind
 from ferrum.formats.tools import tools_of

@@ -17,9 +17,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from engine_fakes import POISON, greedy
+from ferrum.client.request_output import Delta, Usage
 from ferrum.core.errors import ConfigError, StepError, Unsupported
 from ferrum.core.types import FinishReason, Request
-from ferrum.engine.request_output import Delta, Usage
 from ferrum.server.app import create_app
 from ferrum.server.common.traces import Traces
 from ferrum.server.server_config import ServerConfig

@@ -9,8 +9,8 @@ import pytest
 
 from engine_fakes import parts
 from ferrum.cli.main import execute
+from ferrum.client.llm import LLM
 from ferrum.core.params import SamplingParams
-from ferrum.engine.llm import LLM
 
 Outcome = tuple[int, str, str]
 """Exit code, standard output, standard error."""

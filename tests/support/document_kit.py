@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
+from ferrum.client.async_engine import AsyncEngine
 from ferrum.core.params import MAX_CHOICES
-from ferrum.engine.async_engine import AsyncEngine
 from ferrum.server.app import create_app
 from ferrum.server.openai.constraints import ALIASES
 from ferrum.server.server_config import ServerConfig

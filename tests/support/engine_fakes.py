@@ -12,16 +12,16 @@ from pathlib import Path
 
 from fakes import FakeExecutor, FakeModel, FinishedStep, Guesses, scope_of
 from ferrum.cache.page_table import PageGroup, PageTable
+from ferrum.client.engine_process import ProcessHost
+from ferrum.client.input_processor import InputProcessor
+from ferrum.client.model_client import Parts
 from ferrum.core.errors import FerrumError, NonFiniteLogits, Unsupported
 from ferrum.core.memory_plan import MemoryPlan, PoolPart
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Span, StepBatch
 from ferrum.core.types import Request
-from ferrum.engine.hosts.host import Built, Host, ThreadHost
-from ferrum.engine.hosts.process import ProcessHost
-from ferrum.engine.input_processor import InputProcessor
+from ferrum.engine.host import Built, Host, ThreadHost
 from ferrum.engine.messages import EngineInfo
-from ferrum.engine.model_client import Parts
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.sequence import Sequence

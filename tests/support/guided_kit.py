@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferrum import LLM, SamplingParams
+from ferrum.client.input_processor import RequestOptions
+from ferrum.client.offline_batch import Batch
+from ferrum.client.request_output import RequestOutput
 from ferrum.core.guidance import Grammar, Guidance, Marker, Thought
-from ferrum.engine.input_processor import RequestOptions
-from ferrum.engine.offline_batch import Batch
 from ferrum.engine.progress import progress_bar
-from ferrum.engine.request_output import RequestOutput
 from tiny_with_tokenizer import letters
 
 TOKEN = letters().get_vocab()

@@ -15,8 +15,8 @@ from adapter_kit import AdapterCase, adapted_twin
 from family_twin import logits_of
 from ferrum.core.config import ModelConfig
 from ferrum.core.lora_option import AdapterToMerge
+from ferrum.runtime.adapters.merged_adapters import open_adapters, with_adapters
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.merged_adapters import open_adapters, with_adapters
 from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.open_model import open_model
 

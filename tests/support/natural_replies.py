@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+from ferrum.client.chat_prompt import ChatOptions, chat_prompt
+from ferrum.client.model_client import ModelClient
 from ferrum.core.output_format import OutputFormat, Reading, Tool
 from ferrum.core.params import SamplingParams
 from ferrum.core.structured_outputs import StructuredOutputs
-from ferrum.engine.chat_prompt import ChatOptions, chat_prompt
-from ferrum.engine.model_client import ModelClient
 from ferrum.formats.find import FoundFormat
 from ferrum.formats.parts import Message, message_of
 from ferrum.formats.tools import Mode, ToolChoice, Tools

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ferrum.engine.request_output import RequestOutput
+from ferrum.client.request_output import RequestOutput
 
 
 def essence(outputs: Sequence[RequestOutput]) -> list[object]:

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine_fakes import FakeRecipe, parts
+from ferrum.client.model_client import Parts
+from ferrum.client.records.record import Origin
+from ferrum.client.records.record_files import RecordFiles
+from ferrum.client.records.recorder import Recorder
 from ferrum.engine.messages import EngineInfo
-from ferrum.engine.model_client import Parts
-from ferrum.engine.records.record import Origin
-from ferrum.engine.records.record_files import RecordFiles
-from ferrum.engine.records.recorder import Recorder
 
 ORIGIN = Origin(
     model="fake",

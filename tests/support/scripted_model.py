@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 from fakes import FakeExecutor, FakeModel, Visible
 from ferrum.cache.page_table import PageGroup, PageTable
+from ferrum.client.model_client import Parts
 from ferrum.core.step import FinishedStep, Sampling, StepBatch
-from ferrum.engine.hosts.host import Built, ThreadHost
+from ferrum.engine.host import Built, ThreadHost
 from ferrum.engine.messages import EngineInfo
-from ferrum.engine.model_client import Parts
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.structured.compiled_guides import CompiledGuides

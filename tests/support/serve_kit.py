@@ -15,10 +15,10 @@ import httpx
 from openai import OpenAI
 
 from engine_fakes import EOS, FakeRecipe, parts
+from ferrum.client.async_engine import AsyncEngine, AsyncStream
+from ferrum.client.model_client import Parts
+from ferrum.client.router import QueueSlots
 from ferrum.core.types import Request
-from ferrum.engine.async_engine import AsyncEngine, AsyncStream
-from ferrum.engine.model_client import Parts
-from ferrum.engine.router import QueueSlots
 from ferrum.server.app import DIALECTS, create_app
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.json_routes import AddRoutes

@@ -18,7 +18,7 @@ TOOLS = sorted(
 )
 ROOMS = (
     "core", "contract", "cache", "scheduler", "text", "structured", "formats", "kernels", "quant", "nn", "models",
-    "sampling", "speculative", "sources", "runtime", "engine", "bench", "server", "cli",
+    "sampling", "speculative", "sources", "runtime", "engine", "client", "bench", "server", "cli",
 )  # fmt: skip
 """Rooms in the order of imports: each imports those before it only."""
 WITHOUT_ARRAYS = {"core", "contract", "cache", "scheduler", "text", "formats", "structured"}

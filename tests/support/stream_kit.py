@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from engine_fakes import LetterTokenizer, greedy, input_processor
+from ferrum.client.input_processor import RequestOptions
+from ferrum.client.output_stream import RequestStream
+from ferrum.client.request_output import Delta, join
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, Request, TokenEvent
-from ferrum.engine.input_processor import RequestOptions
-from ferrum.engine.output_stream import RequestStream
-from ferrum.engine.request_output import Delta, join
 
 A, B = LetterTokenizer().encode("ab")
 

@@ -13,14 +13,14 @@ from typing import Final, Self
 from ferrum.bench.limits import Costs, layer_kv_bytes
 from ferrum.bench.workloads import Kind, SpanShape, Workload
 from ferrum.cache.page_table import PageCopy
+from ferrum.client.llm import LLM
+from ferrum.client.model_client import Parts
 from ferrum.core.config import EngineConfig
 from ferrum.core.errors import FerrumError, KvExhausted
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Span, StepBatch
-from ferrum.engine.build import with_scheduler
-from ferrum.engine.hosts.host import ThreadHost
-from ferrum.engine.llm import LLM
-from ferrum.engine.model_client import Parts
+from ferrum.engine.host import ThreadHost
+from ferrum.engine.recipe import with_scheduler
 from ferrum.kernels.interface import StepTables
 from ferrum.kernels.program_recorder import record
 from ferrum.runtime.local_executor import LocalExecutor

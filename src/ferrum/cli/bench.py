@@ -114,8 +114,8 @@ def load_subject(
     from ferrum.bench.shapes import shape_config
     from ferrum.bench.subject import ExecutorSubject
     from ferrum.bench.workloads import pool_tokens
+    from ferrum.client.build import engine_config
     from ferrum.core.config import PAGE_SIZE, with_wide_steps
-    from ferrum.engine.build import engine_config
     from ferrum.runtime.load import build_executor
     from ferrum.sources.random_checkpoint import RandomCheckpoint
 

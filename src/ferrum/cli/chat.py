@@ -26,9 +26,9 @@ from ferrum.core.errors import KvExhausted, RequestError
 from ferrum.core.output_format import ToolKind
 
 if TYPE_CHECKING:
+    from ferrum.client.chat_prompt import ChatOptions
+    from ferrum.client.llm import LLM
     from ferrum.core.params import SamplingParams
-    from ferrum.engine.chat_prompt import ChatOptions
-    from ferrum.engine.llm import LLM
     from ferrum.formats.parts import Call
     from ferrum.formats.tools import Tools
 
@@ -64,8 +64,8 @@ def chat(
     **options: Any,
 ) -> None:
     """Talk with a model that has a chat template. /help lists the commands, Ctrl-D ends the conversation."""
-    from ferrum.engine.chat_prompt import ChatOptions
-    from ferrum.engine.llm import LLM
+    from ferrum.client.chat_prompt import ChatOptions
+    from ferrum.client.llm import LLM
     from ferrum.text.sandbox import template_of
 
     show_log()

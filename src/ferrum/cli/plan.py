@@ -29,8 +29,8 @@ def plan(
     **options: Any,
 ) -> None:
     """Show the memory a model needs and how many sequences fit, without reading its weights."""
+    from ferrum.client.build import engine_config
     from ferrum.core.config import with_wide_steps
-    from ferrum.engine.build import engine_config
     from ferrum.runtime.load import plan_model
     from ferrum.runtime.memory import available_memory
 

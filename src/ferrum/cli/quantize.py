@@ -17,7 +17,7 @@ from ferrum.core.option_fields import listed
 
 if TYPE_CHECKING:
     from ferrum.kernels.operations import F32
-    from ferrum.runtime.merged_adapters import ScaledAdapter
+    from ferrum.runtime.adapters.merged_adapters import ScaledAdapter
     from ferrum.sources.model_source import ModelSource
 
 
@@ -54,7 +54,7 @@ def quantize(
     from ferrum.core.lora_option import adapters_to_merge
     from ferrum.engine.progress import loading_bar
     from ferrum.quant.scale_search import THOROUGH
-    from ferrum.runtime.merged_adapters import open_adapters
+    from ferrum.runtime.adapters.merged_adapters import open_adapters
     from ferrum.runtime.packing import check_packing, pack_directory, refuse_used
     from ferrum.sources.open_model import open_model
     from ferrum.sources.other_tokenizer import with_tokenizer

@@ -16,9 +16,9 @@ from ferrum.cli.tables import print_table
 from ferrum.core.errors import RecordMismatch
 
 if TYPE_CHECKING:
-    from ferrum.engine.model_client import ModelClient
-    from ferrum.engine.records.record import Record
-    from ferrum.engine.request_output import CompletionOutput, Logprobs
+    from ferrum.client.model_client import ModelClient
+    from ferrum.client.records.record import Record
+    from ferrum.client.request_output import CompletionOutput, Logprobs
 
 DIFFERENT: Final = 1
 """Exit code if anything differs from the record."""
@@ -37,8 +37,8 @@ def replay(
     **options: Any,
 ) -> None:
     """Run a recorded request again and compare all tokens and log-probabilities; exit with 1 for any difference."""
-    from ferrum.engine.records.record import read_record
-    from ferrum.engine.records.record_files import find_record
+    from ferrum.client.records.record import read_record
+    from ferrum.client.records.record_files import find_record
 
     show_log()
     path = Path(id) if os.path.isfile(id) else find_record(record, id)  # noqa: PTH113 - an id may be too long for a path
@@ -67,10 +67,10 @@ def _run_again(recorded: Record, model: str | None, digests: Path, top: int, opt
     Raises:
         RecordMismatch: the model or its numerics are not the recorded ones.
     """
-    from ferrum.engine.llm import LLM
-    from ferrum.engine.offline_batch import stream
-    from ferrum.engine.records.recorder import Source
-    from ferrum.engine.records.replayer import Replay, check_adapters, check_origin, check_room, engine_options
+    from ferrum.client.llm import LLM
+    from ferrum.client.offline_batch import stream
+    from ferrum.client.records.recorder import Source
+    from ferrum.client.records.replayer import Replay, check_adapters, check_origin, check_room, engine_options
     from ferrum.sources.open_model import open_model
 
     origin = recorded.origin
@@ -120,7 +120,7 @@ def _header(recorded: Record) -> list[str]:
 
 def _print_schedule(recorded: Record) -> None:
     """Print the steps of each choice: prompt chunks, cached tokens, drafts."""
-    from ferrum.engine.records.explain import passages
+    from ferrum.client.records.explain import passages
 
     rows = []
     for each in passages(recorded):

@@ -21,9 +21,9 @@ from ferrum.cli.options import (
     sampling_params,
     with_options,
 )
+from ferrum.client.request_output import Delta
 from ferrum.core.config import Switches
 from ferrum.core.errors import ModelNotFound, RequestError
-from ferrum.engine.request_output import Delta
 
 DEMONSTRATION: Final = '''def read_lines(path, encoding="utf-8"):
     """Return the lines of a text file, without their line ends."""
@@ -52,7 +52,7 @@ def run(
     A single argument with a space is a prompt for the built-in model: ferrum run "def add(a, b):"
     Adapters of --lora add their results.
     """
-    from ferrum.engine.llm import LLM
+    from ferrum.client.llm import LLM
     from ferrum.sources.hub import BUILT_IN
 
     show_log()

@@ -47,14 +47,14 @@ def serve(
     of_engine = checked_engine(model or "the built-in model", {**chosen(ENGINE_FIELDS, options), "host": engine_host})
     with ExitStack() as stack:
         if engine_host == "process":  # it starts while this process imports the server
-            from ferrum.engine.hosts.process import Child
+            from ferrum.client.engine_process import Child
 
             of_engine["child"] = stack.enter_context(Child(log_objects=not config.logs_text))
         try:
             from ferrum.server.launch import serve as run
         except ImportError as error:
             raise missing("serve", error) from None
-        from ferrum.engine.async_engine import AsyncEngine
+        from ferrum.client.async_engine import AsyncEngine
         from ferrum.sources.hub import BUILT_IN
 
         key = api_key_variable() if api_key is None else api_key  # "" is refused: it is an unset variable

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import typer
 
+from ferrum.client.request_output import Delta
 from ferrum.core.types import FinishReason
-from ferrum.engine.request_output import Delta
 from ferrum.formats.parts import Message, Part, PartKind, message_of
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from ferrum.core.errors import FerrumError, RequestError
 from ferrum.core.types import FinishReason, Request, TokenEvent
-from ferrum.engine.hosts.inbox import Inbox
+from ferrum.engine.inbox import Inbox
 from ferrum.engine.messages import Compiled
 from ferrum.engine.waiting_requests import WaitingRequests, last_events
 from ferrum.scheduler.guides import Guides, StartGuide

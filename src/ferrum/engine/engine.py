@@ -20,7 +20,7 @@ from ferrum.core.step import PendingStep
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.compiling import CompilingRequests
 from ferrum.engine.held_adapters import DEFAULT_ADAPTER_BYTES, HeldAdapters
-from ferrum.engine.hosts.inbox import Inbox
+from ferrum.engine.inbox import Inbox
 from ferrum.engine.messages import (
     Abort,
     AdapterRead,
@@ -33,7 +33,7 @@ from ferrum.engine.messages import (
     Shutdown,
     UnloadAdapter,
 )
-from ferrum.engine.records.step_shares import ComputedStep, computed_step
+from ferrum.engine.step_shares import ComputedStep, computed_step
 from ferrum.engine.waiting_requests import last_events
 from ferrum.scheduler.guides import Guides, StartGuide
 from ferrum.scheduler.scheduler import Scheduler

@@ -16,7 +16,7 @@ from ferrum.core.errors import CapacityError, CheckpointError, FerrumError, Requ
 from ferrum.core.memory_plan import size
 from ferrum.core.threads import yield_to_steps
 from ferrum.core.types import FinishReason, Request, TokenEvent
-from ferrum.engine.hosts.inbox import Inbox
+from ferrum.engine.inbox import Inbox
 from ferrum.engine.messages import AdapterCounts, AdapterRead, AdapterReply, LoadAdapter
 from ferrum.engine.waiting_requests import WaitingRequests, last_events
 

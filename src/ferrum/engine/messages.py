@@ -13,7 +13,7 @@ from ferrum.core.errors import FerrumError
 from ferrum.core.memory_plan import MemoryPlan
 from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.types import Request, TokenEvent
-from ferrum.engine.records.step_shares import ComputedStep
+from ferrum.engine.step_shares import ComputedStep
 from ferrum.scheduler.guides import StartGuide
 
 

@@ -55,7 +55,7 @@ class Change:
     2. y + scale (B (A x) + bias)
     3. factor y + offset
 
-    Files hold magnitudes and biases, from which `runtime/adapter_factors.py` computes factors and offsets.
+    Files hold magnitudes and biases, from which `runtime/adapters/adapter_factors.py` computes factors and offsets.
 
     Attributes:
         factor, offset: f32 [N], both or none.

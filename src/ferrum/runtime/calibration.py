@@ -20,9 +20,9 @@ from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.kernels.operations import F32
 from ferrum.kernels.reference.reference_math import tree_sum
 from ferrum.models.decoder import Decoder
+from ferrum.runtime.adapters.merged_adapters import ScaledAdapter, with_adapters
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
-from ferrum.runtime.merged_adapters import ScaledAdapter, with_adapters
 from ferrum.runtime.probed_network import ProbedNetwork
 from ferrum.runtime.text_spans import opening, text_spans
 from ferrum.sources.model_source import ModelSource

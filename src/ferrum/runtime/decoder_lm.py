@@ -23,8 +23,8 @@ from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.op_spec import Extent
 from ferrum.kernels.operations import F32, Array
 from ferrum.kernels.program_recorder import record
-from ferrum.runtime.adapted_steps import AdaptedSteps
-from ferrum.runtime.adapter_slots import AdapterSlots
+from ferrum.runtime.adapters.adapted_steps import AdaptedSteps
+from ferrum.runtime.adapters.adapter_slots import AdapterSlots
 from ferrum.runtime.fault_isolation import run_isolated, split_refused
 from ferrum.runtime.flights import Flights, carries
 from ferrum.runtime.prepared_step import PreparedStep

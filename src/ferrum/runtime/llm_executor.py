@@ -20,7 +20,7 @@ from ferrum.core.span_checks import check_kind, refuse_span
 from ferrum.core.step import AdapterUse, Array, Hidden, Outcome, Span, StepBatch, StepOutput
 from ferrum.core.values import shown, whole
 from ferrum.kernels.reference.reference_math import best_tokens
-from ferrum.runtime.adapted_llm import AdaptedLLM, MinimalLLM
+from ferrum.runtime.adapters.adapted_llm import AdaptedLLM, MinimalLLM
 from ferrum.runtime.fault_isolation import run_isolated, split_refused
 from ferrum.runtime.span_results import SpanRows, result_alone
 

@@ -23,8 +23,8 @@ from ferrum.core.step import AdapterUse, PendingStep, Span, StepBatch, StepOutpu
 from ferrum.core.threads import Pauses
 from ferrum.core.values import shown
 from ferrum.kernels.operations import F32
-from ferrum.runtime.adapter_copies import in_memory
-from ferrum.runtime.adapter_slots import PreparedAdapter
+from ferrum.runtime.adapters.adapter_copies import in_memory
+from ferrum.runtime.adapters.adapter_slots import PreparedAdapter
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.kv_tiers.page_files import PageFiles
 from ferrum.runtime.kv_tiers.page_tier import DiskTier

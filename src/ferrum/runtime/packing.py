@@ -24,8 +24,8 @@ from ferrum.quant.block_weight import BlockWeight
 from ferrum.quant.panels import panel_shape
 from ferrum.quant.scale_search import QUICK, Search
 from ferrum.quant.schemes import SCHEMES
+from ferrum.runtime.adapters.merged_adapters import ScaledAdapter, with_adapters
 from ferrum.runtime.backend import choose_kernels
-from ferrum.runtime.merged_adapters import ScaledAdapter, with_adapters
 from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.checksum import checksum
 from ferrum.sources.model_source import ModelSource

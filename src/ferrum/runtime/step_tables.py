@@ -13,7 +13,7 @@ from ferrum.core.errors import RequestError
 from ferrum.core.step import CARRY, AdapterUse, Inputs, Span, is_plain
 from ferrum.kernels.interface import Carried, GivenRows, StepTables, StepTokens
 from ferrum.kernels.operations import F32, Int32
-from ferrum.runtime.adapter_slots import AdapterSlots
+from ferrum.runtime.adapters.adapter_slots import AdapterSlots
 from ferrum.runtime.step_states import StepStates
 from ferrum.sampling.sampler import is_plain_greedy
 

@@ -15,9 +15,9 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from ferrum.client.async_engine import AsyncEngine
 from ferrum.core.errors import ConfigError, FerrumError
 from ferrum.core.version import installed_version
-from ferrum.engine.async_engine import AsyncEngine
 from ferrum.server.anthropic.dialect import MESSAGES
 from ferrum.server.anthropic.routes import add_anthropic_routes
 from ferrum.server.common.api_keys import ApiKeys, only_key, read_keys

@@ -23,11 +23,11 @@ from typing import Any, Final, cast
 import uvicorn
 from fastapi import FastAPI
 
+from ferrum.client.async_engine import AsyncEngine
 from ferrum.core.errors import ConfigError
 from ferrum.core.logging import log_objects, log_text, warn_once
 from ferrum.core.policy_config import POLICY
-from ferrum.engine.async_engine import AsyncEngine
-from ferrum.engine.hosts.process import SWITCH_SECONDS
+from ferrum.engine.engine_main import SWITCH_SECONDS
 from ferrum.engine.progress import leave
 from ferrum.server.app import create_app
 from ferrum.server.common.http_timeouts import TimeoutProtocol

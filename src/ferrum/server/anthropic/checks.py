@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ferrum.client.chat_prompt import ChatOptions, ChatPrompt, chat_prompt
+from ferrum.client.input_processor import FieldNames, RequestOptions
+from ferrum.client.model_client import ModelClient
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams, over_recommended
 from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.core.types import Request
-from ferrum.engine.chat_prompt import ChatOptions, ChatPrompt, chat_prompt
-from ferrum.engine.input_processor import FieldNames, RequestOptions
-from ferrum.engine.model_client import ModelClient
 from ferrum.formats.tools import ToolChoice, tools_of
 from ferrum.server.anthropic.blocks import Message
 from ferrum.server.anthropic.bodies import CountRequest, MessagesRequest

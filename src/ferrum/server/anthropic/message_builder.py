@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ferrum.client.request_output import Delta
 from ferrum.core.types import Request
-from ferrum.engine.request_output import Delta
 from ferrum.formats.parts import Part, PartKind
 from ferrum.server.anthropic.bodies import MessagesRequest
 from ferrum.server.anthropic.checks import CheckedRequest, check_message

@@ -14,11 +14,11 @@ from typing import Final, TypeAlias
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ferrum.client.input_processor import FieldNames, RequestOptions
+from ferrum.client.request_output import Delta
+from ferrum.client.router import QueueSlots
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
-from ferrum.engine.input_processor import FieldNames, RequestOptions
-from ferrum.engine.request_output import Delta
-from ferrum.engine.router import QueueSlots
 from ferrum.server.common.error_replies import CancelledError, invalid
 from ferrum.server.common.generation import finish_of, watched
 from ferrum.server.common.http_guard import CLIENT_GONE

@@ -15,10 +15,10 @@ from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from ferrum.client.async_engine import AsyncStream
+from ferrum.client.request_output import Delta, join_all
 from ferrum.core.errors import FerrumError, StepError
 from ferrum.core.types import FinishReason
-from ferrum.engine.async_engine import AsyncStream
-from ferrum.engine.request_output import Delta, join_all
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError, CancelledError, DeadlineError, as_api_error
 from ferrum.server.common.http_guard import CLIENT_GONE

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
-from ferrum.engine.model_client import ModelClient
+from ferrum.client.model_client import ModelClient
 from ferrum.server.common import field_rules
 from ferrum.server.common.error_replies import ApiError, field_path, invalid, unsupported
 from ferrum.server.common.field_rules import Id, Rule

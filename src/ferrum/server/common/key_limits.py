@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Final
 
+from ferrum.client.request_output import Delta
 from ferrum.core.types import Request
 from ferrum.engine.messages import EngineStats
-from ferrum.engine.request_output import Delta
 from ferrum.server.common.error_replies import ApiError
 
 MINUTE: Final = 60.0

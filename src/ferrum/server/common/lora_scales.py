@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from ferrum.client.adapter_registry import AdapterRegistry, NamedAdapter
 from ferrum.core.errors import RequestError
-from ferrum.engine.adapter_registry import AdapterRegistry, NamedAdapter
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.field_rules import Integer
 from ferrum.server.common.json_bodies import Body

@@ -13,11 +13,11 @@ from functools import partial
 from typing import Final, Literal, TypeAlias
 from urllib.parse import quote
 
+from ferrum.client.chat_prompt import ChatPrompt, rendered_again
+from ferrum.client.kept_conversation import Conversation, Rendered
+from ferrum.client.prefix_diagnosis import Difference, first_difference, normal_form
+from ferrum.client.request_output import Delta
 from ferrum.core.types import Request
-from ferrum.engine.chat_prompt import ChatPrompt, rendered_again
-from ferrum.engine.kept_conversation import Conversation, Rendered
-from ferrum.engine.prefix_diagnosis import Difference, first_difference, normal_form
-from ferrum.engine.request_output import Delta
 from ferrum.server.common.prompt_history import Remembered, closest
 from ferrum.server.common.prompt_paths import PromptPaths
 from ferrum.server.common.served_model import ServedModel

@@ -1,6 +1,6 @@
 """`PromptHistory`: the last prompts of each API key, which later ones are compared with.
 
-Where two prompts differ is found in `engine/prefix_diagnosis.py`, what clients see of it in `prefix_report`.
+Where two prompts differ is found in `client/prefix_diagnosis.py`, what clients see of it in `prefix_report`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from ferrum.engine.kept_conversation import Rendered, common_prefix
+from ferrum.client.kept_conversation import Rendered, common_prefix
 from ferrum.server.common.prompt_paths import PromptPaths
 
 MAX_BYTES: Final = 64 << 20

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from ferrum.client.prefix_diagnosis import Difference, Place
 from ferrum.core.errors import RequestError
-from ferrum.engine.prefix_diagnosis import Difference, Place
 
 Fragment: TypeAlias = tuple[str, int]
 """The path of a part of a message in the body, and a hash of what it contributes."""

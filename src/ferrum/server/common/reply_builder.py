@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
+from ferrum.client.request_output import Delta
 from ferrum.core.types import Request
-from ferrum.engine.request_output import Delta
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.prefix_report import PrefixReport
 

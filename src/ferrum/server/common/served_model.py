@@ -10,11 +10,11 @@ from concurrent.futures import Future
 from copy import copy
 from dataclasses import replace
 
+from ferrum.client.adapter_registry import NamedAdapter
+from ferrum.client.async_engine import AsyncEngine
+from ferrum.client.input_processor import Prompt, RequestOptions
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Pooling, Request
-from ferrum.engine.adapter_registry import NamedAdapter
-from ferrum.engine.async_engine import AsyncEngine
-from ferrum.engine.input_processor import Prompt, RequestOptions
 from ferrum.server.common.prompt_history import PromptHistory
 from ferrum.server.common.public_names import public_name
 from ferrum.server.server_config import ServerConfig

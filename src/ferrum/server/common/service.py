@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request as HttpRequest
 
+from ferrum.client.async_engine import AsyncEngine, AsyncStream
+from ferrum.client.router import QueueSlots
 from ferrum.core.errors import EngineDead, QueueFull, RequestError
 from ferrum.core.logging import warn_once
 from ferrum.core.types import Request
-from ferrum.engine.async_engine import AsyncEngine, AsyncStream
-from ferrum.engine.router import QueueSlots
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.key_limits import Caller, DrainRate, KeyLimits, Limits

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum.engine.model_client import ModelClient
+from ferrum.client.model_client import ModelClient
 
 
 def template_reads(client: ModelClient, name: str, chat_template: str | None = None) -> bool:

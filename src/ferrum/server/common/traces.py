@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from ferrum.client.request_output import Delta
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.types import Request
 from ferrum.engine.messages import EngineStats
-from ferrum.engine.request_output import Delta
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

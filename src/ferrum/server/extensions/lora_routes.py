@@ -9,8 +9,8 @@ from typing import Any, Final
 from fastapi import APIRouter
 from starlette.responses import PlainTextResponse, Response
 
+from ferrum.client.adapter_registry import NamedAdapter
 from ferrum.core.errors import CapacityError, CheckpointError, FerrumError, ModelNotFound, RequestError, Unsupported
-from ferrum.engine.adapter_registry import NamedAdapter
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.field_rules import Items
 from ferrum.server.common.json_bodies import Body, Reply, optional

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ferrum.engine.records.explain import Passage, passages
-from ferrum.engine.records.record import Record, request_dict
-from ferrum.engine.records.replayer import Difference, Replay
-from ferrum.engine.request_output import Logprob, Logprobs
+from ferrum.client.records.explain import Passage, passages
+from ferrum.client.records.record import Record, request_dict
+from ferrum.client.records.replayer import Difference, Replay
+from ferrum.client.request_output import Logprob, Logprobs
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.public_names import without_directories
 from ferrum.server.openai.openai_builder import finite, top

@@ -1,6 +1,6 @@
 """The routes of single requests: show their records, replay them, cancel them.
 
-Records are written and replayed in `engine/records`; here they get the form of replies.
+Records are written and replayed in `client/records`; here they get the form of replies.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pydantic import Field
 from starlette.responses import Response
 from starlette.types import Receive
 
+from ferrum.client.async_engine import AsyncStream
+from ferrum.client.records.record import Record
+from ferrum.client.records.recorder import Recorder
+from ferrum.client.records.replayer import Replay, check_origin, check_room
 from ferrum.core.errors import RecordNotFound
 from ferrum.core.types import FinishReason
-from ferrum.engine.async_engine import AsyncStream
-from ferrum.engine.records.record import Record
-from ferrum.engine.records.recorder import Recorder
-from ferrum.engine.records.replayer import Replay, check_origin, check_room
 from ferrum.server.common.error_replies import ApiError, CancelledError
 from ferrum.server.common.generation import finish_of, watched
 from ferrum.server.common.http_guard import CLIENT_GONE

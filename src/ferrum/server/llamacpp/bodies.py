@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field
 
+from ferrum.client.model_client import ModelClient
 from ferrum.core.params import value_schema
-from ferrum.engine.model_client import ModelClient
 from ferrum.server.common.field_rules import Integer, Items, JsonInteger
 from ferrum.server.common.json_bodies import Body, GeneratingBody, Reply, optional
 

@@ -8,11 +8,11 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ferrum.client.input_processor import FieldNames, RequestOptions
+from ferrum.client.request_output import Delta
 from ferrum.core.errors import RequestError
 from ferrum.core.params import over_recommended
 from ferrum.core.types import Request as EngineRequest
-from ferrum.engine.input_processor import FieldNames, RequestOptions
-from ferrum.engine.request_output import Delta
 from ferrum.server.common import field_rules
 from ferrum.server.common.error_replies import STATUSES, unsupported
 from ferrum.server.common.generation import finish_of

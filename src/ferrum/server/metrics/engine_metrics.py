@@ -21,11 +21,11 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from ferrum.client.request_output import Delta
 from ferrum.core.config import MAX_DRAFT
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.messages import EngineInfo, EngineStats
-from ferrum.engine.request_output import Delta
 from ferrum.server.metrics.lora_metrics import AdapterUseMetric
 from ferrum.server.metrics.metric_tables import (
     COUNTERS,

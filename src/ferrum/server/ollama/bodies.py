@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import Field
 
+from ferrum.client.model_client import ModelClient
 from ferrum.core.params import value_schema
-from ferrum.engine.model_client import ModelClient
 from ferrum.formats.tools import MAX_TOOLS
 from ferrum.server.common.field_rules import Integer, Items, JsonInteger, Rule, isnt, one_of, rule
 from ferrum.server.common.json_bodies import Body, GeneratingBody, optional

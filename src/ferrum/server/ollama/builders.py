@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ferrum.client.request_output import Delta
 from ferrum.core.types import Request
-from ferrum.engine.request_output import Delta
 from ferrum.formats.call_ids import new_id
 from ferrum.formats.parts import Part, PartKind
 from ferrum.server.common.argument_objects import arguments_of

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
+from ferrum.client.chat_prompt import ChatOptions, ChatPrompt, chat_prompt
+from ferrum.client.input_processor import FieldNames, RequestOptions
+from ferrum.client.model_client import Message
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams, over_recommended
 from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.core.types import Request
-from ferrum.engine.chat_prompt import ChatOptions, ChatPrompt, chat_prompt
-from ferrum.engine.input_processor import FieldNames, RequestOptions
-from ferrum.engine.model_client import Message
 from ferrum.formats.tools import tools_of
 from ferrum.server.common.error_replies import invalid, unsupported
 from ferrum.server.common.key_limits import Caller

@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import Field
 
+from ferrum.client.model_client import ModelClient
 from ferrum.core.param_values import TOKEN_SCHEMA
 from ferrum.core.params import ALL_TOKENS, SamplingParams, value_schema
-from ferrum.engine.model_client import ModelClient
 from ferrum.server.common import field_rules
 from ferrum.server.common.field_rules import (
     TOP_TOKENS,

@@ -11,8 +11,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ferrum.engine.input_processor import FieldNames
-from ferrum.engine.request_output import Delta, Logprobs
+from ferrum.client.input_processor import FieldNames
+from ferrum.client.request_output import Delta, Logprobs
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.generation import finish_of
 from ferrum.server.common.json_routes import generate

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
+from ferrum.client.chat_prompt import ChatOptions, ChatPrompt, chat_prompt
+from ferrum.client.input_processor import FieldNames, RequestOptions
+from ferrum.client.model_client import ModelClient
 from ferrum.core.params import ALL_TOKENS, SamplingParams, over_recommended
 from ferrum.core.types import Request
-from ferrum.engine.chat_prompt import ChatOptions, ChatPrompt, chat_prompt
-from ferrum.engine.input_processor import FieldNames, RequestOptions
-from ferrum.engine.model_client import ModelClient
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.lora_scales import of_scales

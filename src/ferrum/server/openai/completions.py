@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from ferrum.client.input_processor import FieldNames
+from ferrum.client.model_client import ModelClient
+from ferrum.client.request_output import Delta, Logprobs
 from ferrum.core.params import ALL_TOKENS
 from ferrum.core.types import Request
-from ferrum.engine.input_processor import FieldNames
-from ferrum.engine.model_client import ModelClient
-from ferrum.engine.request_output import Delta, Logprobs
 from ferrum.server.common.error_replies import invalid, unsupported
 from ferrum.server.common.generation import finish_of
 from ferrum.server.common.key_limits import Caller

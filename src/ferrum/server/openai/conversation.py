@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from ferrum.engine.model_client import ModelClient
+from ferrum.client.model_client import ModelClient
 from ferrum.server.common.field_rules import Items, Rule, absent, given, isnt, one_of, rule
 from ferrum.server.common.json_bodies import MODEL, Body, optional
 from ferrum.server.common.template_variables import template_reads

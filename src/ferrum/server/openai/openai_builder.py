@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from ferrum.client.request_output import Delta, Logprob, Logprobs
 from ferrum.core.types import Request
-from ferrum.engine.request_output import Delta, Logprob, Logprobs
 from ferrum.server.common.generation import finish_of
 from ferrum.server.common.prefix_report import PrefixReport
 from ferrum.server.common.reply_builder import ReplyHeader

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from ferrum.engine.model_client import ModelClient
+from ferrum.client.model_client import ModelClient
 from ferrum.server.common.error_replies import unsupported
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.openai.bodies import DetokenizeRequest

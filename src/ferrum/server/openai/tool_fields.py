@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from ferrum.engine.chat_prompt import ChatOptions
+from ferrum.client.chat_prompt import ChatOptions
 from ferrum.formats.tools import MAX_TOOLS, tools_of
 from ferrum.server.common.error_replies import invalid
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from ferrum.client.input_processor import FieldNames, RequestOptions
+from ferrum.client.request_output import Delta
 from ferrum.core.errors import Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
-from ferrum.engine.input_processor import FieldNames, RequestOptions
-from ferrum.engine.request_output import Delta
 from ferrum.server.common.embeddings import MAX_INPUTS, Vector, Vectors, embedding_requests
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.key_limits import Caller

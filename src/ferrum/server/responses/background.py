@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import ExitStack
 from typing import Final
 
-from ferrum.engine.async_engine import AsyncStream
+from ferrum.client.async_engine import AsyncStream
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError, CancelledError, as_api_error
 from ferrum.server.common.reply_store import ReplyStore, StoredReply

@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
+from ferrum.client.model_client import ModelClient
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams, value_schema
 from ferrum.core.structured_outputs import StructuredOutputs
-from ferrum.engine.model_client import ModelClient
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.field_rules import Integer, Items, Rule, one_of, rule
 from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional

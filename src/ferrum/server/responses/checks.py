@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from pydantic_core import to_json
 
+from ferrum.client.chat_prompt import ChatOptions, ChatPrompt, chat_prompt
+from ferrum.client.input_processor import FieldNames, RequestOptions
+from ferrum.client.model_client import ModelClient
 from ferrum.core.params import SamplingParams, over_recommended
-from ferrum.engine.chat_prompt import ChatOptions, ChatPrompt, chat_prompt
-from ferrum.engine.input_processor import FieldNames, RequestOptions
-from ferrum.engine.model_client import ModelClient
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.prefix_report import PrefixReport
 from ferrum.server.common.prompt_paths import Fragment, named_in_body

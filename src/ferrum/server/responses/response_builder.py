@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
+from ferrum.client.request_output import Delta
 from ferrum.core.types import Request as EngineRequest
-from ferrum.engine.request_output import Delta
 from ferrum.formats.parts import Part, PartKind
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.generation import EventWriter, Generation, finish_of

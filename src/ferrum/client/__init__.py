@@ -1,0 +1,1 @@
+"""The caller's process: `LLM` and `AsyncEngine`, their requests and outputs, and the process that runs the engine."""

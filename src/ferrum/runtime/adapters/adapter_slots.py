@@ -1,0 +1,199 @@
+"""`AdapterSlots`: the adapters that a model holds, and which rows of a step use them.
+
+Files of adapters become changes in `sources/adapters/`; who loads and frees adapters is decided by the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from ferrum.core.errors import RequestError, Unsupported
+from ferrum.core.step import AdapterUse
+from ferrum.core.values import shown
+from ferrum.kernels.adapters import AdapterSite, Change, SiteKind
+from ferrum.kernels.interface import AdapterRows, Kernels
+from ferrum.runtime.adapters.adapter_checks import refuse_change
+from ferrum.runtime.adapters.adapter_factors import with_column_factors, with_factors
+
+
+def _no_pause() -> None:
+    """Go on at once."""
+
+
+class UsingRows(Protocol):
+    """Consecutive tokens of a sequence, and its adapters: `step_tables.Piece`."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def logit_rows(self) -> range: ...
+    @property
+    def adapters(self) -> tuple[AdapterUse, ...]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedAdapter:
+    """An adapter in the backend's form.
+
+    Attributes:
+        entries: of the sites that it changes.
+        nbytes: of all numbers.
+        scales: whether requests may scale it: only low-rank products without factors can be scaled.
+        absorbed: whether it changes keys of latent attention, which all queries compute from the latent vectors: all
+            tokens of a sequence must have the same ones.
+    """
+
+    entries: tuple[tuple[AdapterSite, Any], ...]
+    nbytes: int
+    scales: bool
+    absorbed: bool = False
+
+
+class AdapterSlots:
+    """The loaded adapters of a model by key, each in a slot. Slots change between steps only.
+
+    Args:
+        kernels: of the model.
+        sites: of its adapted network.
+
+    Attributes:
+        sites: where adapters can change the model.
+        changes: how often an adapter was added or removed.
+    """
+
+    def __init__(self, kernels: Kernels, sites: Iterable[AdapterSite]) -> None:
+        self._kernels, self.sites = kernels, tuple(sites)
+        self._held: dict[str, tuple[int, PreparedAdapter]] = {}
+        self.changes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the loaded adapters."""
+        return sum(adapter.nbytes for _, adapter in self._held.values())
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the loaded adapters."""
+        return tuple(self._held)
+
+    def prepare(self, changes: Mapping[str, Change], pause: Callable[[], None] = _no_pause) -> PreparedAdapter:
+        """Convert changes to the backend's form. It may run while steps are computed.
+
+        Args:
+            changes: by the names of matrices.
+            pause: called after each millisecond of work or less.
+
+        Raises:
+            Unsupported: an adapter cannot change a matrix of that name in that way, as the error says.
+        """
+        entries, known = list[tuple[AdapterSite, Any]](), set[str]()
+        nbytes = sum(each.nbytes for each in changes.values())
+        memory = self._kernels.adapter_memory(nbytes)
+        for site in self.sites:
+            known.update(site.names)
+            at_site = tuple(
+                self._change(site, index, changes.get(name), pause) for index, name in enumerate(site.names)
+            )
+            if any(change is not None for change in at_site):
+                entries.append((site, self._kernels.adapted(at_site, memory)))
+                pause()
+        unknown = sorted(set(changes) - known)
+        if unknown:
+            raise Unsupported("the adapter", f"{unknown[0]} cannot be changed by an adapter")
+        return PreparedAdapter(
+            tuple(entries),
+            nbytes,
+            scales=all(each.scales for each in changes.values()),
+            absorbed=any(site.kind is SiteKind.HEADS for site, _ in entries),
+        )
+
+    def _change(self, site: AdapterSite, index: int, change: Change | None, pause: Callable[[], None]) -> Change | None:
+        """Return a change as kernels take it, or None if there is none."""
+        if change is None:
+            return None
+        refuse_change(site, index, change)
+        if not site.base:
+            return change
+        matrix, bias = site.base[index]
+        if site.kind is SiteKind.EMBEDDING:
+            return with_column_factors(change, matrix, pause)
+        return with_factors(change, matrix, None if bias is None else self._kernels.host(bias), pause)
+
+    def add(self, key: str, adapter: PreparedAdapter) -> None:
+        """Load an adapter in a free slot."""
+        assert key not in self._held, "an adapter is loaded once"
+        taken = {slot for slot, _ in self._held.values()}
+        slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
+        for site, entry in adapter.entries:
+            self._kernels.install(site, slot, entry)
+        self._held[key] = slot, adapter
+        self.changes += 1
+
+    def remove(self, key: str) -> None:
+        """Free an adapter, which no sequence uses. An unknown key is no error."""
+        slot, adapter = self._held.pop(key, (0, None))
+        for site, _ in () if adapter is None else adapter.entries:
+            self._kernels.install(site, slot, None)
+        self.changes += 1
+
+    def changed(self, present: tuple[AdapterUse, ...], key: str | None, stored: int) -> tuple[AdapterUse, ...]:
+        """Return the adapters of a sequence after a change to this one, or to none.
+
+        Args:
+            present: those that it has.
+            key: of a loaded adapter; None: the base model.
+            stored: its tokens.
+
+        Raises RequestError.
+        """
+        uses = present
+        if [(use.key, use.scale) for use in present] != [(key, 1.0)]:
+            uses = () if key is None else (AdapterUse(key, start=stored),)
+        ending = [replace(use, start=stored) for use in present if use not in uses and use.key in self._held]
+        if (error := self.refuse(uses) or self.refuse(ending)) is not None:
+            raise error
+        return uses
+
+    def refuse(self, uses: Collection[AdapterUse]) -> RequestError | None:
+        """Return why a sequence cannot use these adapters, or None."""
+        for use in uses:
+            held = self._held.get(use.key)
+            if held is None:
+                return RequestError(f"no adapter {shown(use.key)} is loaded (load_adapter)", param="adapters")
+            if use.scale != 1 and not held[1].scales:
+                reason = f"must be 1, not {use.scale:g}: this adapter replaces weights or scales outputs (DoRA)"
+                return RequestError(reason, param="scale")
+            if len(uses) > 1 and not held[1].scales:
+                reason = f"{shown(use.key)} replaces weights or scales outputs (DoRA), so it must be the only one"
+                return RequestError(reason, param="adapters")
+            if use.start and held[1].absorbed:
+                reason = f"must be 0, not {use.start}: this adapter changes kv_b_proj, so it must begin with the prompt"
+                return RequestError(reason, param="start")
+        return None
+
+    def rows(self, pieces: Sequence[UsingRows]) -> tuple[AdapterRows, ...]:
+        """Return which rows of a pass use which adapter, first the first adapters of all sequences."""
+        found: dict[tuple[int, int, float], tuple[list[int], list[int]]] = {}
+        first = logits = 0
+        for piece in pieces:
+            for place, use in enumerate(piece.adapters):
+                begin = max(0, use.start - piece.start)
+                slot, _ = self._held[use.key]
+                rows, logit_rows = found.setdefault((place, slot, use.scale), ([], []))
+                rows += range(first + begin, first + len(piece.tokens))
+                wanted = enumerate(piece.logit_rows, logits)
+                logit_rows += [index for index, row in wanted if row >= begin]
+            first += len(piece.tokens)
+            logits += len(piece.logit_rows)
+        order = sorted(key for key, (rows, _) in found.items() if rows)
+        return tuple(AdapterRows(key[1], key[2], *map(_table, found[key])) for key in order)
+
+
+def _table(values: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.fromiter(values, np.int32, len(values))
