@@ -8,7 +8,7 @@ import pytest
 
 from engine_fakes import EOS, VOCABULARY
 from ferrum.core.guidance import Grammar, Guidance, Marker, Thought
-from ferrum.structured.sequence_guide import SequenceGuide
+from ferrum.guides.sequence_guide import SequenceGuide
 from guide_kit import guide_of, letter
 
 SOURCES = (

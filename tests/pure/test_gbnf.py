@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from byte_matcher import ByteMatcher
 from ferrum.core.errors import InvalidGrammar
-from ferrum.structured.gbnf_lark import gbnf_as_lark
+from ferrum.grammar.gbnf_lark import gbnf_as_lark
 from gbnf_matcher import GbnfMatcher
 from hypothesis_settings import examples
 

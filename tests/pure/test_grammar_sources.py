@@ -11,7 +11,7 @@ import pytest
 from byte_matcher import ByteMatcher
 from ferrum.core.errors import RequestError
 from ferrum.core.structured_outputs import StructuredOutputs
-from ferrum.structured.sources import checked_source
+from ferrum.grammar.constraint_grammars import checked_source
 
 TAGS = {
     "type": "structural_tag",

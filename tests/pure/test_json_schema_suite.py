@@ -17,7 +17,7 @@ import pytest
 from byte_matcher import ByteMatcher
 from ferrum.core.errors import InvalidSchema
 from ferrum.core.structured_outputs import StructuredOutputs
-from ferrum.structured.sources import checked_source
+from ferrum.grammar.constraint_grammars import checked_source
 from schema_kinds import schema_of_kind
 from source_tree import REPOSITORY
 

@@ -14,7 +14,7 @@ import pytest
 from byte_matcher import ByteMatcher
 from ferrum.core.errors import InvalidSchema
 from ferrum.core.structured_outputs import StructuredOutputs
-from ferrum.structured.sources import checked_source
+from ferrum.grammar.constraint_grammars import checked_source
 
 OBJECT = {"type": "object"}
 LIST = {"$defs": {"list": {"type": ["object", "null"], "properties": {"next": {"$ref": "#/$defs/list"}}}}}

@@ -14,7 +14,7 @@ from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, TokenEvent
 from ferrum.engine.messages import EngineStats, Events
-from ferrum.formats.parts import Part, PartKind
+from ferrum.formats.output_parts import Part, PartKind
 
 LOGPROBS = TokenLogprobs(3, -0.5, 2, ((1, -0.25), (3, -0.5)))
 EVENT = TokenEvent("r", 1, (2, 3), (LOGPROBS,), (LOGPROBS,), FinishReason.STOP, 7, 5, None, "t", 1.5, 2, (0.5, 1.0))

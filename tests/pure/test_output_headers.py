@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ferrum.formats.known_formats import KNOWN
-from ferrum.formats.parts import Call, Message
+from ferrum.formats.output_parts import Call, Message
 from format_kit import ToyTokenizer, marker_texts, parsed
 from format_samples import TOOLS
 

@@ -20,8 +20,8 @@ from ferrum.core.output_format import (
     Tool,
 )
 from ferrum.formats.known_formats import KNOWN
-from ferrum.formats.parser import OutputParser
-from ferrum.formats.parts import Call, Message, Part, PartKind, joined_parts, message_of
+from ferrum.formats.output_parser import OutputParser
+from ferrum.formats.output_parts import Call, Message, Part, PartKind, joined_parts, message_of
 from ferrum.formats.patterns import format_texts
 from ferrum.formats.writing import write_calls
 from format_kit import ToyTokenizer, cut_pushes, marker_texts, parsed, parts_of, pushes_of

@@ -7,7 +7,7 @@ from tokenizers import AddedToken
 
 from ferrum.core.output_format import Reading
 from ferrum.formats.known_formats import KNOWN
-from ferrum.formats.parts import message_of
+from ferrum.formats.output_parts import message_of
 from ferrum.text.tokenizer import FileTokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig
 from format_kit import marker_texts, parts_of

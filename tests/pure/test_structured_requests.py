@@ -15,8 +15,8 @@ from ferrum.core.errors import InvalidGrammar, InvalidSchema, RequestError
 from ferrum.core.guidance import Grammar, Guidance, Marker, Thought
 from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.core.types import Pooling
-from ferrum.structured import sources
-from ferrum.structured.source_cache import SourceCache
+from ferrum.grammar import constraint_grammars as sources
+from ferrum.grammar.grammar_cache import SourceCache
 
 REGEX = {"regex": "[0-9]+"}
 

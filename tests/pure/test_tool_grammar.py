@@ -12,12 +12,12 @@ import pytest
 from ferrum.core.errors import RequestError
 from ferrum.core.guidance import Marker
 from ferrum.core.output_format import OutputFormat, Reading, Tool, ToolKind
-from ferrum.formats.custom_grammar import escaped_regex
 from ferrum.formats.known_formats import KNOWN
-from ferrum.formats.parts import Message, message_of
-from ferrum.formats.tool_grammar import thought_of, tool_guidance
-from ferrum.formats.tools import Mode
+from ferrum.formats.output_parts import Message, message_of
 from ferrum.formats.writing import write_calls
+from ferrum.grammar.custom_grammar import escaped_regex
+from ferrum.grammar.tool_grammar import thought_of, tool_guidance
+from ferrum.grammar.tools import Mode
 from format_kit import ToyTokenizer, marker_texts, parsed, parts_of
 from grammar_kit import ToyMatcher
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ferrum.formats.known_formats import KNOWN
-from ferrum.formats.tool_grammar import tool_guidance
-from ferrum.structured.grammar_tokens import GrammarTokens
-from ferrum.structured.guide_program import program_of
-from ferrum.structured.guide_state import GuideState
+from ferrum.grammar.tool_grammar import tool_guidance
+from ferrum.guides.grammar_tokens import GrammarTokens
+from ferrum.guides.guide_program import program_of
+from ferrum.guides.guide_state import GuideState
 from format_kit import ToyTokenizer, marker_texts
 from format_samples import SAMPLES, TOOLS
 

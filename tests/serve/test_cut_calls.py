@@ -14,7 +14,7 @@ import responses_kit
 from agent_kit import QUESTION, WEATHER, agent
 from ferrum.client.request_output import Delta
 from ferrum.core.types import FinishReason
-from ferrum.formats.parts import Part, PartKind
+from ferrum.formats.output_parts import Part, PartKind
 from ferrum.server.anthropic import content
 from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.ollama.builders import ChatBuilder

@@ -15,8 +15,8 @@ from ferrum.client.llm import LLM
 from ferrum.core.errors import EngineDead
 from ferrum.core.params import SamplingParams
 from ferrum.engine.messages import Ended
-from ferrum.formats.parts import PartKind
-from ferrum.formats.tools import tools_of
+from ferrum.formats.output_parts import PartKind
+from ferrum.grammar.tools import tools_of
 from scripted_model import scripted_parts
 from serve_kit import Served
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 import agent_script
-from ferrum.structured.guide_state import GuideState
+from ferrum.guides.guide_state import GuideState
 from scripted_model import Script, scripted_parts
 from serve_kit import Served, serving
 

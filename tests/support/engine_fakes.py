@@ -22,10 +22,10 @@ from ferrum.core.step import Span, StepBatch
 from ferrum.core.types import Request
 from ferrum.engine.host import Built, Host, ThreadHost
 from ferrum.engine.messages import EngineInfo
+from ferrum.guides.compiled_guides import CompiledGuides
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.sequence import Sequence
-from ferrum.structured.compiled_guides import CompiledGuides
 from ferrum.text.generation_config import GenerationConfig
 
 VOCABULARY = 97

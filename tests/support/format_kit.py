@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ferrum.core.output_format import OutputFormat, Reading, Tool
-from ferrum.formats.parser import OutputParser
-from ferrum.formats.parts import Message, Part, joined_parts, message_of
+from ferrum.formats.output_parser import OutputParser
+from ferrum.formats.output_parts import Message, Part, joined_parts, message_of
 from ferrum.formats.patterns import format_texts
 from ferrum.text.tokenizer import Tokenizer
 

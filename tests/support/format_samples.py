@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from ferrum.core.output_format import OutputFormat, Tool, ToolKind
-from ferrum.formats.parts import Call, Message
+from ferrum.formats.output_parts import Call, Message
 
 _PROPERTIES = {"city": {"type": "string"}, "days": {"type": "integer"}, "opt": {"type": "object"}}
 TOOLS = (

@@ -8,9 +8,9 @@ from typing import Any
 
 from engine_fakes import EOS, VOCABULARY, LetterTokenizer
 from ferrum.core.guidance import Guidance, Marker
-from ferrum.structured.grammar_tokens import GrammarTokens
-from ferrum.structured.guide_program import program_of
-from ferrum.structured.sequence_guide import SequenceGuide
+from ferrum.guides.grammar_tokens import GrammarTokens
+from ferrum.guides.guide_program import program_of
+from ferrum.guides.sequence_guide import SequenceGuide
 
 END = "\n"
 """Stands for the end token in what these functions take and return."""

@@ -12,13 +12,13 @@ from ferrum.core.output_format import OutputFormat, Reading, Tool
 from ferrum.core.params import SamplingParams
 from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.formats.find import FoundFormat
-from ferrum.formats.parts import Message, message_of
-from ferrum.formats.tools import Mode, ToolChoice, Tools
+from ferrum.formats.output_parts import Message, message_of
 from ferrum.formats.writing import write_calls
-from ferrum.structured.grammar_tokens import GrammarTokens
-from ferrum.structured.guide_program import program_of
-from ferrum.structured.guide_state import GuideState
-from ferrum.structured.sources import grammar_source
+from ferrum.grammar.constraint_grammars import grammar_source
+from ferrum.grammar.tools import Mode, ToolChoice, Tools
+from ferrum.guides.grammar_tokens import GrammarTokens
+from ferrum.guides.guide_program import program_of
+from ferrum.guides.guide_state import GuideState
 from format_kit import ToyTokenizer, parts_of
 
 END = 256

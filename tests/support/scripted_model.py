@@ -18,9 +18,9 @@ from ferrum.client.model_client import Parts
 from ferrum.core.step import FinishedStep, Sampling, StepBatch
 from ferrum.engine.host import Built, ThreadHost
 from ferrum.engine.messages import EngineInfo
+from ferrum.guides.compiled_guides import CompiledGuides
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
-from ferrum.structured.compiled_guides import CompiledGuides
 from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.generation_config import GenerationConfig
 from ferrum.text.tokenizer import Tokenizer

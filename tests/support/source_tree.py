@@ -17,11 +17,11 @@ TOOLS = sorted(
     path for folder in ("training", "bench", "examples", ".ci") for path in (REPOSITORY / folder).rglob("*.py")
 )
 ROOMS = (
-    "core", "contract", "cache", "scheduler", "text", "structured", "formats", "kernels", "quant", "nn", "models",
-    "sampling", "speculative", "sources", "runtime", "engine", "client", "bench", "server", "cli",
+    "core", "contract", "cache", "scheduler", "text", "guides", "formats", "grammar", "kernels", "quant", "nn",
+    "models", "sampling", "speculative", "sources", "runtime", "engine", "client", "bench", "server", "cli",
 )  # fmt: skip
 """Rooms in the order of imports: each imports those before it only."""
-WITHOUT_ARRAYS = {"core", "contract", "cache", "scheduler", "text", "formats", "structured"}
+WITHOUT_ARRAYS = {"core", "contract", "cache", "scheduler", "text", "guides", "formats", "grammar"}
 NATIVE = sorted(path for path in (REPOSITORY / "native").rglob("*") if path.suffix in (".cpp", ".hpp", ".txt"))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ferrum.core.errors import FerrumError
 from ferrum.core.output_format import OutputFormat, Tool
-from ferrum.formats.parts import Call
+from ferrum.formats.output_parts import Call
 from ferrum.text.chat_template import ChatTemplate
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ferrum.client.chat_prompt import ChatOptions
     from ferrum.client.llm import LLM
     from ferrum.core.params import SamplingParams
-    from ferrum.formats.parts import Call
-    from ferrum.formats.tools import Tools
+    from ferrum.formats.output_parts import Call
+    from ferrum.grammar.tools import Tools
 
 FULL: Final = 0.75
 """Share of the context a conversation may fill before its oldest messages are dropped."""
@@ -216,7 +216,7 @@ class Conversation:
 
 def tools_in(path: Path | None) -> Tools:
     """Return the tools of a file; none without one. Raises RequestError."""
-    from ferrum.formats.tools import tools_of
+    from ferrum.grammar.tools import tools_of
 
     if path is None:
         return tools_of(())

@@ -9,7 +9,7 @@ import typer
 
 from ferrum.client.request_output import Delta
 from ferrum.core.types import FinishReason
-from ferrum.formats.parts import Message, Part, PartKind, message_of
+from ferrum.formats.output_parts import Message, Part, PartKind, message_of
 
 
 @dataclass(slots=True)

@@ -21,11 +21,11 @@ from ferrum.core.output_format import OutputFormat, Reading, Tool
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.formats.find import FoundFormat, closes_thought, opens_thought
-from ferrum.formats.forced_schemas import forced_tools
-from ferrum.formats.grammar_headers import content_start
-from ferrum.formats.tool_grammar import thought_of, tool_guidance
-from ferrum.formats.tools import NO_CHOICE, ToolChoice
-from ferrum.structured.sources import check_source
+from ferrum.grammar.constraint_grammars import check_source
+from ferrum.grammar.forced_schemas import forced_tools
+from ferrum.grammar.header_grammar import content_start
+from ferrum.grammar.tool_grammar import thought_of, tool_guidance
+from ferrum.grammar.tools import NO_CHOICE, ToolChoice
 
 _VARIABLES: Final = "chat_template_kwargs"
 

@@ -107,7 +107,7 @@ class LLM(EngineClient):
             RequestError: as `generate` and `chat_prompt`.
         """
         from ferrum.client.chat_prompt import ChatOptions, chat_request  # completions need no formats
-        from ferrum.formats.tools import tools_of
+        from ferrum.grammar.tools import tools_of
 
         choice = tools_of(() if tools is None else tools).choice(tool_choice)
         options = ChatOptions(choice=choice, parallel=parallel_tool_calls, budget=thinking_token_budget)

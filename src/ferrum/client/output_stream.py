@@ -16,7 +16,7 @@ from ferrum.client.request_output import Delta, Logprob, Logprobs, Usage, join
 from ferrum.core.errors import FerrumError
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, Request, TokenEvent
-from ferrum.formats.parts import Part, PartKind, joined_parts
+from ferrum.formats.output_parts import Part, PartKind, joined_parts
 from ferrum.speculative.predicted_output import PredictedText, PredictionFollower
 from ferrum.text.detokenizer import Detokenizer
 from ferrum.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ferrum.core.errors import EngineDead, FerrumError
 from ferrum.core.types import FinishReason
-from ferrum.formats.parts import Call, Part, joined_parts, message_of
+from ferrum.formats.output_parts import Call, Part, joined_parts, message_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """`Guidance`: limits on the tokens of one request: a budget of reasoning, and a grammar. Plain data for the engine.
 
-`formats` and `structured` make it from tools and schemas; `structured` enforces it next to the engine.
+`grammar` makes it from tools and schemas; `guides` enforces it next to the engine.
 """
 
 from __future__ import annotations

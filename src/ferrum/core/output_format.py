@@ -1,6 +1,6 @@
 """`OutputFormat`: how a model writes reasoning, tool calls and content, as data. Parsers and grammars derive from it.
 
-Formats are found, parsed and turned into grammars in `formats`.
+Formats are found, and outputs read, in `formats`; their grammars are in `grammar`.
 """
 
 from __future__ import annotations

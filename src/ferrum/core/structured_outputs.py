@@ -1,6 +1,6 @@
 """`StructuredOutputs`: the one constraint on the text of an output, with vLLM's names. Plain, hashable data.
 
-Types and sizes are checked here; schemas and grammars by `structured.sources`, which needs llguidance.
+Types and sizes are checked here; schemas and grammars by `grammar.constraint_grammars`, which needs llguidance.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from ferrum.engine.draft_setup import build_speculator, load_draft_model
 from ferrum.engine.host import Built
 from ferrum.engine.messages import EngineInfo
 from ferrum.engine.progress import loading_bar
+from ferrum.guides.compiled_guides import CompiledGuides
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_plan import StepCosts
-from ferrum.structured.compiled_guides import CompiledGuides
 
 if TYPE_CHECKING:
     from ferrum.contract.capabilities import ExecutorTraits

@@ -1,1 +1,1 @@
-"""Formats of outputs: how they are found, parsed to parts, and turned into grammars."""
+"""Formats of outputs: how they are found, and how outputs are read to parts."""

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.output_format import Calls, OutputFormat, Reasoning
-from ferrum.formats import probe_messages as probes
+from ferrum.formats import probe_conversations as probes
+from ferrum.formats.call_analysis import find_calls
 from ferrum.formats.call_ids import written_id
-from ferrum.formats.calls_found import find_calls
 from ferrum.formats.known_formats import known_by_template
 from ferrum.formats.renderings import NotFoundError, Renderings
-from ferrum.formats.thoughts import find_turn
+from ferrum.formats.turn_analysis import find_turn
 from ferrum.formats.verify import verify
 from ferrum.formats.writing import write_calls
 from ferrum.text.chat_template import ChatTemplate

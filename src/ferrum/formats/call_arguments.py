@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ferrum.core.output_format import Arguments, ArgumentStyle, ValueStyle
 from ferrum.formats.cuts import shared_prefix
-from ferrum.formats.probe_messages import KEYS, NUMBER, TEXTS
+from ferrum.formats.probe_conversations import KEYS, NUMBER, TEXTS
 from ferrum.formats.renderings import NotFoundError
 
 SEPARATORS = ((", ", ": "), (",", ":"), (", ", ":"), (",", ": "))

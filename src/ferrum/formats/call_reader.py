@@ -12,7 +12,7 @@ from ferrum.formats.argument_readers import json_value, tagged_arguments
 from ferrum.formats.argument_types import argument_types
 from ferrum.formats.json_text import InputText, StringText
 from ferrum.formats.literals import LiteralReader
-from ferrum.formats.parts import Part, PartKind
+from ferrum.formats.output_parts import Part, PartKind
 from ferrum.formats.patterns import Choice, Markers
 from ferrum.formats.reader import Reader, Sink, Steps, choose, peek, space
 from ferrum.formats.triggers import CallPlan

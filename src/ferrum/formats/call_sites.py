@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ferrum.core.output_format import CallStyle, IdPlace
-from ferrum.formats.probe_messages import Named, call_id
+from ferrum.formats.probe_conversations import Named, call_id
 from ferrum.formats.renderings import NotFoundError
 
 _DECODER = json.JSONDecoder()

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ferrum.core.output_format import Reading
-from ferrum.formats.parser import OutputParser
-from ferrum.formats.parts import Part, PartKind, joined_parts
+from ferrum.formats.output_parser import OutputParser
+from ferrum.formats.output_parts import Part, PartKind, joined_parts
 from ferrum.text.stop_strings import StopScanner
 from ferrum.text.tokenizer import Tokenizer
 

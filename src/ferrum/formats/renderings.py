@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ferrum.core.errors import FerrumError, RequestError
-from ferrum.formats import probe_messages as probes
+from ferrum.formats import probe_conversations as probes
 from ferrum.text.chat_template import ChatTemplate
 
 SECONDS: Final = 2.0

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ferrum.core.output_format import Calls, CallStyle, OutputFormat
-from ferrum.formats import probe_messages as probes
-from ferrum.formats.probe_messages import CONTENT, KEYS, NAMES, REASONING, Named
+from ferrum.formats import probe_conversations as probes
+from ferrum.formats.probe_conversations import CONTENT, KEYS, NAMES, REASONING, Named
 from ferrum.formats.renderings import NotFoundError, Renderings
-from ferrum.formats.thoughts import Turn
+from ferrum.formats.turn_analysis import Turn
 from ferrum.formats.writing import Spelling, json_spelling, write_calls
 
 _RICH: Final[Mapping[str, Any]] = {

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ferrum.client.model_client import ModelClient
 from ferrum.core.params import MAX_STOP_LENGTH, MAX_STOP_STRINGS, value_schema
-from ferrum.formats.tools import MAX_NAME, MAX_TOOLS
+from ferrum.grammar.tools import MAX_NAME, MAX_TOOLS
 from ferrum.server.anthropic.blocks import ONE_CACHE, Message, TextBlock
 from ferrum.server.common.field_rules import Integer, Items, JsonInteger, Rule, absent, given, isnt, one_of, rule
 from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional

@@ -14,7 +14,7 @@ from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams, over_recommended
 from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.core.types import Request
-from ferrum.formats.tools import ToolChoice, tools_of
+from ferrum.grammar.tools import ToolChoice, tools_of
 from ferrum.server.anthropic.blocks import Message
 from ferrum.server.anthropic.bodies import CountRequest, MessagesRequest
 from ferrum.server.anthropic.history import History

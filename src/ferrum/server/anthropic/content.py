@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from ferrum.formats.call_ids import new_id
-from ferrum.formats.parts import Part, PartKind
+from ferrum.formats.output_parts import Part, PartKind
 from ferrum.server.anthropic.events import (
     BlockDelta,
     BlockStart,

@@ -7,7 +7,7 @@ from typing import Any
 
 from ferrum.client.request_output import Delta
 from ferrum.core.types import Request
-from ferrum.formats.parts import Part, PartKind
+from ferrum.formats.output_parts import Part, PartKind
 from ferrum.server.anthropic.bodies import MessagesRequest
 from ferrum.server.anthropic.checks import CheckedRequest, check_message
 from ferrum.server.anthropic.content import BlockWriter, folded

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ferrum.client.model_client import ModelClient
 from ferrum.core.params import value_schema
-from ferrum.formats.tools import MAX_TOOLS
+from ferrum.grammar.tools import MAX_TOOLS
 from ferrum.server.common.field_rules import Integer, Items, JsonInteger, Rule, isnt, one_of, rule
 from ferrum.server.common.json_bodies import Body, GeneratingBody, optional
 from ferrum.server.common.template_variables import read_variables

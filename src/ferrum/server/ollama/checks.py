@@ -13,7 +13,7 @@ from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams, over_recommended
 from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.core.types import Request
-from ferrum.formats.tools import tools_of
+from ferrum.grammar.tools import tools_of
 from ferrum.server.common.error_replies import invalid, unsupported
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.prefix_report import PrefixReport

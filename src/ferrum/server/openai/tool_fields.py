@@ -1,6 +1,6 @@
 """The fields of a chat about tools and reasoning: their forms in the document, and `ChatOptions` from them.
 
-Tools themselves are checked in `formats.tools`, for all dialects.
+Tools themselves are checked in `grammar.tools`, for all dialects.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from ferrum.client.chat_prompt import ChatOptions
-from ferrum.formats.tools import MAX_TOOLS, tools_of
+from ferrum.grammar.tools import MAX_TOOLS, tools_of
 from ferrum.server.common.error_replies import invalid
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ferrum.formats.tools import MAX_TOOLS
+from ferrum.grammar.tools import MAX_TOOLS
 
 _TEXT: Final[dict[str, Any]] = {"type": "string"}
 _CALL_ID: Final[dict[str, Any]] = {"type": ["string", "null"]}

@@ -1,6 +1,6 @@
 """Tools of a response: from flat tools and namespaces to those that models know, and their calls back to items.
 
-Tools themselves are checked in `formats.tools`, for all dialects.
+Tools themselves are checked in `grammar.tools`, for all dialects.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ferrum.core.errors import RequestError
 from ferrum.core.values import shown
-from ferrum.formats.tools import ToolChoice, Tools, tools_of
+from ferrum.grammar.tools import ToolChoice, Tools, tools_of
 from ferrum.server.common.error_replies import ApiError, invalid, unsupported
 
 Wire = Mapping[str, Any]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ferrum.client.request_output import Delta
 from ferrum.core.types import Request as EngineRequest
-from ferrum.formats.parts import Part, PartKind
+from ferrum.formats.output_parts import Part, PartKind
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.generation import EventWriter, Generation, finish_of
 from ferrum.server.common.http_guard import CLIENT_GONE

@@ -1,0 +1,210 @@
+"""From a constraint to a grammar in llguidance's form, and the check that the library compiles it.
+
+White space in JSON: by default one space, or one line break and up to 40 spaces or 10 tabs of indentation, wherever
+JSON allows it. So compact, spaced and indented JSON are all allowed, as models write them, but a model cannot write
+white space without end; none is allowed before the first and after the last character. vLLM's and llguidance's default
+is unlimited, llama.cpp's is limited as here. Strings are written without `\\u` escapes: an escaped name of a property
+would be another text for the same name. Properties keep the order of the schema.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+from ferrum.core.errors import InvalidGrammar, InvalidSchema, RequestError
+from ferrum.core.structured_outputs import StructuredOutputs
+from ferrum.grammar.gbnf import is_gbnf
+from ferrum.grammar.gbnf_lark import gbnf_as_lark
+from ferrum.grammar.json_schema import checked_schema, walked
+from ferrum.grammar.lark_text import checked_lark, literal
+from ferrum.grammar.structural_tags import tag_grammars
+
+WHITE_SPACE: Final = r"\x20|\r?\n(?:\x20{0,40}|\t{0,10})"
+"""The white space between tokens of JSON, at most once in each place."""
+
+MOST_REGEX: Final = 16 * 1024
+"""Characters of a regular expression; its first mask takes up to 0.2 seconds."""
+
+ESCAPES: Final = 'nrbtf\\"'
+"""Escapes in strings of JSON: without `\\u`, which would spell a property's name a second time."""
+
+_LOCATING: Final = 0.3
+"""Seconds to find the place of a fault that only the library sees."""
+_MOST_MESSAGE: Final = 200
+_BLANK: Final = re.compile(r"(?:\\x20|\\[snrt]|[ \n\r\t\[\]()|?*+]|\?:|\{\d*,?\d*\})+")
+_LARK: Final = re.compile(r"(?m)^\s*(?:%llguidance\b|[?!]?start\b[^\n:]*:)")
+_LIBRARY_PLACE: Final = re.compile(r"^at \d+\(\d+\): |^\d+\(\d+\): ")
+
+
+def library() -> Any:
+    """Return llguidance. Raises RequestError if it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        raise RequestError("needs llguidance (pip install 'ferrum-llm[structured]')") from None
+    return llguidance
+
+
+def with_options(schema: Mapping[str, Any], *, white_space: str | None = WHITE_SPACE) -> dict[str, Any]:
+    """Return a checked schema with the options of JSON for llguidance; `white_space` None: compact."""
+    spaces = {"whitespace_flexible": False} if white_space is None else {"whitespace_pattern": white_space}
+    return {"x-guidance": {**spaces, "json_allowed_escapes": ESCAPES}, **schema}
+
+
+def schema_source(schema: Mapping[str, Any], *, white_space: str | None = WHITE_SPACE) -> str:
+    """Return the grammar of a schema that `checked_schema` returned."""
+    return _joined([{"json_schema": with_options(schema, white_space=white_space)}])
+
+
+def grammar_source(outputs: StructuredOutputs) -> str:
+    """Return the grammar of a constraint, in llguidance's JSON of grammars.
+
+    Raises:
+        InvalidSchema, InvalidGrammar: the constraint is wrong or cannot be enforced; `param` is its field.
+        RequestError: llguidance is needed and not installed.
+    """
+    kind = outputs.given[0]
+    if kind in ("json", "json_object"):
+        schema = json.loads(outputs.json) if outputs.json is not None else {"type": "object"}
+        checked = checked_schema(schema, kind, closed=outputs.disable_additional_properties)
+        return schema_source(checked, white_space=_white_space(outputs))
+    try:
+        return _joined(_grammars(outputs))
+    except RequestError as error:
+        raise error.about(kind) from None
+
+
+def _grammars(outputs: StructuredOutputs) -> list[dict[str, Any]]:
+    if outputs.choice is not None:
+        return [{"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(map(literal, outputs.choice))}"}]
+    if outputs.regex is not None:
+        return [{"lark_grammar": f"start: {regex_literal(outputs.regex)}"}]
+    if outputs.grammar is not None:
+        return [{"lark_grammar": lark_source(outputs.grammar)}]
+    assert outputs.structural_tag is not None
+    tag = json.loads(outputs.structural_tag)
+    return tag_grammars(tag, nested_json, regex_literal, partial(lark_source, followed=True))
+
+
+def _joined(grammars: list[dict[str, Any]]) -> str:
+    return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
+
+
+def _white_space(outputs: StructuredOutputs) -> str | None:
+    """Return the pattern of white space; a client's own must match nothing else."""
+    if outputs.disable_any_whitespace:
+        return None
+    pattern = outputs.whitespace_pattern
+    if pattern is None:
+        return WHITE_SPACE
+    if not _BLANK.fullmatch(pattern):
+        raise InvalidGrammar(
+            r"may contain spaces, \s, \n, \r, \t, \x20 and repetitions only", param="whitespace_pattern"
+        )
+    pattern = pattern.replace(r"\s", r"[\x20\n\r\t]")
+    if fault := _fault(_joined([{"lark_grammar": f"start: {regex_literal(pattern)}"}])):
+        raise InvalidGrammar(_short(fault), param="whitespace_pattern")
+    return pattern
+
+
+def nested_json(schema: Any) -> str:
+    """Return a schema within Lark, after `%json`. Raises InvalidSchema."""
+    checked = checked_schema(schema, "")
+    return json.dumps(with_options(checked), ensure_ascii=False, separators=(",", ":"))
+
+
+def regex_literal(regex: str) -> str:
+    """Return a regular expression as a literal of Lark. Raises InvalidGrammar if it is too long."""
+    if len(regex) > MOST_REGEX:
+        raise InvalidGrammar(f"has {len(regex)} characters, more than {MOST_REGEX}")
+    escaped, within = [], False
+    for char in regex:
+        escaped.append("\\/" if char == "/" and not within else "\\n" if char == "\n" else char)
+        within = char == "\\" and not within
+    return f"/{''.join(escaped)}/"
+
+
+def lark_source(grammar: str, *, followed: bool = False) -> str:
+    """Return a client's grammar in Lark, checked, and converted from GBNF if it is that.
+
+    Args:
+        grammar: Lark or GBNF.
+        followed: other text may come after that of the grammar.
+
+    Raises:
+        InvalidGrammar: it is neither, or uses something that is not supported.
+        InvalidSchema: a nested schema is wrong or cannot be enforced.
+    """
+    if is_gbnf(grammar):
+        return gbnf_as_lark(grammar, followed=followed)
+    if not _LARK.search(grammar):
+        raise InvalidGrammar("is neither Lark, which has a rule `start: ...`, nor GBNF, which has `root ::= ...`")
+    return checked_lark(grammar, nested_json)
+
+
+def check_source(source: str) -> None:
+    """Compile a grammar within the library's limits.
+
+    Raises:
+        InvalidGrammar: it does not compile or is too large.
+        RequestError: llguidance is not installed.
+    """
+    message = _fault(source)
+    if message:
+        raise InvalidGrammar(_short(message))
+
+
+def _fault(source: str) -> str:
+    """Return the library's message about a grammar, or an empty one."""
+    guidance = library()
+    limits = guidance.LLParserLimits(verbose_errors=False)
+    message: str = guidance.LLMatcher.validate_grammar(source, None, limits=limits)
+    return "" if message.startswith("WARNING") else message
+
+
+def _short(message: str) -> str:
+    """Return the reason in a library's message, within a limit and without the library's place and excerpt."""
+    lines = message.strip().splitlines() or [""]
+    if "Regex is empty" in lines[0]:
+        return "Unsatisfiable schema: no string matches"
+    reason = next((each.strip() for each in lines[1:] if each.startswith("error: ")), "")
+    first = lines[0].partition(":  (")[0]  # the library's form of a regex follows
+    line = f"{_LIBRARY_PLACE.sub('', first)} {reason}".strip()
+    return line if len(line) <= _MOST_MESSAGE else line[: _MOST_MESSAGE - 3] + "..."
+
+
+def checked_source(outputs: StructuredOutputs) -> str:
+    """Return the grammar of a constraint after it was compiled once. Raises as `grammar_source` and `check_source`."""
+    source, kind = grammar_source(outputs), outputs.given[0]
+    try:
+        check_source(source)
+    except InvalidGrammar as error:
+        if outputs.json is None:
+            raise error.about(kind) from None
+        pointer, reason = _located(json.loads(outputs.json), closed=outputs.disable_additional_properties)
+        raise InvalidSchema(f"{pointer}: {reason}", param=kind) from None
+    except RequestError as error:
+        raise error.about(kind) from None
+    return source
+
+
+def _located(schema: Any, *, closed: bool) -> tuple[str, str]:
+    """Return the pointer of the innermost schema that the library refuses as it does the whole, and the reason."""
+    whole, walk = walked(schema, closed=closed)
+    definitions = {"$defs": whole.get("$defs", {})}
+    found, message = walk.sources[0][0], _short(_fault(schema_source(whole)))
+    end = time.monotonic() + _LOCATING
+    for place, part in walk.sources[1:]:  # an outer schema precedes those within it
+        if isinstance(part, bool) or place.path[: len(found.path)] != found.path:
+            continue
+        if time.monotonic() > end:
+            break
+        fault = _short(_fault(schema_source({**part, **definitions})))
+        if fault == message or (fault.startswith("Unsat") and f"'{place.path[-1]}'" in message):
+            found, message = place, fault
+    return found.pointer, message

@@ -1,0 +1,228 @@
+"""GBNF in llguidance's Lark, with the same language.
+
+llguidance's lexer takes the longest match of a terminal and never goes back, while GBNF knows no terminals. So each
+character is a terminal, which is exact, but takes milliseconds a step where many texts are possible. A node without
+recursion becomes one terminal where its longest match is the only one that the grammar allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ferrum.core.errors import InvalidGrammar
+from ferrum.grammar.gbnf import (
+    ROOT,
+    Chars,
+    Choice,
+    Node,
+    Range,
+    Reference,
+    Repeat,
+    Sequence,
+    children,
+    references,
+    rules_of,
+)
+from ferrum.grammar.gbnf_facts import Facts, Places
+
+MOST_TERMINAL: Final = 10_000
+"""Characters of a terminal, counted repetitions included."""
+
+_MOST_REGEX: Final = 8192
+_MOST_GROUPS: Final = 100
+_LONG: Final = 60
+"""Characters of a terminal that gets a name, so that it is written once."""
+
+_NOTHING: Final = Sequence(())
+
+
+def gbnf_as_lark(text: str, *, followed: bool = False) -> str:
+    """Return a grammar in Lark.
+
+    Args:
+        text: GBNF.
+        followed: other text may come after that of the grammar.
+
+    Raises:
+        InvalidGrammar: the grammar is wrong, has no finite text, or a rule that may begin with itself.
+    """
+    rules = _finite(rules_of(text))
+    facts = Facts(rules, followed=followed)
+    _check_beginnings(rules, facts)
+    return _Writer(rules, facts).lark()
+
+
+@dataclass(frozen=True, slots=True)
+class _Terminal:
+    """A node without recursion: its regular expression, with its size and nested groups, and the node's places."""
+
+    regex: str
+    size: int
+    depth: int
+    places: Places
+
+
+class _Writer:
+    """Writes the rules of one grammar.
+
+    Args:
+        rules: by name; none may begin with itself.
+        facts: about them.
+    """
+
+    def __init__(self, rules: Mapping[str, Node], facts: Facts) -> None:
+        self._rules = rules
+        self._facts = facts
+        self._names: dict[str, str] = {}
+        self._tokens: dict[str, str] = {}
+        self._known: dict[int, _Terminal | None] = {}
+        self._terminals: dict[str, _Terminal] = {}
+        waiting, size = dict(rules), -1
+        while size < len(self._terminals):  # innermost first
+            size = len(self._terminals)
+            for name in [each for each in waiting if all(map(self._terminals.get, references(waiting[each])))]:
+                found = self._terminal(waiting.pop(name))
+                if found is not None:
+                    self._terminals[name] = found
+
+    def lark(self) -> str:
+        """Return the grammar."""
+        waiting, lines = [ROOT], ["%llguidance {}"]
+        self._names[ROOT] = "start"
+        while waiting:
+            name = waiting.pop()
+            known = len(self._names)
+            lines.append(f"{self._names[name]}: {self._text(self._rules[name], self._facts.follow[name])}")
+            waiting += [*self._names][known:]
+        lines += (f"{name}: {body}" for body, name in self._tokens.items())
+        return "\n".join([*lines, ""])
+
+    def _terminal(self, node: Node) -> _Terminal | None:
+        """Return a node as a terminal; None if it is recursive or too large."""
+        if id(node) not in self._known:
+            self._known[id(node)] = self._made(node)
+        return self._known[id(node)]
+
+    def _made(self, node: Node) -> _Terminal | None:
+        match node:
+            case Chars(ranges):
+                return _Terminal(_class(ranges), 1, 0, self._facts.of(node).first)
+            case Reference(name):
+                return self._terminals.get(name)
+        parts = [each for each in map(self._terminal, children(node)) if each is not None]
+        if len(parts) < len(children(node)):
+            return None
+        size, depth, places = sum(each.size for each in parts), 1 + max((each.depth for each in parts), default=0), 0
+        for each in parts:
+            places |= each.places
+        match node:
+            case Repeat(_, least, most):
+                regex = f"(?:{parts[0].regex}){{{least},{'' if most is None else most}}}"
+                size *= max(least, most or 1)
+            case Choice():
+                regex = f"(?:{'|'.join(each.regex for each in parts)})"
+            case _:
+                regex = "".join(each.regex for each in parts)
+        fits = size <= MOST_TERMINAL and len(regex) <= _MOST_REGEX and depth <= _MOST_GROUPS
+        return _Terminal(regex, size, depth, places) if fits else None
+
+    def _text(self, node: Node, follow: Places) -> str:
+        """Return a node in Lark. `follow`: the places that may come after it."""
+        fact = self._facts.of(node)
+        if not fact.first:
+            return '""'
+        found = self._terminal(node)
+        is_whole = node is self._rules[ROOT] and not follow
+        if found and (is_whole or isinstance(node, Chars) or self._facts.is_alone(node, found.places, follow)):
+            body = f"/{found.regex}/ & /(?s:.+)/" if fact.empty else f"/{found.regex}/"
+            if not fact.empty and len(body) < _LONG:
+                return body
+            return self._tokens.setdefault(body, f"T{len(self._tokens)}") + "?" * fact.empty
+        if isinstance(node, Reference):
+            return self._names.setdefault(node.name, f"r{len(self._names)}")
+        parts = [self._text(each, after) for each, after in self._facts.within(node, follow)]
+        if isinstance(node, Repeat):
+            return f"({parts[0]}){{{node.least},{'' if node.most is None else node.most}}}"
+        return f"({' | '.join(parts)})" if isinstance(node, Choice) else " ".join(parts)
+
+
+def _class(ranges: tuple[Range, ...]) -> str:
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return _char(ranges[0][0])
+    inside = (_char(low) if low == high else f"{_char(low)}-{_char(high)}" for low, high in ranges)
+    return f"[{''.join(inside)}]"
+
+
+def _char(code: int) -> str:
+    """Return one character so that it has no special meaning, in or out of a class."""
+    char = chr(code)
+    return char if char.isascii() and char.isalnum() else f"\\x{{{code:X}}}"
+
+
+def _finite(rules: Mapping[str, Node]) -> dict[str, Node]:
+    """Return the rules that the root needs, without options that have no finite text.
+
+    Raises:
+        InvalidGrammar: the root has no finite text.
+    """
+    known: set[str] = set()
+    size = -1
+    while size < len(known):
+        size = len(known)
+        known.update(name for name in rules if name not in known and _cut(rules[name], known) is not None)
+    found: dict[str, Node] = {}
+    waiting = [ROOT]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        body = _cut(rules[name], known)
+        if body is None:
+            raise InvalidGrammar(f"the rule {name} has no finite text: each of its options leads to itself")
+        found[name] = body
+        waiting.extend(references(body))
+    return found
+
+
+def _cut(node: Node, known: set[str]) -> Node | None:
+    """Return a node without what has no finite text by the known rules, or None if nothing is left."""
+    match node:
+        case Reference(name):
+            return node if name in known else None
+        case Sequence(parts):
+            kept = [each for each in (_cut(part, known) for part in parts) if each is not None]
+            return Sequence(tuple(kept)) if len(kept) == len(parts) else None
+        case Choice(options):
+            left = [each for each in (_cut(option, known) for option in options) if each is not None]
+            return Choice(tuple(left)) if left else None
+        case Repeat(part, least, most):
+            inner = None if most == 0 else _cut(part, known)
+            return Repeat(inner, least, most) if inner is not None else _NOTHING if least == 0 else None
+    return node
+
+
+def _check_beginnings(rules: Mapping[str, Node], facts: Facts) -> None:
+    """Refuse a rule that may begin with itself, as llama.cpp does."""
+    begins = {name: set(_begins(rules[name], facts)) for name in rules}
+    for name in rules:
+        seen: set[str] = set()
+        waiting = list(begins[name])
+        while waiting:
+            each = waiting.pop()
+            if each not in seen:
+                seen.add(each)
+                waiting.extend(begins[each])
+        if name in seen:
+            raise InvalidGrammar(f"the rule {name} may begin with itself; repeat a part of it with * instead")
+
+
+def _begins(node: Node, facts: Facts) -> Iterator[str]:
+    """Yield the rules that a node may begin with."""
+    if isinstance(node, Reference):
+        yield node.name
+    for each in children(node):
+        yield from _begins(each, facts)
+        if isinstance(node, Sequence) and not facts.of(each).empty:
+            return

@@ -1,0 +1,1 @@
+"""Guides of sequences: compiled grammars, and the token masks that enforce them next to the engine."""
