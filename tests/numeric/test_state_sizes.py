@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
+from census import FOLDER
 from contract_kit import same
 from ferrum.cli.main import app
+from ferrum.core.config import ModelConfig
 from ferrum.core.errors import ConfigError
 from ferrum.core.kv_shape import KvShape
+from ferrum.runtime import memory
+from ferrum.runtime.assembly import Bounds, assemble
 from ferrum.runtime.memory import MOST_SNAPSHOTS, MOST_STATEFUL, PoolLimits, pool_groups, sized_for_states
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 from recurrent_model import load
 from schedules import HYBRIDS
 from tiny import directory_of
@@ -69,6 +75,29 @@ def test_a_plan_shows_the_slots_of_a_hybrid_model() -> None:
     assert shown.exit_code == 0, shown.output
     (row,) = [line for line in shown.output.splitlines() if "states" in line]
     assert "slots of" in row and "for 3 sequences and 64 snapshots" in row
+
+
+@pytest.mark.parametrize("quantize", [None, "q4_k_m"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LiquidAI--LFM2-8B-A1B",
+        "Qwen--Qwen3-Next-80B-A3B-Instruct",
+        "Qwen--Qwen3.5-0.8B-Base",
+        "Qwen--Qwen3.5-4B",
+        "Qwen--Qwen3.6-35B-A3B",
+        "Qwen--Qwen3.8-27B",
+    ],
+)
+def test_published_models_take_little_more_than_their_weights(
+    name: str, quantize: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 1 << 40)  # no machine is too large
+    config = json.loads((FOLDER / f"{name}.json").read_text())["config"]
+    options = ModelConfig(model=name, quantize=quantize)
+    _, plan = assemble(options, Bounds(), RandomCheckpoint(name, config), planning=True)
+    assert plan.traits.memory.total <= 1.3 * plan.traits.memory.weights + (2 << 30)
+    assert plan.traits.max_batch_size >= 3 and plan.kv_capacity >= 32_768
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "recurrent with attention"])

@@ -100,6 +100,7 @@ class PoolLimits:
         bytes_to_load: bytes of the available memory that weights will take.
         mapped: bytes of weights in mapped files, which the system counts as available.
         batch_given: whether the user has chosen `max_batch_size`; else models with states may lower it.
+        most_bytes: maximum bytes of a pool that follows the available memory.
         snapshots: slots of states that no sequence needs.
         state_bytes: bytes of the pool that states take, whatever its capacity.
         device_memory: free bytes of the device that holds the pool; None: the available memory of this process.
@@ -118,6 +119,7 @@ class PoolLimits:
     bytes_to_load: int = 0
     mapped: int = 0
     batch_given: bool = True
+    most_bytes: int = sys.maxsize
     snapshots: int = 0
     state_bytes: int = 0
     device_memory: int | None = None
@@ -134,7 +136,7 @@ class PoolLimits:
         if self.memory_pool_size is not None:
             return self.memory_pool_size
         free = available_memory() if self.device_memory is None else self.device_memory
-        return int(max(0, free - self.bytes_to_load - self.mapped) * _SHARE)
+        return min(self.most_bytes, int(max(0, free - self.bytes_to_load - self.mapped) * _SHARE))
 
     def resident(self, window: int) -> int:
         """Return the maximum tokens of one sequence in a window group; the first and the last page may be partial."""
@@ -213,12 +215,17 @@ MOST_STATEFUL: Final = 32
 MOST_SNAPSHOTS: Final = 64
 """Slots for snapshots, at most."""
 
+_STATEFUL_BYTES: Final = 1792 << 20
+"""Bytes of a pool with states that follows the available memory, at most, in addition to a quarter of the weights."""
+
 
 def sized_for_states(slot_bytes: int, limits: PoolLimits) -> PoolLimits:
     """Return the limits with a batch and snapshots whose slots take at most half of the pool's budget.
 
     At least one sequence fits. A batch that the user has chosen stays, and gets as many snapshots as its memory allows.
+    Snapshots would use any amount of memory, so the pool of a small model does not follow that of a large machine.
     """
+    limits = replace(limits, most_bytes=_STATEFUL_BYTES + (limits.bytes_to_load + limits.mapped) // 4)
     per, half = limits.slots_per_sequence, limits.budget // 2 // slot_bytes
     batch = limits.max_batch_size
     if not limits.batch_given:
