@@ -9,8 +9,7 @@ import pytest
 
 from command_kit import Outcome, command_line
 from ferrum.core.output_format import OutputFormat
-from ferrum.formats.chosen import chosen_format
-from ferrum.formats.find import find_format
+from ferrum.formats.find import chosen_format, find_format
 from real_templates import FOLDER, TEMPLATES
 
 

@@ -12,12 +12,11 @@ import pytest
 import format_table
 from ferrum.core.errors import ConfigError
 from ferrum.core.output_format import CallStyle, OutputFormat
-from ferrum.formats import facts
+from ferrum.formats import find as facts
 from ferrum.formats.analysis import analyse
-from ferrum.formats.call_ids import new_id
-from ferrum.formats.chosen import chosen_format
-from ferrum.formats.find import find_format, opens_thought, prompt_reasoning
+from ferrum.formats.find import chosen_format, find_format, opens_thought, prompt_reasoning
 from ferrum.formats.known_formats import KNOWN, known_by_template
+from ferrum.formats.output_parts import new_id
 from ferrum.text.chat_template import ChatTemplate
 from real_templates import SPECIAL, TEMPLATES
 from source_tree import REPOSITORY

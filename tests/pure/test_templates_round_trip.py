@@ -11,10 +11,10 @@ import pytest
 from ferrum.core.errors import FerrumError
 from ferrum.core.output_format import Calls, OutputFormat, Tool
 from ferrum.formats import probe_conversations as probes
-from ferrum.formats.cuts import shared_prefix
 from ferrum.formats.find import find_format, opens_thought
 from ferrum.formats.output_parts import Call, Message
 from ferrum.formats.patterns import format_texts
+from ferrum.formats.turn_analysis import shared_prefix
 from ferrum.grammar.tool_grammar import tool_guidance
 from format_kit import ToyTokenizer, marker_texts, parsed
 from grammar_kit import ToyMatcher

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ferrum.core.output_format import ArgumentStyle, Calls, CallStyle, OutputFormat
-from ferrum.formats.facts import facts_of
+from ferrum.formats.find import facts_of
 from real_templates import TEMPLATES
 
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "formats.md"

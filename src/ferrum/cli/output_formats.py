@@ -65,8 +65,7 @@ def formats(
 
 def _found(model: str, chat_template: str | None, values: dict[str, Any]) -> tuple[FoundFormat, Any]:
     """Return the format of a model, and its chat template."""
-    from ferrum.formats.chosen import chosen_format
-    from ferrum.formats.find import FoundFormat, find_format
+    from ferrum.formats.find import FoundFormat, chosen_format, find_format
     from ferrum.sources.other_tokenizer import text_source, with_tokenizer
     from ferrum.text.chat_template import ChatTemplate
     from ferrum.text.sandbox import template_of

@@ -64,7 +64,7 @@ def build(model: str, *, child: Child | None = None, source: ModelSource | None 
     config = engine_config(model, options)
     model = config.model.model
     if config.tool_format is not None:
-        from ferrum.formats.chosen import chosen_format
+        from ferrum.formats.find import chosen_format
 
         chosen_format(config.tool_format)  # fails before the model is loaded
     # The engine loads this source: another look-up at the hub could resolve to another revision.

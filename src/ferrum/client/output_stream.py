@@ -22,7 +22,7 @@ from ferrum.text.detokenizer import Detokenizer
 from ferrum.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from ferrum.formats.output_reader import OutputReader
+    from ferrum.formats.output_parser import OutputReader
 
 
 @dataclass(slots=True)
@@ -215,7 +215,7 @@ class RequestStream:
 def _new_choice(request: Request, tokenizer: Tokenizer | None, predicted: PredictedText | None) -> _Choice:
     params, detokenizer, reader = request.params, None, None
     if tokenizer is not None and request.reading is not None:
-        from ferrum.formats.output_reader import OutputReader  # only chats need the parser
+        from ferrum.formats.output_parser import OutputReader  # only chats need the parser
 
         reader = OutputReader(
             request.reading,

@@ -5,24 +5,73 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from ferrum.core.output_format import ArgumentStyle, Calls, CallStyle, IdPlace, Tool, ToolKind
-from ferrum.formats.argument_readers import json_value, tagged_arguments
+from ferrum.core.output_format import ArgumentStyle, Calls, CallStyle, Header, IdPlace, Tool, ToolKind
+from ferrum.formats.argument_readers import (
+    LiteralReader,
+    QuotePlan,
+    TaggedPlan,
+    json_value,
+    quote_plan,
+    tagged_arguments,
+    tagged_plan,
+)
 from ferrum.formats.argument_types import argument_types
 from ferrum.formats.json_text import InputText, StringText
-from ferrum.formats.literals import LiteralReader
-from ferrum.formats.output_parts import Part, PartKind
-from ferrum.formats.patterns import Choice, Markers
+from ferrum.formats.output_parts import Part, PartKind, id_text
+from ferrum.formats.patterns import Choice, Markers, choice
 from ferrum.formats.reader import Reader, Sink, Steps, choose, peek, space
-from ferrum.formats.triggers import CallPlan
 
 _ID: Final = re.compile(r"[\w.-]*")
 _MAX_ID: Final = 128
 _GOOD_ID: Final = re.compile(r"[a-zA-Z0-9]{9}|[\w.-]+:[0-9]{1,4}")
 """An id that templates accept in histories. Mistral's raise for others; Kimi's models expect a name and a number."""
 
-_LAST_WORD: Final = re.compile(r"[\w.]*\Z")
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """The markers within calls; None if the format has none.
+
+    Attributes:
+        open: before a call of a section.
+        close: each part of what ends a call.
+        after: after a call of a section: the section closes (0), or another call follows.
+        after_name: between the name and arguments.
+        id_separator: between id and name.
+        tagged, quote: see `tagged_plan` and `quote_plan`.
+    """
+
+    open: Choice | None
+    close: tuple[Choice, ...]
+    after: Choice | None
+    after_name: Choice | None
+    id_separator: Choice | None
+    tagged: TaggedPlan | None
+    quote: QuotePlan | None
+
+
+def call_plan(calls: Calls, markers: Markers, header: Header | None = None) -> CallPlan:
+    """Return the markers within a format's calls; `header` is that of the format."""
+
+    def one(*texts: str) -> Choice | None:
+        patterns = [markers.pattern(text) for text in texts if text.strip()]
+        return choice(patterns) if patterns else None
+
+    after_name = one(calls.after_name, *calls.after_name_aliases)
+    if header is not None and calls.after_name.endswith(header.close):
+        after_name = choice([markers.header(header, "", header.close)])
+    tagged = calls.arguments.style is ArgumentStyle.TAGGED and calls.style is CallStyle.NAMED
+    return CallPlan(
+        open=one(calls.open),
+        close=tuple(choice([each]) for each in markers.words(calls.close)),
+        after=one(calls.section_close, calls.between) if calls.section_close.strip() else None,
+        after_name=after_name,
+        id_separator=one(calls.id_separator),
+        tagged=tagged_plan(calls, markers) if tagged else None,
+        quote=quote_plan(calls.arguments.quote, markers) if calls.arguments.style is ArgumentStyle.GEMMA else None,
+    )
 
 
 class Names:
@@ -291,14 +340,6 @@ class CallReader:
             if text.ended or stop < len(rest) or reader.ended:
                 return
             yield
-
-
-def id_text(calls: Calls, name: str, found: str) -> str:
-    """Return the id of a call whose id follows its name: with the name if only a sign stands between them."""
-    if len(calls.id_separator.strip()) != 1:
-        return found
-    word = _LAST_WORD.search(calls.open)
-    return f"{word.group() if word else ''}{name}{calls.id_separator.strip()}{found}"
 
 
 def _nothing(text: str) -> None:

@@ -8,16 +8,24 @@ their white space, and the datum adds what no template shows, such as aliases: s
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sys
+from collections import OrderedDict
 from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
+from typing import Final
 
-from ferrum.core.errors import RequestError
+from ferrum.core.errors import ConfigError, FerrumError, RequestError
 from ferrum.core.logging import warn_once
 from ferrum.core.output_format import OutputFormat
-from ferrum.formats.chosen import chosen_format
-from ferrum.formats.facts import facts_of
+from ferrum.formats.analysis import TemplateFacts, analyse
+from ferrum.formats.known_formats import KNOWN
 from ferrum.formats.response_template import format_of_response_template
 from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.model_files import ModelFiles, read_json_object
+from ferrum.text.untrusted_template import UntrustedTemplate, bounded_job, run_bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,7 @@ def find_format(template: ChatTemplate, files: ModelFiles | None, chosen: str | 
         chosen: the option `tool_format`: a name or a file.
 
     Raises:
-        ConfigError: `chosen` is neither the name of a format nor a file of one.
+        ConfigError: `find` is neither the name of a format nor a file of one.
         CheckpointError: a file of the model is damaged.
     """
     if chosen is not None:
@@ -127,3 +135,88 @@ def _before_and_after(prompt: str, continued: str | None) -> tuple[str, str]:
     """Return a prompt up to the text that the output continues, and from there on."""
     place = -1 if continued is None else prompt.rfind(continued.strip())
     return (prompt, "") if place < 0 else (prompt[:place], prompt[place:])
+
+
+# Facts about templates: kept, and found in a bounded process for those of requests
+
+MAX_KEPT: Final = 64
+"""Templates whose facts are kept: those of a server's models, and the last ones of requests."""
+
+_kept: OrderedDict[str, TemplateFacts] = OrderedDict()
+_lock = Lock()
+
+
+def facts_of(template: ChatTemplate) -> TemplateFacts:
+    """Return the facts about a template; they are found at the first call, in less than 0.3 s for known templates.
+
+    Raises:
+        FerrumError: the template has no source for requests with tools.
+    """
+    untrusted = isinstance(template, UntrustedTemplate)
+    key = _key(template)
+    with _lock:
+        if key in _kept:
+            _kept.move_to_end(key)
+            return _kept[key]
+    facts = _bounded(template) if untrusted else _trusted(template)
+    with _lock:
+        _kept[key] = facts
+        while len(_kept) > MAX_KEPT:
+            _kept.popitem(last=False)
+    return facts
+
+
+def _key(template: ChatTemplate) -> str:
+    """Return a hash of what the facts depend on."""
+    parts = [template.source_for_tools, template.special_tokens]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _trusted(template: ChatTemplate) -> TemplateFacts:
+    try:
+        return analyse(template)
+    except FerrumError as error:
+        return TemplateFacts(format=None, reason=str(error))
+
+
+def _bounded(template: ChatTemplate) -> TemplateFacts:
+    """Analyse in one child process: it renders all probes and returns the facts as JSON."""
+    job = {"source": template.source_for_tools, "special_tokens": dict(template.special_tokens)}
+    try:
+        return TemplateFacts.from_dict(run_bounded(__name__, job))
+    except RequestError as error:
+        return TemplateFacts(format=None, reason=f"the chat template {error.message}")
+
+
+def child() -> None:
+    """Analyse the template on standard input; write the facts to standard output."""
+    job = bounded_job()
+    facts = _trusted(ChatTemplate(job["source"], job["special_tokens"]))
+    json.dump(facts.to_dict(), sys.stdout)
+
+
+# The format that the option `tool_format` names
+
+MAX_FILE: Final = 1 << 20
+"""Maximum bytes of a file of an output format."""
+
+
+def chosen_format(chosen: str) -> OutputFormat:
+    """Return the format of a name or of a JSON file. Raises ConfigError, about `tool_format`, for anything else."""
+    if chosen in KNOWN:
+        return KNOWN[chosen]
+    path = Path(chosen).expanduser()
+    try:
+        if not path.is_file():
+            names = ", ".join(sorted(KNOWN))
+            raise ConfigError(f"{chosen!r} is neither a file nor a format: use one of {names}", param="tool_format")
+        if path.stat().st_size > MAX_FILE:
+            raise ConfigError(f"{chosen} has more than {MAX_FILE} bytes: give a smaller file", param="tool_format")
+        found = replace(OutputFormat.from_json(path.read_bytes()), source="file")
+    except ConfigError:
+        raise
+    except (OSError, ValueError, RequestError) as error:
+        raise ConfigError(f"cannot use {chosen}: {error}", param="tool_format") from error
+    if found.calls is None and found.reasoning is None:
+        raise ConfigError(f"{chosen} has neither reasoning nor calls: add one of them", param="tool_format")
+    return found

@@ -1,10 +1,17 @@
-"""`Part`: a piece of a parsed output: reasoning, content, or a part of a tool call."""
+"""`Part`: a piece of a parsed output: reasoning, content, or a part of a tool call; and the whole output of parts."""
 
 from __future__ import annotations
 
+import hashlib
+import re
+import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+from ferrum.core.output_format import Calls
+from ferrum.text.tool_calls import ID_LENGTH
 
 
 class PartKind(StrEnum):
@@ -98,3 +105,30 @@ def message_of(parts: Sequence[Part]) -> Message:
         Call(part.text, "".join(texts), part.id, complete=place in ended) for place, (part, texts) in enumerate(calls)
     )
     return Message(reasoning, content, tuple(found))
+
+
+# Ids of calls
+
+_LETTERS: Final = string.ascii_letters + string.digits
+_LAST_WORD: Final = re.compile(r"[\w.]*\Z")
+
+
+def new_id(reply_id: str, choice: int, number: int) -> str:
+    """Return an id for a call whose model writes none: one that templates accept in the next turn's history.
+
+    Args:
+        reply_id: id of the reply; the same reply has the same ids.
+        choice: index of its choice.
+        number: of the call in the choice, from 0.
+    """
+    digest = hashlib.sha256(f"{reply_id} {choice} {number}".encode()).digest()
+    value = int.from_bytes(digest[:8], "big")
+    return "".join(_LETTERS[value // len(_LETTERS) ** place % len(_LETTERS)] for place in range(ID_LENGTH))
+
+
+def id_text(calls: Calls, name: str, written: str) -> str:
+    """Return the id of a call whose id follows its name: with the name if only a sign stands between them."""
+    if len(calls.id_separator.strip()) != 1:
+        return written
+    word = _LAST_WORD.search(calls.open)
+    return f"{word.group() if word else ''}{name}{calls.id_separator.strip()}{written}"

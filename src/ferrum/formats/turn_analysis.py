@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ferrum.core.output_format import Reasoning
 from ferrum.formats import probe_conversations as probes
-from ferrum.formats.cuts import shared_prefix, tags
-from ferrum.formats.renderings import NotFoundError, Renderings
+from ferrum.formats.probe_conversations import NotFoundError, Renderings
 
 VARIABLES: Final[tuple[Mapping[str, Any], ...]] = (
     {},
@@ -121,3 +120,40 @@ def _from_source(source: str, prompts: list[str]) -> Reasoning | None:
     open_ = close.group().replace("/", "", 1)
     written = next((each[each.rindex(open_) :] for each in prompts if each.rstrip().endswith(open_)), open_)
     return Reasoning(open=written, close=close.group())
+
+
+# Texts cut at the borders of tags
+
+_TAG: Final = re.compile(r"<[^<>\s][^<>]*(?:>|$)|\[/?[A-Z][A-Z_ ]*\]")
+"""A tag in angle brackets, closed or up to the end of the text, or one of capitals in square brackets."""
+
+
+def shared_prefix(*texts: str) -> str:
+    """Return the longest common prefix that ends at no tag's inside."""
+    cut = _shared(texts)
+    for text in texts:
+        for tag in _TAG.finditer(text):
+            if tag.start() < cut < tag.end():
+                cut = tag.start()
+    return texts[0][:cut]
+
+
+def shared_suffix(*texts: str) -> str:
+    """Return the longest common suffix that begins at no tag's inside."""
+    length = _shared([text[::-1] for text in texts])
+    for text in texts:
+        for tag in _TAG.finditer(text):
+            if tag.start() < len(text) - length < tag.end():
+                length = len(text) - tag.end()
+    return texts[0][len(texts[0]) - length :]
+
+
+def tags(text: str) -> list[re.Match[str]]:
+    """Return the tags of a text in order."""
+    return list(_TAG.finditer(text))
+
+
+def _shared(texts: Sequence[str]) -> int:
+    """Return the length of the longest common prefix."""
+    least, most = min(texts), max(texts)
+    return next((place for place, letter in enumerate(least) if letter != most[place]), len(least))

@@ -1,6 +1,6 @@
 """Structural tags in Lark: free text with tags whose contents are constrained.
 
-The older form has `structures` and `triggers`. The newer one, xgrammar's, has a `format` of nested parts, of which
+The older form has `structures` and `output_parser`. The newer one, xgrammar's, has a `format` of nested parts, of which
 those that a grammar can express are read; others are refused with their pointer. The library's lexer takes the longest
 match of a terminal, so texts and regular expressions next to each other are one terminal.
 """

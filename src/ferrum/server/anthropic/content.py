@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from ferrum.formats.call_ids import new_id
-from ferrum.formats.output_parts import Part, PartKind
+from ferrum.formats.output_parts import Part, PartKind, new_id
 from ferrum.server.anthropic.events import (
     BlockDelta,
     BlockStart,

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from ferrum.client.request_output import Delta
 from ferrum.core.types import Request
-from ferrum.formats.call_ids import new_id
-from ferrum.formats.output_parts import Part, PartKind
+from ferrum.formats.output_parts import Part, PartKind, new_id
 from ferrum.server.common.argument_objects import arguments_of
 from ferrum.server.common.generation import finish_of
 from ferrum.server.common.prefix_report import PrefixReport

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ferrum.formats.call_ids import new_id
+from ferrum.formats.output_parts import new_id
 from ferrum.server.ollama.bodies import ChatMessage
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from ferrum.core.output_format import ToolKind
 from ferrum.core.types import Request
-from ferrum.formats.call_ids import new_id
-from ferrum.formats.output_parts import Part, PartKind, message_of
+from ferrum.formats.output_parts import Part, PartKind, message_of, new_id
 from ferrum.server.openai.chat_replies import CustomCall, FunctionCall, ToolCall
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 from ferrum.core.values import readable_json
-from ferrum.formats.call_ids import new_id
-from ferrum.formats.output_parts import Part, PartKind
+from ferrum.formats.output_parts import Part, PartKind, new_id
 from ferrum.server.responses.history import sealed
 from ferrum.server.responses.offered_tools import SEARCH, Source
 
