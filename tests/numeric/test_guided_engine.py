@@ -23,7 +23,7 @@ from ferrum.core.guidance import Grammar, Guidance
 from ferrum.core.output_format import OutputFormat, Reading
 from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.engine.engine import Engine
-from ferrum.guides import grammar_tokens
+from ferrum.guides import guide_program as grammar_tokens
 from fixed_costs import SetCosts
 from guided_kit import Job, generate, grammar, letter, schema_source, thought
 from outcomes import essence

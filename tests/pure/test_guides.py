@@ -7,7 +7,7 @@ import pytest
 from engine_fakes import EOS
 from ferrum.core.errors import RequestError, StepError
 from ferrum.core.guidance import Grammar, Guidance, Marker, Thought
-from ferrum.guides import grammar_tokens
+from ferrum.guides import guide_program as grammar_tokens
 from guide_kit import END, MORE, allowed, guide_of, letter, tokens_of, trace
 
 AB = 'start: "ab"'

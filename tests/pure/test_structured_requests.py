@@ -16,7 +16,7 @@ from ferrum.core.guidance import Grammar, Guidance, Marker, Thought
 from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.core.types import Pooling
 from ferrum.grammar import constraint_grammars as sources
-from ferrum.grammar.grammar_cache import SourceCache
+from ferrum.grammar.constraint_grammars import SourceCache
 
 REGEX = {"regex": "[0-9]+"}
 

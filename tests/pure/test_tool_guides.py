@@ -6,8 +6,7 @@ import pytest
 
 from ferrum.formats.known_formats import KNOWN
 from ferrum.grammar.tool_grammar import tool_guidance
-from ferrum.guides.grammar_tokens import GrammarTokens
-from ferrum.guides.guide_program import program_of
+from ferrum.guides.guide_program import GrammarTokens, program_of
 from ferrum.guides.guide_state import GuideState
 from format_kit import ToyTokenizer, marker_texts
 from format_samples import SAMPLES, TOOLS

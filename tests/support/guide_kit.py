@@ -8,8 +8,7 @@ from typing import Any
 
 from engine_fakes import EOS, VOCABULARY, LetterTokenizer
 from ferrum.core.guidance import Guidance, Marker
-from ferrum.guides.grammar_tokens import GrammarTokens
-from ferrum.guides.guide_program import program_of
+from ferrum.guides.guide_program import GrammarTokens, program_of
 from ferrum.guides.sequence_guide import SequenceGuide
 
 END = "\n"

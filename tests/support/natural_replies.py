@@ -16,8 +16,7 @@ from ferrum.formats.output_parts import Message, message_of
 from ferrum.formats.writing import write_calls
 from ferrum.grammar.constraint_grammars import grammar_source
 from ferrum.grammar.tools import Mode, ToolChoice, Tools
-from ferrum.guides.grammar_tokens import GrammarTokens
-from ferrum.guides.guide_program import program_of
+from ferrum.guides.guide_program import GrammarTokens, program_of
 from ferrum.guides.guide_state import GuideState
 from format_kit import ToyTokenizer, parts_of
 

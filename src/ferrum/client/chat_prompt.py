@@ -22,9 +22,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.formats.find import FoundFormat, closes_thought, opens_thought
 from ferrum.grammar.constraint_grammars import check_source
-from ferrum.grammar.forced_schemas import forced_tools
-from ferrum.grammar.header_grammar import content_start
-from ferrum.grammar.tool_grammar import thought_of, tool_guidance
+from ferrum.grammar.tool_grammar import content_start, forced_tools, thought_of, tool_guidance
 from ferrum.grammar.tools import NO_CHOICE, ToolChoice
 
 _VARIABLES: Final = "chat_template_kwargs"

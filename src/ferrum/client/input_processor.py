@@ -24,7 +24,7 @@ from ferrum.core.span_checks import check_ids
 from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.core.types import Pooling, Request
 from ferrum.core.values import integer, listed, shown, whole
-from ferrum.grammar.grammar_cache import SourceCache
+from ferrum.grammar.constraint_grammars import SourceCache
 from ferrum.text.breakers import BreakerTokens
 from ferrum.text.tokenizer import Tokenizer
 

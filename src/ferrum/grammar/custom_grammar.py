@@ -17,7 +17,7 @@ from typing import Any, Final
 from ferrum.core.errors import RequestError
 from ferrum.core.output_format import Tool
 from ferrum.core.values import shown
-from ferrum.grammar.anchors import END, START, Anchored, either, matched, one_after_the_other, plain, repeated
+from ferrum.grammar.ecma_patterns import END, START, Anchored, either, matched, one_after_the_other, plain, repeated
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -2,21 +2,19 @@
 
 Drafts 4 to 2020-12 are read as 2020-12. Every keyword is enforced, refused, or an annotation; rewritten schemas allow
 the same values, except that the enforced formats leave out rare spellings and nullable is OpenAPI's. The keywords are
-in `schema_keywords`, `schema_objects` and `schema_logic`.
+in `schema_keywords`, `schema_keywords` and `schema_logic`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ferrum.core.errors import InvalidSchema
-from ferrum.grammar import schema_keywords, schema_logic, schema_objects
+from ferrum.grammar import schema_keywords, schema_logic
 from ferrum.grammar.schema_facts import Facts, Schema
-from ferrum.grammar.schema_limits import MOST_MEETING, MOST_NESTED, Meeting, nested_levels
-from ferrum.grammar.schema_places import MOST_LEVELS, Place, Resources, is_schema
-from ferrum.grammar.schema_values import Multiples
+from ferrum.grammar.schema_places import MOST_LEVELS, Multiples, Place, Resources, is_schema
 
 MOST_SCHEMAS: Final = 10_000
 
@@ -59,7 +57,7 @@ class Written:
 Rule = Callable[["Walk", Place, Written], None]
 """Reads one keyword; the place is that of its value."""
 
-RULES: Final[Mapping[str, Rule]] = {**schema_keywords.RULES, **schema_objects.RULES, **schema_logic.RULES}
+RULES: Final[Mapping[str, Rule]] = {**schema_keywords.RULES, **schema_logic.RULES}
 
 
 class Walk:
@@ -182,3 +180,92 @@ def checked_schema(schema: Any, param: str, *, closed: bool = False) -> dict[str
         return walked(schema, closed=closed)[0]
     except InvalidSchema as error:
         raise error.about(param) from None
+
+
+# Limits that protect llguidance: its recursion ends the process, and its intersections take minutes
+
+MOST_NESTED: Final = 200
+"""Levels of schemas through references; llguidance's stack ends after about 1000."""
+
+MOST_MEETING: Final = 8
+"""Patterns that one string may have to match together; twelve take minutes."""
+
+_LATER: Final = ("prefixItems", "items", "properties", "patternProperties", "additionalProperties")
+"""Keywords in the order in which llguidance reads them, before the next of the others."""
+
+_AT_ONCE: Final = ("allOf", "anyOf", "$ref")
+
+
+def _under(keyword: str, value: Any) -> list[Schema]:
+    if keyword in ("properties", "patternProperties"):
+        return list(value.values())
+    return value if isinstance(value, list) else [value]
+
+
+def _children(schema: Schema, definitions: Mapping[str, Schema], seen: set[str]) -> Iterator[Schema]:
+    """Yield the schemas within one, a definition at its first reference only."""
+    waiting: list[str] = []
+    for keyword in [*schema, None] if isinstance(schema, dict) else ():
+        if keyword in _LATER:
+            waiting.append(keyword)
+        elif keyword is None or keyword in _AT_ONCE:
+            for each in sorted(waiting, key=_LATER.index):
+                yield from _under(each, schema[each])  # type: ignore[index]  # only objects have keywords
+            waiting.clear()
+            if keyword == "$ref":
+                name = schema["$ref"]  # type: ignore[index]
+                if name not in seen:
+                    seen.add(name)
+                    yield definitions[name]
+            elif keyword is not None:
+                yield from schema[keyword]  # type: ignore[index]
+
+
+def nested_levels(schema: Schema, definitions: Mapping[str, Schema]) -> int:
+    """Return how many schemas llguidance reads within each other, up to one above the limit."""
+    seen: set[str] = set()
+    stack, deepest = [_children(schema, definitions, seen)], 1
+    while stack and deepest <= MOST_NESTED:
+        child = next(stack[-1], None)
+        if child is None:
+            stack.pop()
+        else:
+            stack.append(_children(child, definitions, seen))
+            deepest = max(deepest, len(stack))
+    return deepest
+
+
+class Meeting:
+    """The number of patterns that may meet at one string, at most.
+
+    Args:
+        definitions: by reference.
+    """
+
+    def __init__(self, definitions: Mapping[str, Schema]) -> None:
+        self._definitions = definitions
+        self._known: dict[int, int] = {}
+
+    def most(self, schema: Schema) -> int:
+        """Return the number for a schema with `nested_levels` within the limit."""
+        if isinstance(schema, bool):
+            return 0
+        if id(schema) not in self._known:
+            self._known[id(schema)] = 0  # a recursive schema meets itself at another value
+            self._known[id(schema)] = self._sum(schema)
+        return self._known[id(schema)]
+
+    def _sum(self, schema: dict[str, Any]) -> int:
+        def largest(*keywords: str) -> int:
+            return max((self.most(each) for name in keywords for each in _under(name, schema.get(name, []))), default=0)
+
+        together = list(schema.get("allOf", ()))
+        if "$ref" in schema:
+            together.append(self._definitions[schema["$ref"]])
+        within = largest("items", "prefixItems", "additionalProperties")
+        named = _largest(self, schema.get("properties", {})) + _largest(self, schema.get("patternProperties", {}))
+        return ("pattern" in schema) + sum(map(self.most, together)) + largest("anyOf") + max(within, named)
+
+
+def _largest(meeting: Meeting, schemas: Mapping[str, Schema]) -> int:
+    return max(map(meeting.most, schemas.values()), default=0)

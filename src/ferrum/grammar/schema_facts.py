@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ferrum.grammar.schema_values import same
+from ferrum.grammar.schema_places import same
 
 Schema = dict[str, Any] | bool
 Parts = dict[int, dict[str, Any]]

@@ -14,7 +14,9 @@ from ferrum.core.errors import InvalidSchema
 from ferrum.core.output_format import Tool
 from ferrum.core.values import shown
 from ferrum.formats.argument_types import type_of
-from ferrum.grammar.schema_values import same
+from ferrum.grammar.constraint_grammars import regex_literal
+from ferrum.grammar.lark import regex
+from ferrum.grammar.schema_places import same
 
 Schema: TypeAlias = Mapping[str, Any] | bool
 
@@ -248,3 +250,20 @@ def _all(one: Schema, other: Schema) -> Schema:
 
 def _is_any(schema: Schema) -> bool:
     return schema is True or schema == {}
+
+
+def string_terminal(form: Form) -> str:
+    """Return a terminal of the strings of a form; empty if any is."""
+    parts = []
+    if form.values is not None:
+        parts.append(f"/{'|'.join(regex(each) for each in form.values if isinstance(each, str))}/")
+    if form.least or form.most is not None:
+        parts.append(f"/(?s:.{{{form.least},{'' if form.most is None else form.most}}})/")
+    # A checked pattern has anchors at both ends and none within.
+    parts += (regex_literal(each.removeprefix("^").removesuffix("$")) for each in form.patterns)
+    return " & ".join(parts)
+
+
+def pointed(step: Any) -> str:
+    """Return a step of a JSON pointer (RFC 6901)."""
+    return str(step).replace("~", "~0").replace("/", "~1")

@@ -7,19 +7,38 @@ every text of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Final
 
-from ferrum.core.errors import RequestError
+from ferrum.core.errors import InvalidGrammar, InvalidSchema, RequestError
 from ferrum.core.guidance import Grammar, Guidance, Marker, Thought
-from ferrum.core.output_format import Calls, CallStyle, IdPlace, OutputFormat, Tool
+from ferrum.core.output_format import (
+    Arguments,
+    ArgumentStyle,
+    Calls,
+    CallStyle,
+    Header,
+    IdPlace,
+    OutputFormat,
+    Tool,
+    ToolKind,
+    ValueStyle,
+)
 from ferrum.core.values import shown
 from ferrum.formats.argument_readers import trailing
+from ferrum.formats.argument_types import STRING, ArgumentTypes, argument_types
+from ferrum.formats.json_text import INPUT
 from ferrum.formats.patterns import SPACE, Markers, markers_of
-from ferrum.grammar.argument_grammar import arguments_grammar, call_close
-from ferrum.grammar.forced_schemas import check_strict
-from ferrum.grammar.header_grammar import SPACE as WHITE_SPACE
-from ferrum.grammar.header_grammar import header_text, message_begin
-from ferrum.grammar.lark import Lark, either, list_of, literal, optional, sequence
+from ferrum.grammar.constraint_grammars import check_source, schema_source
+from ferrum.grammar.custom_grammar import custom_grammar
+from ferrum.grammar.json_schema import checked_schema
+from ferrum.grammar.lark import Lark, either, json_of, list_of, literal, optional, sequence
+from ferrum.grammar.literal_grammar import JSON_CONSTANTS, PYTHON_CONSTANTS, Literals, StrictLiterals
+from ferrum.grammar.schema_forms import pointed
+from ferrum.grammar.tag_grammar import StrictTags, Tags
 from ferrum.grammar.tools import Mode
 from ferrum.text.tokenizer import Tokenizer
 
@@ -235,3 +254,235 @@ def _extra(name: str) -> str:
     """Return the value of a further key of a call's object."""
     options = {"type": literal('"function"'), "id": '/"[a-zA-Z0-9]{9}"/'}
     return options.get(name, '/"[a-zA-Z0-9_-]{1,40}"/')
+
+
+# Arguments, in the spelling that templates render
+
+
+def arguments_grammar(lark: Lark, calls: Calls, tool: Tool) -> str:
+    """Return an expression of a tool's arguments.
+
+    Raises:
+        RequestError: the schema of a strict tool, or the grammar of a custom one, cannot be enforced in this style;
+            `param` is `tools`.
+    """
+    python = calls.style is CallStyle.PYTHONIC
+    if python or calls.arguments.style is ArgumentStyle.GEMMA:
+        if tool.strict and tool.parameters and tool.kind is ToolKind.FUNCTION:
+            return StrictLiterals(lark, calls.arguments, tool, python=python).arguments()
+        constants = (*JSON_CONSTANTS, *PYTHON_CONSTANTS) if python else JSON_CONSTANTS
+        return Literals(lark, calls.arguments, python=python, constants=constants).arguments(tool)
+    if calls.arguments.style is ArgumentStyle.TAGGED:
+        return _tagged(lark, calls, tool)
+    if tool.kind is ToolKind.FUNCTION:
+        return json_of(object_schema(tool), calls.arguments)
+    grammar = custom_grammar(tool, escaped=True)
+    if grammar is None:
+        schema = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
+        return json_of({**schema, "additionalProperties": False}, calls.arguments)
+    opening = literal(f'{{"{INPUT}"{calls.arguments.key_separator}"')
+    return sequence(opening, lark.rule(grammar), literal('"}'))
+
+
+def object_schema(tool: Tool) -> dict[str, Any]:
+    """Return the schema of a tool's arguments: its own if it is strict, else that of any object."""
+    if not tool.strict or not tool.parameters:
+        return {"type": "object"}
+    schema = json.loads(tool.parameters)
+    if not isinstance(schema, dict):
+        raise RequestError(f"the schema of the strict tool {shown(tool.name)} must be an object", param="tools")
+    return {**schema, "type": "object"}
+
+
+def call_close(lark: Lark, calls: Calls) -> str:
+    """Return an expression of what ends a call."""
+    tagged = calls.style is CallStyle.NAMED and calls.arguments.style is ArgumentStyle.TAGGED
+    return Tags(lark, calls).call_close() if tagged else lark.text(calls.close)
+
+
+def _tagged(lark: Lark, calls: Calls, tool: Tool) -> str:
+    """Return tagged arguments: in the schema's order for a strict tool, else in any order."""
+    arguments, tags = calls.arguments, Tags(lark, calls)
+    if tool.kind is ToolKind.CUSTOM:
+        grammar = custom_grammar(tool, escaped=False)
+        head = sequence(tags.key_open(first=True), tags.key(INPUT, arguments.string_mark))
+        if grammar is None:
+            return sequence(head, tags.text())
+        if tool.syntax == "regex":
+            return sequence(head, tags.closed(grammar))
+        return sequence(head, lark.rule(grammar), lark.text(arguments.value_close))
+    if not tool.strict or not tool.parameters:
+        return _any_order(lark, calls, tags, tool)
+    return StrictTags(lark, calls.arguments, tags, tool).arguments()
+
+
+def _any_order(lark: Lark, calls: Calls, tags: Tags, tool: Tool) -> str:
+    """Return the arguments of a tool that is not strict: any number, in any order, with other names if they may be."""
+    types = argument_types(tool)
+    items = [_argument(lark, calls, tags, name, types) for name in (*types.names, *((None,) * (not types.closed)))]
+    if not items:
+        return tags.empty
+    item = lark.rule(either(items))
+    found = sequence(tags.key_open(first=True), list_of(item, tags.key_open(first=False)))
+    return either([found, tags.empty]) if tags.empty else optional(found)
+
+
+def _argument(lark: Lark, calls: Calls, tags: Tags, name: str | None, known: ArgumentTypes) -> str:
+    """Return an argument from its key to its closing tag; `name` None: any that the schema does not name."""
+    arguments = calls.arguments
+    types = known.others if name is None else known.get(name)
+
+    def head(mark: str) -> str:
+        return tags.other_key(known.names, mark) if name is None else tags.key(name, mark)
+
+    other = sequence(head(arguments.other_mark), _other_value(lark, arguments), lark.text(arguments.value_close))
+    if arguments.values is ValueStyle.JSON or (types is not None and "string" not in types):
+        return other
+    text = sequence(head(arguments.string_mark), tags.text())
+    return either([text, other]) if arguments.string_mark and types != STRING else text
+
+
+def _other_value(lark: Lark, arguments: Arguments) -> str:
+    """Return a value that is no string. Templates render some as Python writes them."""
+    if arguments.values is ValueStyle.JSON:
+        return json_of({}, arguments)
+    python = Literals(lark, arguments, python=True, constants=PYTHON_CONSTANTS).any()
+    return either([json_of({}, arguments), python])
+
+
+# Schemas of tools, checked before a request is queued
+
+_NO_MARKERS = Markers({}, {}, frozenset(), {})
+
+
+def forced_tools(calls: Calls, tools: tuple[Tool, ...], named: str | None) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
+    """Return tools as they are enforced in a call that must come, and the names of those whose schema is not.
+
+    Args:
+        calls: of the model's format.
+        named: the tool that must be called; None: any of them.
+    """
+    found = {each.name: _enforced(calls, each) for each in tools if named in (None, each.name)}
+    free = tuple(name for name, tool in found.items() if tool is None)
+    return tuple(found.get(each.name) or each for each in tools), free
+
+
+def check_strict(calls: Calls, tools: tuple[Tool, ...]) -> None:
+    """Refuse strict tools whose schema the library cannot compile.
+
+    Raises:
+        RequestError: `param` is `tools`; the message has the tool and the JSON pointer.
+    """
+    for tool in tools:
+        if tool.strict and tool.parameters and tool.kind is ToolKind.FUNCTION:
+            error = _fault(calls, tool)
+            if error is not None:
+                raise error
+
+
+@lru_cache(maxsize=512)
+def _fault(calls: Calls, tool: Tool) -> RequestError | None:
+    """Return why a strict tool cannot be enforced in a format; None if it can."""
+    lark = Lark(_NO_MARKERS)
+    try:
+        source = lark.source(arguments_grammar(lark, calls, tool))
+        reason = _reason(json.loads(tool.parameters))
+        if not reason:
+            check_source(source)
+    except InvalidGrammar as error:
+        reason = f"#: {error.message}"
+    except RequestError as error:
+        return error
+    whole = f"the schema of the strict tool {shown(tool.name)}: {reason}"
+    return InvalidSchema(whole, param="tools") if reason else None
+
+
+def _reason(schema: Mapping[str, Any]) -> str:
+    """Return why the library refuses a checked schema, after the pointer of the argument that it refuses alone."""
+    whole = _refused(schema, schema)
+    if not whole:
+        return ""
+    for name, each in schema.get("properties", {}).items():
+        if isinstance(each, Mapping) and (reason := _refused(each, schema)):
+            return f"#/properties/{pointed(name)}: {reason}"
+    return f"#: {whole}"
+
+
+def _refused(part: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    """Return why the library refuses a part of a schema; empty if it does not."""
+    try:
+        check_source(schema_source({**part, "$defs": schema.get("$defs", {})}))
+    except InvalidGrammar as error:
+        return error.message
+    return ""
+
+
+@lru_cache(maxsize=512)
+def _enforced(calls: Calls, tool: Tool) -> Tool | None:
+    """Return a tool as a strict one; None if its schema cannot be enforced in this format."""
+    if tool.strict or tool.kind is ToolKind.CUSTOM or not tool.parameters:
+        return tool
+    try:
+        schema = json.dumps(checked_schema(json.loads(tool.parameters), "tools"), ensure_ascii=False)
+    except (InvalidSchema, RecursionError):
+        return None
+    strict = replace(tool, parameters=schema, strict=True)
+    return strict if _fault(calls, strict) is None else None
+
+
+# What formats write around content: headers of messages, and texts that carry nothing
+
+WHITE_SPACE: Final = "/[ \\t\\r\\n]{0,8}/"
+"""White space that models write after their reasoning."""
+
+_WORD: Final = re.compile(r"\s*\S+|\s+")
+_TYPE: Final = "[A-Za-z][A-Za-z0-9_.+\\/-]{0,31}"
+
+
+def header_text(lark: Lark, form: OutputFormat, text: str) -> str:
+    """Return an expression of a marker's text; before the end of a header a type of content may stand.
+
+    Each word is an expression, since another text may begin with the same words.
+    """
+    header = form.header
+    if header is None:
+        return lark.text(text)
+    words = sequence(*map(lark.text, _words(text.removesuffix(header.close), header)))
+    if not text.endswith(header.close):
+        return words
+    types = [lark.rule(f"/ {_TYPE}/", terminal=True)]
+    after_mark = lark.rule(f"/ ?{_TYPE}/", terminal=True)
+    types += [sequence(optional(literal(" ")), lark.text(each), after_mark) for each in header.marks]
+    return sequence(words, optional(either(types)), lark.text(header.close))
+
+
+def _words(text: str, header: Header) -> Iterator[str]:
+    """Yield the words of a text and the texts of a header among them."""
+    texts = "|".join(map(re.escape, (header.open, header.close, *header.marks)))
+    for part in re.split(f"({texts})", text):
+        yield from _WORD.findall(part)
+
+
+def message_begin(lark: Lark, form: OutputFormat) -> str:
+    """Return what may begin a further message of an output, in formats with channels."""
+    return optional(lark.text(form.ignored[0])) if form.content_open and form.ignored and not form.prefix else ""
+
+
+def content_start(form: OutputFormat, tokenizer: Tokenizer) -> str:
+    """Return a grammar in Lark of an output's content with what may stand around it; `@content` is the content."""
+    lark = Lark(markers_of(form, tokenizer))
+    opens = [header_text(lark, form, text.removeprefix(form.prefix)) for text in _content_opens(form)]
+    ignored = list(map(lark.text, form.ignored))
+    if form.prefix:
+        before = either(opens)  # the prompt has begun it
+    elif opens:
+        before = sequence(message_begin(lark, form), optional(either(opens)))
+    else:
+        before = optional(either(ignored)) if ignored else ""
+    closes = [lark.text(form.content_close)] if form.content_close else []
+    after = optional(either([*closes, *ignored])) if closes or ignored else ""
+    return lark.source(sequence(WHITE_SPACE if form.reasoning is not None else "", before, "@content", after))
+
+
+def _content_opens(form: OutputFormat) -> tuple[str, ...]:
+    return (form.content_open, *form.content_aliases) if form.content_open else ()

@@ -11,8 +11,7 @@ from typing import Any, Final, TypeVar
 from ferrum.core.errors import FerrumError, RequestError
 from ferrum.core.guidance import Guidance
 from ferrum.core.threads import yield_to_steps
-from ferrum.guides.grammar_tokens import GrammarTokens
-from ferrum.guides.guide_program import GuideProgram, program_of
+from ferrum.guides.guide_program import GrammarTokens, GuideProgram, program_of
 from ferrum.guides.sequence_guide import SequenceGuide
 from ferrum.scheduler.guides import Guides, StartGuide
 from ferrum.text.tokenizer import Tokenizer
