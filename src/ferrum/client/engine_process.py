@@ -29,7 +29,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 _PROGRAM: Final = (
     "import sys; sys.path[:] = {path!r}; "
-    "from ferrum.client.engine_process import child; child({descriptor}, {log_objects})"
+    "from ferrum.engine.engine_main import child; child({descriptor}, {log_objects})"
 )
 
 
