@@ -31,6 +31,7 @@ from ferrum.cli.tables import print_table
 from ferrum.client.build import engine_config
 from ferrum.core.step import AdapterUse
 from ferrum.runtime.load import build_executor
+from ferrum.runtime.local_executor import LocalStepExecutor
 from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.random_checkpoint import RandomCheckpoint
 from quality_peers import quantize
@@ -145,7 +146,7 @@ def measure(python: Path, folder: Path, steps: int) -> dict[str, Any]:
     quantize(str(python), plain, model, "q4_k_m")
     plain.unlink()
     capacity = 2 * (PROMPT + steps + 128)
-    executor = build_executor(engine_config(str(model), {"kv_capacity": capacity}).model)
+    executor = build_executor(LocalStepExecutor, engine_config(str(model), {"kv_capacity": capacity}).model)
     lm, peer, reads = executor.lm, PeerProcess(python, model, adapter), list[float]()
     executor.load_adapter("0", executor.read_adapter(str(adapter))[1])
     ours = {"base": Cell("base", [None]), "adapter": Cell("adapter", [AdapterUse("0")])}

@@ -30,8 +30,8 @@ from ferrum.core.step import AdapterUse, Rows, Sampling, Span, SpanExtras, SpanR
 from ferrum.kernels.adapters import Change, LowRank, SiteKind
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.sources.random_checkpoint import RandomCheckpoint
+from ferrum.verbs.load_executor import LocalExecutor
 from script import positive, run_script
 
 SHAPE: Final = "qwen3-0.6b"
@@ -118,7 +118,7 @@ def measure(steps: int) -> dict[str, Any]:
     """Time the steps of all cells."""
     rooms = (3 * TOGETHER + 3) * (PROMPT + steps + 128)  # in whole pages
     config = engine_config(SHAPE, {"quantize": QUANTIZE, "max_batch_size": 64, "kv_capacity": rooms})
-    executor = build_executor(config.model, checkpoint=RandomCheckpoint(SHAPE, shape_config(SHAPE)))
+    executor = build_executor(LocalExecutor, config.model, checkpoint=RandomCheckpoint(SHAPE, shape_config(SHAPE)))
     lm, probe, reads = executor.lm, Prober(None), list[float]()
     empty = _bases("none loaded")
     for cell in empty:

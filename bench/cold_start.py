@@ -45,7 +45,7 @@ mark("import ferrum")
 _IDS: Final = """
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Span, StepBatch, Want
-from ferrum.runtime.load import load_executor
+from ferrum.verbs.load_executor import load_executor
 mark("import numpy and the runtime")
 executor = load_executor(sys.argv[1])
 mark("weights, pool and program")

@@ -30,8 +30,8 @@ from ferrum.core.threads import Pauses, yield_to_steps
 from ferrum.kernels.adapters import Change
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.sources.random_checkpoint import RandomCheckpoint
+from ferrum.verbs.load_executor import LocalExecutor
 from script import run_script
 
 BLOCK: Final = 40
@@ -82,7 +82,7 @@ def prepare(executor: LocalExecutor, changes: Mapping[str, Change], open_gate: E
 def measure() -> dict[str, Any]:
     """Time the gaps alone and during a load, in turn."""
     config = engine_config(SHAPE, {"quantize": QUANTIZE, "kv_capacity": 2 * CONTEXT})
-    executor = build_executor(config.model, checkpoint=RandomCheckpoint(SHAPE, shape_config(SHAPE)))
+    executor = build_executor(LocalExecutor, config.model, checkpoint=RandomCheckpoint(SHAPE, shape_config(SHAPE)))
     gaps, changes = Stream(executor).gaps(), dora(executor.lm)
     times: dict[str, list[float]] = {"alone": [], "during": []}
     with ThreadPoolExecutor(1, "loader", yield_to_steps) as thread:

@@ -23,6 +23,7 @@ from ferrum.client.build import engine_config
 from ferrum.core.params import SamplingParams
 from ferrum.engine.recipe import with_scheduler
 from ferrum.runtime.load import build_executor
+from ferrum.runtime.local_executor import LocalStepExecutor
 from ferrum.sources.random_checkpoint import RandomCheckpoint
 from script import positive, run_script
 
@@ -50,7 +51,7 @@ def measure(sizes: list[int], kinds: list[str], steps: int, quantize: str) -> li
             "decode_seconds": 0.0,  # prompts are not measured
         },
     )
-    executor = build_executor(config.model, checkpoint=RandomCheckpoint(SHAPE, shape_config(SHAPE)))
+    executor = build_executor(LocalStepExecutor, config.model, checkpoint=RandomCheckpoint(SHAPE, shape_config(SHAPE)))
     seen: dict[tuple[int, str], list[tuple[float, float]]] = {(size, rules): [] for size in sizes for rules in kinds}
     gc.freeze()  # as an engine process does
     for block in range(max(1, steps // BLOCK)):

@@ -24,7 +24,7 @@ from ferrum.core.types import Request, TokenEvent
 from ferrum.engine.engine import Engine
 from ferrum.engine.messages import Message
 from ferrum.engine.recipe import with_scheduler
-from ferrum.runtime.load import load_executor
+from ferrum.verbs.load_executor import load_executor
 from packed import SHAPE, options_of, packed_model, write
 from script import run_script
 

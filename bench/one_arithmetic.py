@@ -20,7 +20,7 @@ import numpy as np
 
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.kernels.cpu.library import tiers
-from ferrum.runtime.load import load_executor
+from ferrum.verbs.load_executor import load_executor
 from script import positive, run_script
 
 WEIGHTS: Final[dict[str, dict[str, Any]]] = {

@@ -19,8 +19,7 @@ from ferrum.bench.subject import ExecutorSubject
 from ferrum.bench.workloads import WORKLOADS, Workload
 from ferrum.cache.page_table import PageCopy
 from ferrum.core.config import EngineConfig, ModelConfig
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from packed import SHAPE, options_of, packed_model, write
 from script import positive, run_script
 

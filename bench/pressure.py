@@ -28,6 +28,7 @@ from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.types import Request
 from ferrum.engine.recipe import with_scheduler
 from ferrum.runtime.load import build_executor
+from ferrum.runtime.local_executor import LocalStepExecutor
 from ferrum.sources.hub import BUILT_IN
 from script import positive, run_script
 
@@ -88,7 +89,7 @@ class PressureArm(Arm):
     def __init__(self, model: ModelConfig, capacity: int, sequences: int, **options: Any) -> None:
         loaded = replace(model, kv_capacity=capacity, max_batch_size=sequences)
         config = EngineConfig(model=loaded, max_tokens_per_step=max(512, sequences), **options)
-        self._executor = build_executor(loaded)
+        self._executor = build_executor(LocalStepExecutor, loaded)
         built = with_scheduler(self._executor, config, "bench")
         super().__init__(built)
         self.vocabulary = built.info.vocab_size

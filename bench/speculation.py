@@ -33,11 +33,11 @@ from ferrum.core.types import Request
 from ferrum.core.version import installed_version
 from ferrum.engine.recipe import with_scheduler
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.sampling.rows import Row
 from ferrum.sampling.sampler import LogprobsQuery, Sampler, SamplerInput
 from ferrum.sources.open_model import open_model
 from ferrum.sources.random_checkpoint import RandomCheckpoint
+from ferrum.verbs.load_executor import LocalExecutor
 from script import positive, run_script
 from speculation_texts import RECORDED
 
@@ -271,7 +271,7 @@ def measure(given: argparse.Namespace) -> SpeculationReport:
     room = {"max_batch_size": max(given.batch), "kv_capacity": pages * PAGE_SIZE}
     config = engine_config(given.model or given.shape, {"speculative": NGRAM, **room, **options})
     checkpoint = None if given.model else RandomCheckpoint(given.shape, shape_config(given.shape))
-    with build_executor(config.model, checkpoint=checkpoint) as executor:
+    with build_executor(LocalExecutor, config.model, checkpoint=checkpoint) as executor:
         report = SpeculationReport(
             version=SpeculationReport.LAYOUT,
             model=given.model or given.shape,

@@ -34,6 +34,7 @@ from ferrum.engine.host import ThreadHost
 from ferrum.engine.progress import NoBar
 from ferrum.engine.recipe import with_scheduler
 from ferrum.runtime.load import build_executor
+from ferrum.runtime.local_executor import LocalStepExecutor
 from ferrum.sources.open_model import open_model
 from ferrum.sources.random_checkpoint import RandomCheckpoint
 from ferrum.text.generation_config import GenerationConfig
@@ -111,7 +112,7 @@ def parts_of(tokenizer: str) -> Parts:
     """Return client parts of the shape's model with the tokenizer of a model."""
     options = {"quantize": "q4_0", "max_batch_size": 64, "kv_capacity": 8192}
     config = engine_config(SHAPE, options)
-    executor = build_executor(config.model, checkpoint=RandomCheckpoint(SHAPE, shape_config(SHAPE)))
+    executor = build_executor(LocalStepExecutor, config.model, checkpoint=RandomCheckpoint(SHAPE, shape_config(SHAPE)))
     source = open_model(tokenizer)
     found = source.tokenizer()
     if found is None:

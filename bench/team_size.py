@@ -32,6 +32,7 @@ from ferrum.core.policy_config import POLICY
 from ferrum.kernels.cpu.library import available_threads
 from ferrum.kernels.cpu.team_size import StepTeam
 from ferrum.runtime.load import build_executor
+from ferrum.runtime.local_executor import LocalStepExecutor
 from ferrum.sources.random_checkpoint import RandomCheckpoint
 from script import positive, run_script
 
@@ -127,9 +128,9 @@ def subject_of(model: str) -> ExecutorSubject:
     options = {"kv_capacity": -(-longest // 64) * 64}
     if model == SMALL:
         config = engine_config(SMALL, options)
-        return ExecutorSubject(build_executor(config.model), config, SMALL)
+        return ExecutorSubject(build_executor(LocalStepExecutor, config.model), config, SMALL)
     config = engine_config(SHAPE, {"quantize": QUANTIZE, "max_batch_size": 8, **options})
-    executor = build_executor(config.model, checkpoint=RandomCheckpoint(SHAPE, shape_config(SHAPE)))
+    executor = build_executor(LocalStepExecutor, config.model, checkpoint=RandomCheckpoint(SHAPE, shape_config(SHAPE)))
     return ExecutorSubject(executor, config, SHAPE)
 
 

@@ -17,23 +17,10 @@ _HOMES: Final = {
     name: home
     for home, names in {
         "ferrum.cache.page_table": "PageGroup PageTable",
-        "ferrum.contract.async_executor": "AsyncModelExecutor",
-        "ferrum.contract.capabilities": "AttentionType ExecutorCapabilities ExecutorTraits",
-        "ferrum.contract.decoder_llm": "DecoderOnlyLLM LlmRuntimeConfig StepwiseLLM UnifiedItem",
-        "ferrum.contract.executor": "ModelExecutor",
-        "ferrum.contract.executor_protocols": "AnyExecutor BatchModelExecutor SpeculativeExecutor",
-        "ferrum.contract.executor_registry": "ExecutorRegistry",
-        "ferrum.contract.executor_state": "ExecutorMemoryUsage ExecutorMetrics ExecutorState ExecutorStatus",
-        "ferrum.contract.factory": (
-            "ExecutorAttentionConfig ExecutorConfig ExecutorMemoryConfig ExecutorType ModelExecutorFactory "
-            "OptimizationConfig"
-        ),
-        "ferrum.contract.formats": "DataType Device",
-        "ferrum.contract.io_types": (
-            "DecodeInput DecodeOutput GenericKvCacheHandle KvCacheHandle LogitsPolicy ModelInfo "
-            "PrefillInput PrefillOutput SpeculativeDecodeOutput TokenId UnifiedBatch UnifiedBatchItem"
-        ),
+        "ferrum.contract.decoder_llm": "DecoderOnlyLLM LlmRuntimeConfig LogitsPolicy StepwiseLLM UnifiedItem",
+        "ferrum.contract.model_info": "DataType Device ExecutorTraits ModelInfo",
         "ferrum.contract.sequences": "SequenceStore StoreGroup",
+        "ferrum.contract.step_executor": "ExecutorState",
         "ferrum.core.config": "EngineConfig ModelConfig Switches",
         "ferrum.core.errors": (
             "CapacityError CheckpointError ConfigError ContextOverflow EngineDead ExecutorInUse FerrumError "
@@ -56,12 +43,25 @@ _HOMES: Final = {
         "ferrum.client.llm": "LLM",
         "ferrum.client.request_output": "CompletionOutput Delta Logprob RequestMetrics RequestOutput Usage",
         "ferrum.client.session": "Session",
-        "ferrum.runtime.adapters.adapted_llm": "AdaptedLLM MinimalLLM",
         "ferrum.runtime.decoder_lm": "DecoderLM",
-        "ferrum.runtime.llm_executor": "LlmExecutor",
-        "ferrum.runtime.load": "ModelPlan load_executor plan_model",
-        "ferrum.runtime.local_executor": "LocalExecutor",
+        "ferrum.runtime.load": "ModelPlan plan_model",
         "ferrum.server.server_config": "ServerConfig",
+        "ferrum.verbs.adapted_llm": "AdaptedLLM MinimalLLM",
+        "ferrum.verbs.async_executor": "AsyncModelExecutor",
+        "ferrum.verbs.capabilities": "AttentionType ExecutorCapabilities",
+        "ferrum.verbs.executor_registry": "AnyExecutor BatchModelExecutor ExecutorRegistry SpeculativeExecutor",
+        "ferrum.verbs.executor_reports": "ExecutorMemoryUsage ExecutorMetrics ExecutorStatus",
+        "ferrum.verbs.factory": (
+            "ExecutorAttentionConfig ExecutorConfig ExecutorMemoryConfig ExecutorType ModelExecutorFactory "
+            "OptimizationConfig"
+        ),
+        "ferrum.verbs.io_types": (
+            "DecodeInput DecodeOutput GenericKvCacheHandle KvCacheHandle PrefillInput PrefillOutput "
+            "SpeculativeDecodeOutput TokenId UnifiedBatch UnifiedBatchItem"
+        ),
+        "ferrum.verbs.llm_executor": "LlmExecutor",
+        "ferrum.verbs.load_executor": "LocalExecutor load_executor",
+        "ferrum.verbs.model_executor": "ModelExecutor",
     }.items()
     for name in names.split()
 }

@@ -27,8 +27,10 @@ def has_private_state(node: ast.ClassDef) -> bool:
 
 
 def created_names(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a node calls, or passes on as the default of an argument."""
+    """Yield the names that a node calls, hands to a builder, or passes on as the default of an argument."""
     made: list[ast.expr | None] = [node.func] if isinstance(node, ast.Call) else []
+    if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("build_"):
+        made += node.args
     if isinstance(node, ast.arguments):
         made += [*node.defaults, *node.kw_defaults]
     yield from (ast.unparse(each).rpartition(".")[2] for each in made if each is not None)
@@ -53,5 +55,8 @@ def test_planted_cut_is_found(tmp_path: Path) -> None:
     (tmp_path / "heir.py").write_text("class Heir(base.Base[int]):\n    pass\n\n\nHeir()\n")
     modules = sorted(tmp_path.iterdir())
     assert list(cut_classes(modules, tmp_path)) == ["base.py: Base"]
+    (tmp_path / "user.py").write_text("build_it(Base, 1)\n")
+    assert list(cut_classes(sorted(tmp_path.iterdir()), tmp_path)) == []
+    (tmp_path / "user.py").unlink()
     (tmp_path / "other.py").write_text("class Other(Base):\n    pass\n")
     assert list(cut_classes(sorted(tmp_path.iterdir()), tmp_path)) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ferrum.contract.io_types import ModelInfo
+from ferrum.contract.model_info import ModelInfo
 from ferrum.core import kv_shape, state_shape
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.kv_shape import KvShape
@@ -50,7 +50,7 @@ RULES = {rule.__name__ for rule in (*rules.LOGIT_RULES, *rules.CANDIDATE_RULES)}
 OTHER_WAYS = {"draw", "sample", "given_tokens", "grammar"}
 """The draw and its report are no edits of logits; a grammar's mask comes with the span."""
 STORES = {
-    "contract/io_types.py": ModelInfo,
+    "contract/model_info.py": ModelInfo,
     "models/builder.py": Builder,
     "models/decoder.py, Decoder": Decoder,
     "models/decoder.py, Inventory": Inventory,

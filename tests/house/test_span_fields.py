@@ -28,7 +28,7 @@ SPAN_PLACES = {
         "runtime/decoder_lm.py",
         "runtime/step_passes.py",
     ),
-    "runtime/llm_executor.py, an effect or a refusal": (*READ_BY_ALL, "runtime/llm_executor.py"),
+    "verbs/llm_executor.py, an effect or a refusal": (*READ_BY_ALL, "verbs/llm_executor.py"),
 }
 TABLE_PLACES = {
     "kernels/reference, a use": (
@@ -83,7 +83,7 @@ def test_a_planted_field_is_missing_in_every_place(places: dict[str, tuple[str, 
 def test_a_field_that_one_place_forgets_is_named_with_it(place: str) -> None:
     """The field `masks` gets a second name in the modules of one place."""
     homes = {SOURCE / part.partition(":")[0] for part in SPAN_PLACES[place] if part not in READ_BY_ALL}
-    homes |= {SOURCE / "runtime/span_results.py"} if place.startswith("runtime") else set()
+    homes |= {SOURCE / "runtime/span_results.py"} if place.startswith(("runtime", "verbs")) else set()
 
     def planted(path: Path) -> str:
         return path.read_text().replace("masks", "other") if path in homes else path.read_text()

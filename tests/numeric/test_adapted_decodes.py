@@ -10,8 +10,8 @@ import pytest
 from adapter_cases import BASES
 from adapter_kit import executor_with, two_adapters
 from ferrum import AdapterUse, Rows, Sampling, SamplingParams, Span, SpanExtras, SpanResult, StepBatch, Want
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.sources.adapters.adapter_file import AdapterFile
+from ferrum.verbs.load_executor import LocalExecutor
 
 CASE = BASES["qwen3"]
 PROMPT = (3, 1, 4, 1, 5, 9)

@@ -21,8 +21,7 @@ from ferrum.kernels.operations import Operations
 from ferrum.models.tensor_names import HEAD
 from ferrum.nn.named_weight import weight_names
 from ferrum.quant.dense import DenseWeight
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from native_twin import require_native, same_bits
 from tiny import directory_of, tokens_of
 

@@ -33,9 +33,9 @@ from ferrum.client.records.record import read_record
 from ferrum.client.records.record_files import find_record
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import RequestError
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.sources.adapters.open_adapter import open_adapter
 from ferrum.sources.read_model import read_spec
+from ferrum.verbs.load_executor import LocalExecutor
 from lora_files import write_lora
 from tiny import directory_of, find
 from tiny_with_tokenizer import spoken

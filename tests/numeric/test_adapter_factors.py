@@ -17,7 +17,7 @@ from ferrum.kernels.adapters import AdapterSite, Change, LowRank, Replacement, S
 from ferrum.quant.dense import DenseWeight
 from ferrum.runtime.adapters.adapter_checks import refuse_change
 from ferrum.runtime.adapters.adapter_factors import column_norms, row_norms, with_column_factors, with_factors
-from ferrum.runtime.load import load_executor
+from ferrum.verbs.load_executor import load_executor
 from native_twin import normal
 from native_weights import weight_of
 from tiny import directory_of, tokens_of

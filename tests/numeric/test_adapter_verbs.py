@@ -29,7 +29,7 @@ from ferrum import (
     load_executor,
 )
 from ferrum.core.errors import KvExhausted, RequestError, UnknownSequence
-from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.verbs.load_executor import LocalExecutor
 from tiny import directory_of
 from two_ranks import TwoRanks
 

@@ -25,6 +25,7 @@ from ferrum.runtime.load import build_executor
 from ferrum.runtime.packing import pack_directory
 from ferrum.sources.model_source import DirectoryModel
 from ferrum.sources.random_checkpoint import RandomCheckpoint
+from ferrum.verbs.load_executor import LocalExecutor
 from native_twin import require_native
 from own_server import write_shape
 from receipt import receipt, timed_operations
@@ -43,7 +44,7 @@ def subject_of(
 ) -> Iterator[ExecutorSubject]:
     config = engine_config("tiny", {"kernels": kernels, "kv_capacity": capacity, "max_batch_size": 4})
     checkpoint = RandomCheckpoint("tiny", {**SHAPES["tiny"], **changes})
-    executor = build_executor(config.model, checkpoint=checkpoint, max_rows=max_rows)
+    executor = build_executor(LocalExecutor, config.model, checkpoint=checkpoint, max_rows=max_rows)
     with ExecutorSubject(executor, config, "tiny") as subject:
         yield subject
 
@@ -166,7 +167,7 @@ def test_a_setting_has_the_formats_of_what_was_loaded(tmp_path: Path, packed, as
         pack_directory(DirectoryModel(directory), tmp_path / "packed", packed)
         directory = tmp_path / "packed"
     config = engine_config(str(directory), {"kv_capacity": 128, "max_batch_size": 1, **asked})
-    with ExecutorSubject(build_executor(config.model), config, "m") as subject:
+    with ExecutorSubject(build_executor(LocalExecutor, config.model), config, "m") as subject:
         assert set(setting_of(subject, "m").formats) == formats
 
 

@@ -28,7 +28,7 @@ from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.engine.host import ThreadHost
 from ferrum.engine.recipe import with_scheduler
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.verbs.load_executor import LocalExecutor
 from native_twin import require_native
 from tiny import directory_of, find, tokens_of
 
@@ -72,7 +72,9 @@ def told(output: RequestOutput) -> Answer:
 
 def loaded(capacity: int) -> LocalExecutor:
     name = str(directory_of(find(CASE)))
-    return build_executor(ModelConfig(model=name, kernels="native", dtype="float32", kv_capacity=capacity, threads=1))
+    return build_executor(
+        LocalExecutor, ModelConfig(model=name, kernels="native", dtype="float32", kv_capacity=capacity, threads=1)
+    )
 
 
 def opened(executor: LocalExecutor, directory: Path | None) -> LLM:

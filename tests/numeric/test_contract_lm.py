@@ -9,7 +9,7 @@ from test_contract_local import poisoned
 
 from contract_llm import *  # noqa: F403 - the tests themselves
 from ferrum.contract.decoder_llm import DecoderOnlyLLM
-from ferrum.runtime.load import load_executor
+from ferrum.verbs.load_executor import load_executor
 
 
 @pytest.fixture(params=["qwen3", "llama3"])

@@ -16,8 +16,7 @@ from awaited_executor import awaited
 from contract_kit import POISON, Kit, Maker, Options
 from contract_verbs import *  # noqa: F403 - the tests themselves
 from contract_verbs.pages import *  # noqa: F403 - and those of pages
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from shared_models import folder
 from tiny import directory_of, find
 from toy_backend import toy_backend

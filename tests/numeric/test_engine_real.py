@@ -21,9 +21,9 @@ from ferrum.client.request_output import Logprob, Logprobs, RequestOutput
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.step import PendingStep, StepBatch, StepOutput
 from ferrum.runtime.decoder_lm import DecoderLM
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler import admission
 from ferrum.scheduler.planner import Planner
+from ferrum.verbs.load_executor import LocalExecutor
 from native_twin import require_native
 from outcomes import essence
 from tiny import Case, directory_of, find, reference_logits

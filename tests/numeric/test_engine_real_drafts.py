@@ -20,14 +20,13 @@ from ferrum.client.request_output import Delta, RequestOutput, join
 from ferrum.core.step import PendingStep, StepBatch
 from ferrum.engine.host import Built, ThreadHost
 from ferrum.engine.messages import EngineInfo
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.sequence import Sequence
 from ferrum.text.generation_config import load_generation_config
 from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.tokenizer import load_tokenizer
+from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from outcomes import essence
 from tiny_with_tokenizer import spoken
 

@@ -18,11 +18,10 @@ from ferrum.core.errors import KvExhausted
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Span, SpanResult, StepBatch, TokenLogprobs, Want
 from ferrum.core.types import FinishReason, Request, TokenEvent
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.sequence import Sequence as Choice
+from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from native_twin import require_native
 from random_load import RandomLoad
 from random_requests import recipe

@@ -15,14 +15,16 @@ import pytest
 import torch
 
 from ferrum import load_executor
-from ferrum.contract.capabilities import AttentionType
-from ferrum.contract.executor_state import ExecutorState
-from ferrum.contract.io_types import DataType, DecodeInput, LogitsPolicy, PrefillInput, UnifiedBatch, UnifiedBatchItem
+from ferrum.contract.decoder_llm import LogitsPolicy
+from ferrum.contract.model_info import DataType
+from ferrum.contract.step_executor import ExecutorState
 from ferrum.core.errors import ConfigError, ExecutorInUse, InvalidTransition, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.step import CARRY, Hidden, Rows, Sampling, Span, SpanResult, StepBatch, Want
-from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.verbs.capabilities import AttentionType
+from ferrum.verbs.io_types import DecodeInput, PrefillInput, UnifiedBatch, UnifiedBatchItem
+from ferrum.verbs.load_executor import LocalExecutor
 from tiny import directory_of, find, model_of, reference_logits, tokens_of
 
 WINDOWS = "qwen3-windows"

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from ferrum import load_executor
-from ferrum.contract.io_types import PrefillInput
 from ferrum.runtime.memory import return_free_memory
 from ferrum.sampling.rows import Row
 from ferrum.sampling.sampler import SamplerInput
+from ferrum.verbs.io_types import PrefillInput
 from held_arrays import owned_arrays
 from native_twin import TIERS, require_native, sampler_of
 from sampling_twin import best_of, request

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ferrum import load_executor
-from ferrum.contract.io_types import PrefillInput
 from ferrum.core.errors import CapacityError, ConfigError
 from ferrum.kernels.reference import ReferenceKernels
+from ferrum.verbs.io_types import PrefillInput
 from native_twin import require_native
 from tiny import directory_of, find
 

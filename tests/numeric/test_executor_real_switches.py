@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from ferrum import LLM, load_executor
-from ferrum.contract.io_types import DecodeInput, PrefillInput
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.kernels.cpu import library
-from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.verbs.io_types import DecodeInput, PrefillInput
+from ferrum.verbs.load_executor import LocalExecutor
 from tiny import Case, directory_of, find, tokens_of
 
 CASE = find("qwen3-windows")

@@ -19,11 +19,10 @@ from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.models.class_defaults import ALIASES, with_defaults
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES, load_families
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.packing import pack_directory
 from ferrum.sources.checkpoint import read_config
 from ferrum.sources.model_source import DirectoryModel
+from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from native_twin import require_native
 from tiny import BASE, CASES, Case, directory_of, model_of, reference_logits, tokens_of
 

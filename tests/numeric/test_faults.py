@@ -16,8 +16,7 @@ from ferrum.core.step import Hidden, Rows, Span, SpanResult, StepBatch, Want
 from ferrum.kernels.cpu.program import NativeProgram
 from ferrum.kernels.interface import NetworkOutput, StepTables
 from ferrum.kernels.operations import Operations
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from native_twin import require_native
 from tiny import directory_of, find, tokens_of
 

@@ -21,10 +21,9 @@ from ferrum.engine.engine import Engine
 from ferrum.engine.messages import Events, Message
 from ferrum.kernels.cpu.program import NativeProgram
 from ferrum.kernels.interface import NetworkOutput, StepTables
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
+from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from late_backend import late_backend
 from native_twin import require_native
 from tiny import directory_of, find, tokens_of

@@ -24,8 +24,8 @@ from ferrum.cli.main import execute
 from ferrum.client.request_output import RequestOutput
 from ferrum.engine.host import Built
 from ferrum.engine.recipe import with_scheduler
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.sources.hub import BUILT_IN, resolve_model
+from ferrum.verbs.load_executor import LocalExecutor
 
 PROMPTS = ["def add(a, b):\n", "import os\n", "class Stack:\n    def push(self, item):\n"]
 SAMPLED = SamplingParams(n=2, temperature=0.8, seed=7, max_tokens=12, logprobs=2, prompt_logprobs=1)

@@ -18,10 +18,11 @@ from ferrum.cli.main import execute
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import CheckpointError, FerrumError, Unsupported
 from ferrum.quant.gguf_blocks import GGUF_TYPES
-from ferrum.runtime.load import load_executor, plan_model
+from ferrum.runtime.load import plan_model
 from ferrum.runtime.packing import pack_directory
 from ferrum.sources.gguf_model import GgufModel, GgufTensors
 from ferrum.sources.model_source import DirectoryModel
+from ferrum.verbs.load_executor import load_executor
 from gguf_twin import TOKENIZER, write_gguf
 from tiny import Case, directory_of, find
 

@@ -10,7 +10,7 @@ import torch
 
 from ferrum.core.errors import RequestError
 from ferrum.core.step import Inputs, Rows, Span, SpanExtras, StepBatch, Want
-from ferrum.runtime.load import load_executor
+from ferrum.verbs.load_executor import load_executor
 from native_twin import require_native
 from tiny import directory_of, find, model_of, tokens_of
 

@@ -15,10 +15,10 @@ from safetensors.numpy import load_file, save_file
 from family_twin import MODELS, logits_of
 from ferrum.core.errors import CheckpointError
 from ferrum.core.logging import info_once
-from ferrum.runtime.load import load_executor
 from ferrum.runtime.packing import pack_directory
 from ferrum.sources.checkpoint import Checkpoint
 from ferrum.sources.model_source import DirectoryModel
+from ferrum.verbs.load_executor import load_executor
 from quantized_kit import awq, float8, gptq, packed, write_quantized
 from tiny import directory_of, tokens_of
 

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from family_twin import MODELS, TOLERANCE, logits_of
 from ferrum.core.errors import CheckpointError, FerrumError
 from ferrum.core.logging import info_once
-from ferrum.runtime.load import load_executor
+from ferrum.verbs.load_executor import load_executor
 from hybrid_gguf import KINDS, Tensors, metadata_of, written
 from tiny import directory_of, reference_logits, tokens_of
 

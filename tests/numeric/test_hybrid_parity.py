@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from family_twin import MODELS, TOLERANCE, logits_of
-from ferrum.runtime.load import load_executor
+from ferrum.verbs.load_executor import load_executor
 from tiny import directory_of, model_of, tokens_of
 
 HYBRID = [name for name in MODELS if name.startswith(("qwen3-next", "qwen3.5", "lfm2"))]

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ferrum.contract.capabilities import AttentionType
-from ferrum.contract.io_types import DataType
+from ferrum.contract.model_info import DataType
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import Unsupported
 from ferrum.core.step import Rows, Span, StepBatch, Want
@@ -29,10 +28,11 @@ from ferrum.models.spec import DecoderSpec, MlpSpec, pre_norm
 from ferrum.models.tensor_views import View
 from ferrum.quant.dense import DenseWeight
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.memory import PoolLimits, pool_groups, pool_part
 from ferrum.sources.random_checkpoint import RandomCheckpoint
 from ferrum.sources.viewed_tensors import index_of
+from ferrum.verbs.capabilities import AttentionType
+from ferrum.verbs.load_executor import LocalExecutor
 from native_twin import TIERS, Twin, normal, require_native, same_bits, tables_of
 
 FORMATS = ("float32", "bfloat16", "int8")
@@ -335,7 +335,7 @@ def opened(kernels: str, format: str, **options: Any) -> LocalExecutor:
     usual = {"dtype": "float32", "max_batch_size": 3, "kv_capacity": 576}
     config = ModelConfig(model="toy", kernels=kernels, kv_dtype=format, **usual | options)
     values = {"architectures": ["LatentForCausalLM"], "q_lora_rank": 24}
-    return build_executor(config, checkpoint=RandomCheckpoint("toy", values), page_size=64)
+    return build_executor(LocalExecutor, config, checkpoint=RandomCheckpoint("toy", values), page_size=64)
 
 
 @pytest.mark.usefixtures("family")

@@ -14,9 +14,8 @@ from ferrum.kernels.program_recorder import record
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.models.tensor_names import EMBEDDING
 from ferrum.nn.named_weight import named_weights, weight_names
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.probed_network import ProbedNetwork
+from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from native_twin import require_native
 from tiny import CASES, Case, directory_of, find, tokens_of
 

@@ -15,6 +15,7 @@ from ferrum.kernels.numerics import NUMERICS_ID
 from ferrum.kernels.op_spec import Extent
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.runtime.load import build_executor
+from ferrum.verbs.load_executor import LocalExecutor
 from native_twin import TEAMS, TIERS
 from tiny import directory_of, find, tokens_of
 
@@ -34,7 +35,7 @@ def executor_of(name: str, format: str = "auto", *, page_size: int = 64, max_row
     elif checkpoint is None:
         options |= {"dtype": format}
     config = ModelConfig(model=str(directory), kv_capacity=4096, **options)
-    return build_executor(config, checkpoint=checkpoint, page_size=page_size, max_rows=max_rows)
+    return build_executor(LocalExecutor, config, checkpoint=checkpoint, page_size=page_size, max_rows=max_rows)
 
 
 @cache

@@ -19,7 +19,6 @@ from ferrum.quant.backend_quantizer import quantize
 from ferrum.quant.block_weight import PanelWeight
 from ferrum.quant.scale_search import THOROUGH
 from ferrum.quant.schemes import SCHEMES
-from ferrum.runtime.load import load_executor
 from ferrum.runtime.packing import pack_directory
 from ferrum.sources.checkpoint import Checkpoint
 from ferrum.sources.model_source import DirectoryModel
@@ -28,6 +27,7 @@ from ferrum.sources.random_checkpoint import RandomCheckpoint
 from ferrum.text.chat_template import load_chat_template
 from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.pooling import load_pooling
+from ferrum.verbs.load_executor import load_executor
 from packed_kit import copy_of, logits_of, packed_of
 from tiny import directory_of, find
 

@@ -14,18 +14,19 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ferrum.cli.main import execute
-from ferrum.contract.io_types import DataType
+from ferrum.contract.model_info import DataType
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import CheckpointError, ConfigError, FerrumError, Unsupported
 from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
 from ferrum.runtime import packing
-from ferrum.runtime.load import load_executor, plan_model
+from ferrum.runtime.load import plan_model
 from ferrum.runtime.packing import pack_directory
 from ferrum.sources.checkpoint import Checkpoint
 from ferrum.sources.model_source import DirectoryModel
 from ferrum.sources.parameters import model_spec
 from ferrum.sources.remote_headers import RemoteHeaders
+from ferrum.verbs.load_executor import load_executor
 from native_twin import require_native
 from packed_kit import copy_of, logits_of
 from tiny import CASES, Case, directory_of, find, tokens_of

@@ -11,7 +11,7 @@ import torch
 
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.models.families import decoder_spec
-from ferrum.runtime.load import load_executor
+from ferrum.verbs.load_executor import load_executor
 from tiny import CASES, Case, directory_of, find, model_of, reference_logits, tokens_of
 
 TOLERANCE = 1e-4

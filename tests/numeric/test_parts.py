@@ -15,7 +15,6 @@ import pytest
 
 from ferrum import DataType, PrefillInput, Span, StepBatch, Want
 from ferrum.bench.limits import layer_kv_bytes
-from ferrum.contract.capabilities import AttentionType
 from ferrum.core.config import ModelConfig, Switches
 from ferrum.core.kv_shape import KvShape
 from ferrum.core.memory_plan import MemoryPlan, PoolPart, memory_requirements
@@ -37,9 +36,10 @@ from ferrum.nn.mlp import PlainMlp
 from ferrum.nn.named_weight import named_weights
 from ferrum.nn.norm import Norm
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.sources.parameters import Parameters
 from ferrum.sources.random_checkpoint import RandomCheckpoint
+from ferrum.verbs.capabilities import AttentionType
+from ferrum.verbs.load_executor import LocalExecutor
 from held_arrays import owned_arrays
 from native_twin import require_native
 
@@ -195,7 +195,9 @@ def load(kernels: str, value_dim: int, kv_dtype: str = "float32", **options: Any
         require_native()
     chosen = {"dtype": "float32", "max_batch_size": 3, "kv_capacity": 96} | options
     config = ModelConfig(model="toy", kernels=kernels, kv_dtype=kv_dtype, **chosen)
-    return build_executor(config, checkpoint=RandomCheckpoint("toy", config_of(value_dim)), page_size=16, max_rows=16)
+    return build_executor(
+        LocalExecutor, config, checkpoint=RandomCheckpoint("toy", config_of(value_dim)), page_size=16, max_rows=16
+    )
 
 
 def expected_logits(value_dim: int) -> np.ndarray:

@@ -26,6 +26,7 @@ from ferrum.sources.checkpoint import Checkpoint
 from ferrum.sources.hub import BUILT_IN, resolve_model
 from ferrum.sources.model_source import DirectoryModel
 from ferrum.sources.parameters import PlannedParameters
+from ferrum.verbs.load_executor import LocalExecutor
 from native_twin import require_native
 from own_server import write_shape
 from tiny import directory_of, find
@@ -42,7 +43,7 @@ OPTIONS = (
 
 def agrees(config: ModelConfig) -> None:
     plan = plan_model(config)
-    with build_executor(config) as executor:
+    with build_executor(LocalExecutor, config) as executor:
         assert plan.traits == executor.traits, "the memory plan is one of the traits"
         assert (plan.info, plan.kv_capacity) == (executor.info, executor.kv_capacity())
 
@@ -151,7 +152,7 @@ def test_there_are_rotations_for_the_longest_sequence_that_fits(kernels: str, tm
         model = ModelConfig(model=str(tmp_path), kernels=kernels, kv_capacity=capacity)
         traits = plan_model(model).traits
         assert traits.longest_sequence == pages * PAGE_SIZE < traits.max_sequence_length
-        with build_executor(model) as executor:
+        with build_executor(LocalExecutor, model) as executor:
             assert executor.traits == traits
         tables.append(traits.memory.tables - pages * PAGE_SIZE * row)
     assert tables[0] == tables[1] < PAGE_SIZE * row
@@ -172,7 +173,7 @@ def test_a_model_beyond_the_memory_is_refused_before_loading(tmp_path: Path, mon
     model = str(blank_directory(tmp_path / "huge", layers=1000))
     for options, size in (({}, r"36\d\.\d"), ({"quantize": "q4_0"}, r"10\d\.\d")):
         with pytest.raises(CapacityError, match=rf"memory for {size} GiB of weights"):
-            build_executor(ModelConfig(model=model, **options))
+            build_executor(LocalExecutor, ModelConfig(model=model, **options))
 
 
 def test_the_error_says_how_much_memory_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,20 +182,20 @@ def test_the_error_says_how_much_memory_is_missing(monkeypatch: pytest.MonkeyPat
     wanted = plan_model(config).traits.memory.weights
     monkeypatch.setattr("ferrum.runtime.memory.free_memory", lambda: wanted - 1000)
     with pytest.raises(CapacityError, match=r"(\d+\.\d MiB) of weights: \1 are free, 1000 B too little"):
-        build_executor(config)
+        build_executor(LocalExecutor, config)
 
 
 def test_a_pool_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ferrum.runtime.pool_plan.free_memory", lambda: 64 << 20)
-    with build_executor(ModelConfig(model=BUILT_IN, kv_capacity=1000)) as executor:
+    with build_executor(LocalExecutor, ModelConfig(model=BUILT_IN, kv_capacity=1000)) as executor:
         fitting = executor.kv_capacity() * (64 << 20) // executor.memory_plan.kv_pool
-    build_executor(ModelConfig(model=BUILT_IN, kv_capacity=fitting * 9 // 10)).shutdown()
+    build_executor(LocalExecutor, ModelConfig(model=BUILT_IN, kv_capacity=fitting * 9 // 10)).shutdown()
     with pytest.raises(CapacityError, match="KV pool"):
-        build_executor(ModelConfig(model=BUILT_IN, kv_capacity=fitting * 11 // 10))
+        build_executor(LocalExecutor, ModelConfig(model=BUILT_IN, kv_capacity=fitting * 11 // 10))
 
 
 def test_swap_buffers_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with build_executor(ModelConfig(model=BUILT_IN, kv_capacity=1000)) as executor:
+    with build_executor(LocalExecutor, ModelConfig(model=BUILT_IN, kv_capacity=1000)) as executor:
         free = executor.memory_plan.kv_pool + (1 << 20)
         monkeypatch.setattr("ferrum.runtime.local_executor.free_memory", lambda: free)
         executor.keep_pages(swap_bytes=1 << 20)
@@ -210,7 +211,7 @@ def test_plans_refuse_the_errors_of_loading() -> None:
     huge = ModelConfig(model=BUILT_IN, kv_capacity=1 << 50)
     assert plan_model(huge).kv_capacity >= 1 << 50
     with pytest.raises(CapacityError):
-        build_executor(huge)
+        build_executor(LocalExecutor, huge)
 
 
 def test_a_batch_beyond_the_default_step_is_planned(capsys: pytest.CaptureFixture[str]) -> None:

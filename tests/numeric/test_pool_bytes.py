@@ -11,8 +11,7 @@ import pytest
 from ferrum import load_executor
 from ferrum.bench.shapes import SHAPES
 from ferrum.cli.main import execute
-from ferrum.contract.factory import ExecutorConfig, ExecutorMemoryConfig, ModelExecutorFactory
-from ferrum.contract.io_types import DataType
+from ferrum.contract.model_info import DataType
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import ConfigError
 from ferrum.core.state_shape import StateShape
@@ -22,9 +21,10 @@ from ferrum.kernels.reference import ReferenceKernels
 from ferrum.models.decoder import inventory
 from ferrum.models.families import decoder_spec
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.memory import PoolLimits, pool_groups, pool_part
 from ferrum.sources.random_checkpoint import RandomCheckpoint
+from ferrum.verbs.factory import ExecutorConfig, ExecutorMemoryConfig, ModelExecutorFactory
+from ferrum.verbs.load_executor import LocalExecutor
 from held_arrays import owned_arrays
 from native_twin import require_native
 from tiny import directory_of, find
@@ -53,7 +53,9 @@ def held_by(kernels: Kernels) -> int:
 def executor_of(kernels: str, head_dim: int, page_size: int, format: str, **options: int) -> LocalExecutor:
     shape = {**SHAPES["tiny"], "head_dim": head_dim}
     config = ModelConfig(model="tiny", kernels=kernels, kv_dtype=format, max_batch_size=4, kv_capacity=200)
-    return build_executor(config, checkpoint=RandomCheckpoint("tiny", shape), page_size=page_size, **options)
+    return build_executor(
+        LocalExecutor, config, checkpoint=RandomCheckpoint("tiny", shape), page_size=page_size, **options
+    )
 
 
 @pytest.mark.parametrize(("name", "head_dim", "page_size", "format"), SIZES)

@@ -18,8 +18,8 @@ from ferrum.core.errors import FerrumError, Unsupported
 from ferrum.models.attention_spec import AttentionSpec
 from ferrum.models.families import decoder_spec
 from ferrum.models.spec import DecoderSpec
-from ferrum.runtime.load import load_executor
 from ferrum.text.text_config import _TEXT_TYPES
+from ferrum.verbs.load_executor import load_executor
 from native_twin import require_native
 from tiny import BASE, directory_of, model_of, tokens_of
 

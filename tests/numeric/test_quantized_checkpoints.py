@@ -16,8 +16,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import CheckpointError
 from ferrum.quant.bit_words import add_one, unpack
-from ferrum.runtime.load import load_executor, plan_model
+from ferrum.runtime.load import plan_model
 from ferrum.sources.model_source import DirectoryModel
+from ferrum.verbs.load_executor import load_executor
 from quantized_kit import (
     E8M0,
     Quantized,

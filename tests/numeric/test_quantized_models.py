@@ -18,9 +18,9 @@ from ferrum.quant.backend_quantizer import quantize
 from ferrum.quant.block_format import BLOCK_FORMATS, data_type
 from ferrum.quant.panels import panel_shape
 from ferrum.quant.schemes import SCHEMES
-from ferrum.runtime.load import load_executor
 from ferrum.sources.checkpoint import Checkpoint
 from ferrum.sources.parameters import Parameters
+from ferrum.verbs.load_executor import load_executor
 from tiny import directory_of, find, tokens_of
 
 NAMES = tuple(sorted({scheme.name for scheme in SCHEMES.values()}))

@@ -9,12 +9,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from ferrum.bench.shapes import SHAPES, shape_config, shape_title
-from ferrum.contract.io_types import PrefillInput
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import ConfigError
 from ferrum.models.families import decoder_spec
 from ferrum.runtime.load import build_executor
 from ferrum.sources.random_checkpoint import DEVIATION, RandomCheckpoint
+from ferrum.verbs.io_types import PrefillInput
+from ferrum.verbs.load_executor import LocalExecutor
 from own_server import write_shape
 
 # Parameters without the embedding, from their model cards, in billions.
@@ -83,7 +84,7 @@ def test_the_tensors_are_exactly_the_decoders(changes):
     """The loader itself refuses missing, misshapen and unexpected tensors."""
     store = RandomCheckpoint("tiny", {**SHAPES["tiny"], **changes})
     config = ModelConfig(model="tiny", kernels="reference", kv_capacity=64)
-    with build_executor(config, checkpoint=store) as executor:
+    with build_executor(LocalExecutor, config, checkpoint=store) as executor:
         assert executor.info.num_parameters == store.nbytes // 2
 
 
@@ -109,7 +110,7 @@ def test_two_loads_give_the_same_bits():
     def logits() -> np.ndarray:
         config = ModelConfig(model="tiny", kernels="reference", kv_capacity=64)
         store = RandomCheckpoint("tiny", SHAPES["tiny"])
-        with build_executor(config, checkpoint=store) as executor:
+        with build_executor(LocalExecutor, config, checkpoint=store) as executor:
             return executor.prefill(PrefillInput([3, 1, 4])).last_token_logits()
 
     assert np.array_equal(logits(), logits())

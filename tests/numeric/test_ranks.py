@@ -22,8 +22,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.engine.host import ThreadHost
 from ferrum.engine.recipe import with_scheduler
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from tiny import directory_of, find, tokens_of
 from two_ranks import TwoRanks
 

@@ -18,9 +18,9 @@ from ferrum import LLM, SamplingParams, load_executor
 from ferrum.bench.quality import Quality
 from ferrum.bench.quality_run import DEFAULT_TEXT, SPAN, config_of, reference_of, side_by_side
 from ferrum.core.step import Rows, Span, StepBatch, Want
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.sources.open_model import open_model
 from ferrum.text.tokenizer import Tokenizer
+from ferrum.verbs.load_executor import LocalExecutor
 from real_model import FILE, PACKAGE, real_model
 from source_tree import REPOSITORY
 

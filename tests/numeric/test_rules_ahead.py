@@ -15,11 +15,10 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.engine.engine import Engine
 from ferrum.engine.messages import Events, Message
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.sequence import Sequence
+from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from native_twin import require_native
 from tiny import directory_of, find
 

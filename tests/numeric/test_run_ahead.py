@@ -20,11 +20,10 @@ from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.engine import Engine
 from ferrum.engine.messages import Abort, Events, Message
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.sequence import Sequence as Choice
+from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from late_backend import late_backend
 from native_twin import require_native
 from random_requests import recipe

@@ -15,8 +15,7 @@ from threadpoolctl import threadpool_limits
 from fakes import scope_of
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Rows, Sampling, Span, StepBatch, Want
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from tiny import directory_of, find, tokens_of
 from toy_backend import toy_backend
 

@@ -12,14 +12,13 @@ import pytest
 
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.speculative.draft_model import DraftModel
 from ferrum.speculative.ngram import NGramProposer
 from ferrum.speculative.predicted_output import PredictionProposer
 from ferrum.speculative.speculator import Speculator
+from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from fixed_costs import SetCosts
 from tiny import directory_of, find
 

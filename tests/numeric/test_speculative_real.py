@@ -30,10 +30,10 @@ from ferrum.core.types import Request
 from ferrum.engine import draft_setup, recipe
 from ferrum.engine.messages import EngineStats
 from ferrum.engine.progress import NoBar
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler import admission
 from ferrum.scheduler.step_plan import StepCosts
 from ferrum.speculative.draft_model import DraftModel
+from ferrum.verbs.load_executor import LocalExecutor
 from fixed_costs import SetCosts
 from outcomes import essence
 from tiny import directory_of, find

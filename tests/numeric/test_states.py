@@ -20,10 +20,10 @@ from ferrum.core.step import Rows, Sampling, Span, SpanExtras, SpanResult, StepB
 from ferrum.core.types import Request
 from ferrum.engine.recipe import with_scheduler
 from ferrum.kernels.interface import StepTables
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.drafts import DraftRequest
 from ferrum.scheduler.sequence import begin as choices_of
 from ferrum.speculative.draft_model import DraftModel
+from ferrum.verbs.load_executor import LocalExecutor
 from fixed_costs import SetCosts
 from held_arrays import owned_arrays
 from native_twin import TIERS, require_native

@@ -14,12 +14,13 @@ from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.step_tables import Piece, stage
 from ferrum.sources.random_checkpoint import RandomCheckpoint
+from ferrum.verbs.load_executor import LocalExecutor
 from native_twin import TIERS, require_native
 
 
 def language_model(kernels: str) -> DecoderLM:
     config = ModelConfig(model="tiny", kernels=kernels, kv_capacity=128)
-    return build_executor(config, checkpoint=RandomCheckpoint("tiny", SHAPES["tiny"])).lm
+    return build_executor(LocalExecutor, config, checkpoint=RandomCheckpoint("tiny", SHAPES["tiny"])).lm
 
 
 def step(lm: DecoderLM, start: int, tokens: list[int]):

@@ -26,8 +26,8 @@ from ferrum.core.step import Sampling, Score, Span, SpanExtras, SpanResult, Step
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.runtime import assembly
 from ferrum.runtime.backend import ChosenKernels
-from ferrum.runtime.load import load_executor
 from ferrum.sampling.backend_sampler import sampler_of
+from ferrum.verbs.load_executor import load_executor
 from tiny import directory_of, find, tokens_of
 from toy_backend import Rows, ToyKernels, toy_backend
 

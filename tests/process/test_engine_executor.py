@@ -22,7 +22,7 @@ from ferrum.engine.engine_executor import EngineExecutor
 from ferrum.engine.host import ThreadHost
 from ferrum.engine.recipe import with_scheduler
 from ferrum.runtime.kv_tiers.page_files import PageFiles
-from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.verbs.load_executor import LocalExecutor
 
 
 class OtherExecutor(ServedFake):

@@ -16,7 +16,7 @@ import pytest
 from contract_kit import PROMPT, make_fake
 from engine_fakes import greedy, parts
 from ferrum.client.llm import LLM
-from ferrum.contract.io_types import DecodeInput, PrefillInput
+from ferrum.verbs.io_types import DecodeInput, PrefillInput
 from record_kit import recorded_parts
 
 

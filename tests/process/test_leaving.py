@@ -71,7 +71,7 @@ def test_a_forked_process_cannot_use_or_end_the_engine(process: bool) -> None:
 BARE = """
 import os, signal, sys, threading
 from contract_kit import PROMPT, make_fake
-from ferrum.contract.io_types import DecodeInput, PrefillInput
+from ferrum.verbs.io_types import DecodeInput, PrefillInput
 from ferrum.core.errors import EngineDead
 
 executor = make_fake().executor
@@ -139,7 +139,7 @@ def look_later():
 atexit.register(look_later)  # runs after the handlers of modules imported so far
 
 from contract_kit import PROMPT, make_fake
-from ferrum.contract.io_types import PrefillInput
+from ferrum.verbs.io_types import PrefillInput
 
 executor = make_fake().executor
 run = executor.lm.run
@@ -163,7 +163,7 @@ def test_no_step_runs_while_the_interpreter_ends() -> None:
 
 RECORDING = """
 import os, signal, sys
-from ferrum.contract.executor_state import StepRecorder
+from ferrum.verbs.executor_reports import StepRecorder
 from ferrum.core.step import Span
 
 recorder = StepRecorder()

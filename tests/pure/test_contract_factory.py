@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 from contract_kit import INFO, FakeContractExecutor, make_fake
-from ferrum.contract.capabilities import AttentionType
-from ferrum.contract.executor_registry import ExecutorRegistry
-from ferrum.contract.executor_state import ExecutorState
-from ferrum.contract.factory import (
+from ferrum.contract.model_info import DataType, Device
+from ferrum.contract.step_executor import ExecutorState
+from ferrum.core.config import PAGE_SIZE
+from ferrum.core.errors import CapacityError, ConfigError, ExecutorInUse, ModelNotFound, RequestError, Unsupported
+from ferrum.core.registry import Registry
+from ferrum.verbs.capabilities import AttentionType
+from ferrum.verbs.executor_registry import ExecutorRegistry
+from ferrum.verbs.factory import (
     ExecutorAttentionConfig,
     ExecutorConfig,
     ExecutorMemoryConfig,
@@ -20,10 +24,7 @@ from ferrum.contract.factory import (
     ModelExecutorFactory,
     OptimizationConfig,
 )
-from ferrum.contract.io_types import DataType, Device, PrefillInput
-from ferrum.core.config import PAGE_SIZE
-from ferrum.core.errors import CapacityError, ConfigError, ExecutorInUse, ModelNotFound, RequestError, Unsupported
-from ferrum.core.registry import Registry
+from ferrum.verbs.io_types import PrefillInput
 
 contract = pytest.mark.contract
 

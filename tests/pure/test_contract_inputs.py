@@ -8,21 +8,19 @@ import numpy as np
 import pytest
 
 from contract_kit import INFO
-from ferrum.contract.io_types import (
-    DataType,
+from ferrum.contract.decoder_llm import LogitsPolicy
+from ferrum.contract.model_info import DataType, Device, ModelInfo
+from ferrum.core.errors import InvalidToken, RequestError
+from ferrum.verbs.io_types import (
     DecodeInput,
-    Device,
     GenericKvCacheHandle,
     KvCacheHandle,
-    LogitsPolicy,
-    ModelInfo,
     PrefillInput,
     PrefillOutput,
     SpeculativeDecodeOutput,
     UnifiedBatch,
     UnifiedBatchItem,
 )
-from ferrum.core.errors import InvalidToken, RequestError
 
 contract = pytest.mark.contract
 

@@ -7,7 +7,7 @@ import pytest
 from contract_kit import FakeLM, FourMethods, Options
 from contract_llm import *  # noqa: F403 - the tests themselves
 from ferrum.contract.decoder_llm import DecoderOnlyLLM
-from ferrum.runtime.adapters.adapted_llm import AdaptedLLM
+from ferrum.verbs.adapted_llm import AdaptedLLM
 
 
 @pytest.fixture(params=["whole", "four methods"])

@@ -9,23 +9,17 @@ from dataclasses import replace
 import pytest
 
 from contract_kit import INFO, FakeContractExecutor, FakeLM, Options, make_fake, traits_of
-from ferrum.contract.capabilities import AttentionType, ExecutorCapabilities, capabilities
-from ferrum.contract.executor_state import (
-    LEGAL,
-    ExecutorMemoryUsage,
-    ExecutorMetrics,
-    ExecutorState,
-    ExecutorStatus,
-    Lifecycle,
-    StepRecorder,
-    percentile,
-)
-from ferrum.contract.io_types import DataType, DecodeInput, PrefillInput
+from ferrum.contract.model_info import DataType
+from ferrum.contract.step_executor import LEGAL, ExecutorState, Lifecycle
 from ferrum.core.errors import InvalidTransition, RequestError, StepError
 from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements, PoolPart
 from ferrum.core.params import SamplingParams
 from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, PrefixCounts, SpeculationCounts
-from ferrum.core.step import Rows, Sampling, Span, SpanExtras, StepBatch, Want, fastest_batch_size
+from ferrum.core.step import Rows, Sampling, Span, SpanExtras, StepBatch, Want
+from ferrum.scheduler.step_plan import fastest_batch_size
+from ferrum.verbs.capabilities import AttentionType, ExecutorCapabilities, capabilities
+from ferrum.verbs.executor_reports import ExecutorMemoryUsage, ExecutorMetrics, ExecutorStatus, StepRecorder, percentile
+from ferrum.verbs.io_types import DecodeInput, PrefillInput
 
 contract = pytest.mark.contract
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ferrum.contract.draft_acceptance import check_threshold, count_accepted
 from ferrum.core.errors import RequestError
+from ferrum.verbs.model_executor import check_threshold, count_accepted
 
 PEAKS = np.log(np.array([[0.5, 0.3, 0.2], [0.2, 0.4, 0.4], [0.6, 0.3, 0.1]])).astype(np.float32)
 

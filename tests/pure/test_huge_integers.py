@@ -12,13 +12,13 @@ import pytest
 from contract_kit import make_fake
 from engine_fakes import greedy, input_processor
 from ferrum.client.input_processor import RequestOptions
-from ferrum.contract.io_types import DecodeInput, PrefillInput, UnifiedBatch, UnifiedBatchItem
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Score, StepBatch, Want
 from ferrum.core.values import is_huge, shown
 from ferrum.server.server_config import ServerConfig
+from ferrum.verbs.io_types import DecodeInput, PrefillInput, UnifiedBatch, UnifiedBatchItem
 from span_kit import span_of
 
 HUGE = 10**5000

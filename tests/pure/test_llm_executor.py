@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from contract_kit import INFO, FakeLM, Options, make_llm
-from ferrum.contract.capabilities import AttentionType
 from ferrum.contract.decoder_llm import UnifiedItem
-from ferrum.contract.io_types import PrefillInput
 from ferrum.core.errors import NonFiniteLogits, RequestError, StepError, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Span, SpanResult, StepBatch, Want
-from ferrum.runtime.adapters.adapted_llm import AdaptedLLM
-from ferrum.runtime.llm_executor import LlmExecutor
+from ferrum.verbs.adapted_llm import AdaptedLLM
+from ferrum.verbs.capabilities import AttentionType
+from ferrum.verbs.io_types import PrefillInput
+from ferrum.verbs.llm_executor import LlmExecutor
 
 contract = pytest.mark.contract
 

@@ -18,11 +18,10 @@ from transformers import PreTrainedModel
 
 from ferrum.core.config import ModelConfig
 from ferrum.core.step import AdapterUse, Rows, Span, SpanExtras, StepBatch, Want
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.sources.adapters.adapter_file import AdapterFile
 from ferrum.sources.adapters.open_adapter import open_adapter
 from ferrum.sources.read_model import read_spec
+from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from lora_files import write_lora
 from tiny import Case, directory_of, model_of, tokens_of
 

@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any
 
 from contract_kit import Kit, Maker
-from ferrum.contract.async_executor import AsyncModelExecutor
-from ferrum.contract.executor import ModelExecutor
+from ferrum.verbs.async_executor import AsyncModelExecutor
+from ferrum.verbs.model_executor import ModelExecutor
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from ferrum.core.step import Rows, Span, SpanResult, StepBatch, StepOutput, Want
-from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.verbs.load_executor import LocalExecutor
 from random_requests import VOCABULARY
 from schedules import Arithmetic, quiet_executor
 

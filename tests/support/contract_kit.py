@@ -14,17 +14,16 @@ from typing import Protocol
 import numpy as np
 
 from ferrum.cache.page_table import PageGroup, PageTable
-from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
-from ferrum.contract.executor import ModelExecutor
-from ferrum.contract.io_types import DataType, ModelInfo
+from ferrum.contract.model_info import DataType, ExecutorTraits, ModelInfo
 from ferrum.core.errors import FerrumError, KvExhausted, StepError, Unsupported
 from ferrum.core.memory_plan import MemoryPlan, PoolPart
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput
 from ferrum.kernels.reference.reference_math import best_tokens
-from ferrum.runtime.llm_executor import LlmExecutor
 from ferrum.runtime.span_results import SpanRows, result_alone
+from ferrum.verbs.llm_executor import LlmExecutor
+from ferrum.verbs.model_executor import ModelExecutor
 
 VOCABULARY = 131
 HIDDEN = 8

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from contract_kit import OTHER, POISON, PROMPT, same
-from ferrum.contract.decoder_llm import DecoderOnlyLLM, LlmRuntimeConfig, UnifiedItem
-from ferrum.contract.io_types import LogitsPolicy
+from ferrum.contract.decoder_llm import DecoderOnlyLLM, LlmRuntimeConfig, LogitsPolicy, UnifiedItem
 from ferrum.core.errors import (
     ContextOverflow,
     InvalidToken,

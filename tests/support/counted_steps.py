@@ -22,9 +22,9 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Span, StepBatch
 from ferrum.kernels.cpu.library import tiers
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.step_tables import Piece, stage
 from ferrum.sources.random_checkpoint import RandomCheckpoint
+from ferrum.verbs.load_executor import LocalExecutor
 
 LIBC = ctypes.CDLL(None)
 CONTEXT = 250
@@ -32,7 +32,7 @@ CONTEXT = 250
 
 def executor_of(**options) -> LocalExecutor:
     config = ModelConfig(model="tiny", kernels="native", threads=2, kv_capacity=4096, **options)
-    return build_executor(config, checkpoint=RandomCheckpoint("tiny", SHAPES["tiny"]))
+    return build_executor(LocalExecutor, config, checkpoint=RandomCheckpoint("tiny", SHAPES["tiny"]))
 
 
 def counted(step: Callable[[], object], times: int) -> int:

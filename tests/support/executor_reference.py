@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import ferrum
-from ferrum.contract.factory import OPTIONS
 from ferrum.core.config import Switches
 from ferrum.core.option_fields import accepted
+from ferrum.verbs.factory import OPTIONS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "executor.md"
 BEGIN, END = "<!-- reference: rendered by tests/support/executor_reference.py -->\n", "<!-- end of the reference -->\n"
@@ -47,7 +47,7 @@ VALUES = {
     "GenericKvCacheHandle": "Another name of `KvCacheHandle`.",
     "TokenId": "An index into the vocabulary.",
 }
-ELSEWHERE = ("ferrum.engine.", "ferrum.server.", "ferrum.core.params")
+ELSEWHERE = ("ferrum.client.", "ferrum.server.", "ferrum.core.params")
 """Homes of public names that are not the executor's."""
 
 

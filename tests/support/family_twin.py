@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from family_cases import FAMILY_CASES
 from ferrum.core.step import Rows, Span, StepBatch, Want
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from tiny import BASE, CASES, Case, directory_of, random_model, tokens_of
 
 TOLERANCE = 1e-4

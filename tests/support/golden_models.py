@@ -24,6 +24,7 @@ from ferrum.runtime.load import build_executor
 from ferrum.sampling.philox import fixed_numbers
 from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.tensor_file import TensorInfo
+from ferrum.verbs.load_executor import LocalExecutor
 
 BASE: dict[str, Any] = {
     "vocab_size": 137,
@@ -128,7 +129,7 @@ def logits_hash(family: str, weights: str, kv_format: str, **options: Any) -> st
     config = ModelConfig(model=family, dtype=dtype, kv_dtype=kv_format, max_batch_size=1, kv_capacity=128, **options)
     tokens = tuple(7 * i % BASE["vocab_size"] for i in range(PROMPT))
     digest = sha256()
-    with build_executor(config, checkpoint=FixedCheckpoint(family, weights), max_rows=96) as executor:
+    with build_executor(LocalExecutor, config, checkpoint=FixedCheckpoint(family, weights), max_rows=96) as executor:
         start = 0
         for _ in range(1 + DECODED):
             span = Span("s", start, tokens, Want.LOGITS, Rows.ALL)

@@ -19,6 +19,7 @@ from ferrum.runtime.adapters.merged_adapters import open_adapters, with_adapters
 from ferrum.runtime.load import build_executor
 from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.open_model import open_model
+from ferrum.verbs.load_executor import LocalExecutor
 
 
 @cache
@@ -40,5 +41,5 @@ def merged_logits(model: Path, adapters: Sequence[AdapterToMerge], tokens: list[
     config = ModelConfig(
         model=str(model), kernels="reference", dtype="float32", kv_dtype="float32", kv_capacity=len(tokens)
     )
-    with build_executor(config, checkpoint=merged_store(model, *adapters)) as executor:
+    with build_executor(LocalExecutor, config, checkpoint=merged_store(model, *adapters)) as executor:
         return logits_of(executor, tokens)

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from ferrum.core.step import Rows, Span, StepBatch, Want
-from ferrum.runtime.load import load_executor
 from ferrum.runtime.packing import pack_directory
 from ferrum.sources.model_source import DirectoryModel
+from ferrum.verbs.load_executor import load_executor
 from shared_models import folder
 from tiny import directory_of, find, tokens_of
 

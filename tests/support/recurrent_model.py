@@ -37,8 +37,8 @@ from ferrum.models.tensor_names import EMBEDDING
 from ferrum.nn.linear import Linear
 from ferrum.runtime.backend import ChosenKernels
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.sources.random_checkpoint import RandomCheckpoint
+from ferrum.verbs.load_executor import LocalExecutor
 from toy_backend import ToyKernels
 
 HIDDEN: Final = 48
@@ -315,6 +315,7 @@ def load(
         weights = Weights(kind, values)
         weights.poison = poison
         return build_executor(
+            LocalExecutor,
             ModelConfig(model=kind, **chosen | options),
             checkpoint=weights,
             page_size=page_size,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ferrum.contract.executor import ModelExecutor
 from ferrum.core.step import AdapterUse, Sampling, Score, Span, SpanExtras, SpanResult, StepBatch, TokenLogprobs, Want
 from ferrum.core.types import FinishReason, Request
+from ferrum.verbs.model_executor import ModelExecutor
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,11 @@ import recurrent_model
 from family_cases import FAMILY_CASES
 from ferrum.core.config import ModelConfig
 from ferrum.core.types import Adapter, Request
-from ferrum.runtime.load import load_executor
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.queues import POLICIES
 from ferrum.sources.adapters.adapter_file import AdapterFile
 from ferrum.sources.adapters.open_adapter import open_adapter
 from ferrum.sources.read_model import read_spec
+from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from lora_files import write_lora
 from native_twin import TIERS
 from random_requests import VOCABULARY, recipe

@@ -9,8 +9,8 @@ import numpy as np
 
 from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.interface import Kernels, NetworkOutput, StepTables
-from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.sharded_replay import Rank, ShardedReplay
+from ferrum.verbs.load_executor import LocalExecutor
 
 
 class HeardReplay:

@@ -22,7 +22,7 @@ from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.kernels.operations import F32
 from ferrum.kernels.program_recorder import record
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.runtime.local_executor import LocalStepExecutor
 from ferrum.runtime.text_spans import opening, text_spans
 from ferrum.sources.model_source import ModelSource
 from ferrum.sources.open_model import open_model
@@ -46,7 +46,7 @@ class LoadedModel:
         name: of the model, for reports.
     """
 
-    def __init__(self, executor: LocalExecutor, name: str) -> None:
+    def __init__(self, executor: LocalStepExecutor, name: str) -> None:
         self.executor, self.name = executor, name
 
     def logits(self, tokens: Sequence[int]) -> F32:
@@ -55,7 +55,7 @@ class LoadedModel:
         (result,) = self.executor.submit(StepBatch((span,))).result().results
         if isinstance(result, FerrumError):
             raise result
-        self.executor.release_cache("text")
+        self.executor.pages.release("text")
         logits: F32 | None = result.logits
         assert logits is not None, "the span asks for them"
         return logits
@@ -148,7 +148,9 @@ def side_by_side(text: str, reference: ModelConfig, judged: Sequence[ModelConfig
         def load(config: ModelConfig) -> LoadedModel:
             with loading(config.model) as progress:
                 checkpoint = sources[config.model].checkpoint()
-                executor = build_executor(config, max_rows=SPAN, progress=progress, checkpoint=checkpoint)
+                executor = build_executor(
+                    LocalStepExecutor, config, max_rows=SPAN, progress=progress, checkpoint=checkpoint
+                )
             return LoadedModel(stack.enter_context(executor), config.model)
 
         try:

@@ -14,7 +14,7 @@ from statistics import median
 from typing import ClassVar, Self
 
 from ferrum.bench.limits import Rates
-from ferrum.contract.capabilities import ExecutorTraits
+from ferrum.contract.model_info import ExecutorTraits
 from ferrum.core.errors import RequestError
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.version import installed_version

@@ -23,7 +23,7 @@ from ferrum.engine.host import ThreadHost
 from ferrum.engine.recipe import with_scheduler
 from ferrum.kernels.interface import StepTables
 from ferrum.kernels.program_recorder import record
-from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.runtime.local_executor import LocalStepExecutor
 from ferrum.runtime.step_tables import Piece, stage
 from ferrum.text.generation_config import GenerationConfig
 
@@ -53,7 +53,7 @@ class ExecutorSubject:
         name: of the model.
     """
 
-    def __init__(self, executor: LocalExecutor, config: EngineConfig, name: str) -> None:
+    def __init__(self, executor: LocalStepExecutor, config: EngineConfig, name: str) -> None:
         self.executor = executor
         self._lm = executor.lm
         self._pages = self._lm.pages

@@ -117,6 +117,7 @@ def load_subject(
     from ferrum.client.build import engine_config
     from ferrum.core.config import PAGE_SIZE, with_wide_steps
     from ferrum.runtime.load import build_executor
+    from ferrum.runtime.local_executor import LocalStepExecutor
     from ferrum.sources.random_checkpoint import RandomCheckpoint
 
     if (model is None) == (shape is None):
@@ -131,7 +132,8 @@ def load_subject(
     name = model or shape or ""
     checkpoint = None if shape is None else RandomCheckpoint(shape, shape_config(shape, layers))
     config = engine_config(name, with_wide_steps({**room, **options}))
-    return ExecutorSubject(build_executor(config.model, checkpoint=checkpoint), config, name)
+    executor = build_executor(LocalStepExecutor, config.model, checkpoint=checkpoint)
+    return ExecutorSubject(executor, config, name)
 
 
 def origin_of(subject: ExecutorSubject, prober: Prober) -> Origin:

@@ -1,1 +1,1 @@
-"""The executor contract: the verbs, inputs, outputs and handles of every executor."""
+"""The executor contract: steps, lease, states and sequences of an executor, and what a model offers it."""

@@ -8,15 +8,31 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
 
 from ferrum.contract.integer_lists import token_row
-from ferrum.contract.io_types import LogitsPolicy
 from ferrum.contract.sequences import SequenceStore, Undo, with_adapters
-from ferrum.contract.verbs import SPAN_WANTS
 from ferrum.core.errors import Unsupported
 from ferrum.core.json_record import JsonRecord
-from ferrum.core.step import Array, Span, StepBatch, StepOutput
+from ferrum.core.step import Array, Rows, Span, StepBatch, StepOutput, Want
 from ferrum.core.values import shown, whole
+
+
+class LogitsPolicy(StrEnum):
+    """The rows whose logits an item returns."""
+
+    NONE = "none"
+    LAST = "last"
+    ALL = "all"
+
+
+SPAN_WANTS: Final = {
+    LogitsPolicy.NONE: (Want.NONE, Rows.LAST),
+    LogitsPolicy.LAST: (Want.LOGITS, Rows.LAST),
+    LogitsPolicy.ALL: (Want.LOGITS, Rows.ALL),
+}
+"""A logits policy as a span's `want` and `rows`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

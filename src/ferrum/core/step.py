@@ -9,7 +9,7 @@ here: this room has no numerics.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import repeat
@@ -19,7 +19,6 @@ from typing import Any, Final, Protocol, TypeAlias
 from ferrum.core.errors import FerrumError, RequestError
 from ferrum.core.params import HISTORY, SamplingParams
 from ferrum.core.pickling import pickled_by_fields
-from ferrum.core.policy_config import POLICY
 
 Array = Any
 """An array of the executor's own kind (numpy on the CPU). The core only passes it on and indexes it."""
@@ -365,21 +364,3 @@ class FinishedStep:
     def result(self) -> StepOutput:
         """Return the output."""
         return self.output
-
-
-def fastest_batch_size(seconds: Callable[[int], float], limit: int) -> int:
-    """Return the batch size beyond which doubling gains less than `POLICY.batch_gain`.
-
-    A decode step reads all weights once whatever its batch size, so throughput grows until arithmetic is the limit.
-
-    Args:
-        seconds: duration of a decode step with this many sequences; infinite if they do not fit.
-        limit: largest size that can run, at least 1.
-    """
-    best, rate = 1, 1 / max(seconds(1), 1e-9)
-    while 2 * best <= limit:
-        larger = 2 * best / max(seconds(2 * best), 1e-9)
-        if larger <= POLICY.batch_gain * rate:
-            break
-        best, rate = 2 * best, larger
-    return best

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from ferrum.contract.io_types import ModelInfo
+from ferrum.contract.model_info import ModelInfo
 from ferrum.core.config import NGRAM, EngineConfig, ModelConfig
 from ferrum.core.errors import CheckpointError, ConfigError, ModelNotFound
 from ferrum.core.span_checks import is_one_of
@@ -113,10 +113,11 @@ def load_draft_model(
         CheckpointError: it is damaged.
     """
     from ferrum.runtime.load import build_executor
+    from ferrum.runtime.local_executor import LocalStepExecutor
 
     options = draft_config(config, target.kv_capacity())
     assert options is not None, "the options name a draft model"
-    executor = build_executor(options, checkpoint=draft.checkpoint())
+    executor = build_executor(LocalStepExecutor, options, checkpoint=draft.checkpoint())
     try:
         min_tokens = partial(_common_tokens, source, draft, target.info.vocab_size)
         check_vocabularies(target.info, executor.info, min_tokens)

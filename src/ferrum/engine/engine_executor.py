@@ -1,4 +1,4 @@
-"""The executor as an engine sees it. `LocalExecutor` is one; an executor of several ranks or of another machine can be.
+"""The executor as an engine sees it: a `LocalStepExecutor`, or one of several ranks or of another machine.
 
 The engine's loop only submits steps, and its host holds the lease. The scheduler reserves pages
 in the page table, which is in the engine's process.
@@ -11,8 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ferrum.cache.page_table import PageTable
-from ferrum.contract.capabilities import ExecutorTraits
-from ferrum.contract.io_types import ModelInfo
+from ferrum.contract.model_info import ExecutorTraits, ModelInfo
 from ferrum.core.adapter_facts import AdapterFacts
 from ferrum.core.step import PendingStep, StepBatch
 

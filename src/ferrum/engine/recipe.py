@@ -20,7 +20,7 @@ from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_plan import StepCosts
 
 if TYPE_CHECKING:
-    from ferrum.contract.capabilities import ExecutorTraits
+    from ferrum.contract.model_info import ExecutorTraits
     from ferrum.engine.engine_executor import EngineExecutor
     from ferrum.runtime.kv_tiers.page_files import PageFiles
     from ferrum.sources.model_source import ModelSource
@@ -45,11 +45,14 @@ class EngineRecipe:
     draft: ModelSource | None = None
 
     def __call__(self) -> Built:
-        from ferrum.runtime.load import build_executor  # imports numpy and the kernels: in the engine's process only
+        # These import numpy and the kernels: in the engine's process only.
+        from ferrum.runtime.load import build_executor
+        from ferrum.runtime.local_executor import LocalStepExecutor
 
         config = self.config
         with loading_bar(self.name) as progress:
             executor = build_executor(
+                LocalStepExecutor,
                 config.model,
                 run_ahead=config.run_ahead,
                 checkpoint=self.source.checkpoint(),

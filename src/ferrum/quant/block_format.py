@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.contract.formats import DataType
+from ferrum.contract.model_info import DataType
 
 _IQ4: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The 16 integers of IQ4_NL and IQ4_XS (ggml's `kvalues_iq4nl`)."""

@@ -22,7 +22,7 @@ from ferrum.kernels.reference.reference_math import tree_sum
 from ferrum.models.decoder import Decoder
 from ferrum.runtime.adapters.merged_adapters import ScaledAdapter, with_adapters
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.runtime.local_executor import LocalStepExecutor
 from ferrum.runtime.probed_network import ProbedNetwork
 from ferrum.runtime.text_spans import opening, text_spans
 from ferrum.sources.model_source import ModelSource
@@ -82,7 +82,7 @@ class Calibrator:
         switches = replace(Switches.from_environment(), disable_graphs=True)
         config = ModelConfig(model=source.name, dtype=dtype, max_batch_size=1, kv_capacity=SPAN, switches=switches)
         store = with_adapters(source.checkpoint(), adapters)
-        self._executor = build_executor(config, max_rows=SPAN, progress=progress, checkpoint=store)
+        self._executor = build_executor(LocalStepExecutor, config, max_rows=SPAN, progress=progress, checkpoint=store)
         self._sums = InputSquares(self._executor)
         self.spans = text_spans(tokens, start, min(SPAN, self._executor.traits.max_sequence_length))
 
@@ -108,7 +108,7 @@ class Calibrator:
             (result,) = self._executor.submit(StepBatch((span,))).result().results
             if isinstance(result, FerrumError):
                 raise result
-            self._executor.release_cache("text")
+            self._executor.pages.release("text")
             advance(1)
         return self._sums.importance()
 
@@ -120,7 +120,7 @@ class InputSquares:
         executor: without a recorded program; from now on runs the probed network.
     """
 
-    def __init__(self, executor: LocalExecutor) -> None:
+    def __init__(self, executor: LocalStepExecutor) -> None:
         decoder, host = executor.lm.network, executor.lm.kernels.host
         assert isinstance(decoder, Decoder), "the network is walked, not replayed"
         self._sums: dict[str, NDArray[np.float64]] = {}

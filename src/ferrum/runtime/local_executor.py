@@ -1,4 +1,4 @@
-"""`LocalExecutor`: a `DecoderLM` in this process as a `ModelExecutor`."""
+"""`LocalStepExecutor`: a `DecoderLM` in this process as a `StepExecutor`. Engines run their steps on it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from contextlib import contextmanager
 from typing import Final
 
 from ferrum.cache.page_table import PageTable
-from ferrum.contract.capabilities import ExecutorTraits
-from ferrum.contract.executor import ModelExecutor
-from ferrum.contract.executor_state import ExecutorState
-from ferrum.contract.io_types import ModelInfo
+from ferrum.contract.model_info import ExecutorTraits, ModelInfo
+from ferrum.contract.step_executor import ExecutorState, StepExecutor
 from ferrum.core.adapter_facts import AdapterFacts
 from ferrum.core.config import MAX_RUN_AHEAD
 from ferrum.core.errors import ConfigError, InvalidTransition, RequestError, Unsupported
 from ferrum.core.memory_plan import size
 from ferrum.core.option_fields import check_flag, check_number
-from ferrum.core.snapshots import LoraMetricsSnapshot
-from ferrum.core.step import AdapterUse, PendingStep, Span, StepBatch, StepOutput
+from ferrum.core.step import PendingStep, Span, StepBatch, StepOutput
 from ferrum.core.threads import Pauses
 from ferrum.core.values import shown
 from ferrum.kernels.operations import F32
@@ -40,14 +37,13 @@ RECENT_SECONDS: Final = 0.1
 """Time after a step in which another one is expected."""
 
 
-class LocalExecutor(ModelExecutor):
+class LocalStepExecutor(StepExecutor):
     """An executor over a language model in this process, with KV tiers and steps in flight.
 
     Args:
         lm: the language model; its page table is the executor's.
-        info, traits: see `ModelExecutor`.
+        info, traits: see `StepExecutor`.
         log_tokens: see the property.
-        cache_prefix: see `ModelExecutor`.
         open_adapter: reads the files of an adapter for this model; None: `read_adapter` is refused.
     """
 
@@ -60,10 +56,9 @@ class LocalExecutor(ModelExecutor):
         info: ModelInfo,
         traits: ExecutorTraits,
         log_tokens: bool = False,
-        cache_prefix: str = "llm-cache",
         open_adapter: Callable[[str], AdapterFile] | None = None,
     ) -> None:
-        super().__init__(info, traits, lm.pages, cache_prefix=cache_prefix)
+        super().__init__(info, traits, lm.pages)
         self._lm: DecoderLM | None = lm
         self._steps: StepQueue | None = None
         self._disk: DiskTier | None = None
@@ -179,12 +174,6 @@ class LocalExecutor(ModelExecutor):
     def adapter_keys(self) -> tuple[str, ...]:
         """The keys of the loaded adapters."""
         return () if self._lm is None or self._lm.adapted.slots is None else self._lm.adapted.slots.keys
-
-    def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:
-        return LoraMetricsSnapshot() if self._lm is None else self._lm.adapted.snapshot(self.pages.adapter_keys())
-
-    def _adapters_for(self, cache_id: str, name: str | None) -> tuple[AdapterUse, ...]:
-        return self.lm.adapters_for(cache_id, name)
 
     def shutdown(self) -> None:
         if self._disk is not None and not self.in_use:

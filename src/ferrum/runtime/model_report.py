@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ferrum.contract.capabilities import ExecutorTraits
-from ferrum.contract.formats import DataType, Device
-from ferrum.contract.io_types import ModelInfo
+from ferrum.contract.model_info import DataType, Device, ExecutorTraits, ModelInfo
 from ferrum.core.config import ModelConfig
 from ferrum.core.logging import warn_once
 from ferrum.core.memory_plan import MemoryPlan

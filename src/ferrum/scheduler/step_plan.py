@@ -7,14 +7,14 @@ from the steps that run. No token of an answer depends on any of this.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Series
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from ferrum.cache.page_table import PageTable
 from ferrum.core.policy_config import POLICY, PolicyConfig
-from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput, fastest_batch_size, is_plain
+from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput, is_plain
 from ferrum.scheduler.drafts import StepLoad
 from ferrum.scheduler.sequence import Sequence, make_span, rests_through
 
@@ -341,3 +341,21 @@ class FirstTokenSteps:
     def _seconds(self, planned: Planned) -> float:
         spans = [span for _, span in planned]
         return self._costs.predict(sum(len(span.tokens) for span in spans), total_context_cost(spans))
+
+
+def fastest_batch_size(seconds: Callable[[int], float], limit: int) -> int:
+    """Return the batch size beyond which doubling gains less than `POLICY.batch_gain`.
+
+    A decode step reads all weights once whatever its batch size, so throughput grows until arithmetic is the limit.
+
+    Args:
+        seconds: duration of a decode step with this many sequences; infinite if they do not fit.
+        limit: largest size that can run, at least 1.
+    """
+    best, rate = 1, 1 / max(seconds(1), 1e-9)
+    while 2 * best <= limit:
+        larger = 2 * best / max(seconds(2 * best), 1e-9)
+        if larger <= POLICY.batch_gain * rate:
+            break
+        best, rate = 2 * best, larger
+    return best

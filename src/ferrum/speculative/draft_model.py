@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ferrum.cache.page_table import PageTable
-from ferrum.contract.executor import ModelExecutor
+from ferrum.contract.step_executor import StepExecutor
 from ferrum.core.errors import CapacityError, FerrumError, StepError
 from ferrum.core.memory_plan import MemoryPlan
 from ferrum.core.step import Sampling, Span, StepBatch, StepOutput, Want
@@ -99,10 +99,10 @@ class DraftModel:
         reading: seconds of its steps that read prompts; updated here.
     """
 
-    def __init__(self, executor: ModelExecutor, costs: StepCosts, reading: StepCosts) -> None:
+    def __init__(self, executor: StepExecutor, costs: StepCosts, reading: StepCosts) -> None:
         self._executor = executor
         self._costs, self._reading = costs, reading
-        self._context = executor.capabilities().max_sequence_length
+        self._context = executor.traits.longest_sequence
         self._cached: dict[str, _Cached] = {}
         self._stored: int | None = 0
         self._failed: set[str] = set()
@@ -153,7 +153,7 @@ class DraftModel:
     def _release(self, sequence: Sequence) -> None:
         self._stored = None
         if self._cached.pop(sequence.cache_id, None) is not None:
-            self._executor.release_cache(sequence.cache_id)
+            self._executor.pages.release(sequence.cache_id)
 
     def _begin(self, request: DraftRequest) -> _Draft:
         """Begin a draft: truncate to stored tokens that agree with the sequence, or to a state before them."""
@@ -164,7 +164,7 @@ class DraftModel:
         agreed = cached.agreed(sequence)
         if agreed < cached.length:
             agreed = self._reachable(sequence.cache_id, agreed, cached.known)
-            self._executor.truncate_kv_for_cache_id(sequence.cache_id, agreed)
+            self._executor.pages.truncate(sequence.cache_id, agreed)
         cached.roll_back(sequence, agreed)
         return _Draft(request, cached)
 

@@ -7,9 +7,9 @@ import pytest
 
 from contract_kit import OTHER, POISON, PROMPT, same
 from contract_verbs.kit import begin, contract, truth, usable
-from ferrum.contract.executor import ModelExecutor
-from ferrum.contract.io_types import DecodeInput, PrefillInput
 from ferrum.core.errors import ContextOverflow, InvalidToken, RequestError, StaleHandle, StepError, Unsupported
+from ferrum.verbs.io_types import DecodeInput, PrefillInput
+from ferrum.verbs.model_executor import ModelExecutor
 
 
 @contract("1.DecodeOutput")

@@ -7,8 +7,8 @@ import pytest
 
 from contract_kit import OTHER, POISON, PROMPT
 from contract_verbs.kit import begin, contract, usable
-from ferrum.contract.io_types import DecodeInput, PrefillInput, UnifiedBatch, UnifiedBatchItem
 from ferrum.core.errors import ContextOverflow, InvalidToken, KvExhausted, RequestError, StepError
+from ferrum.verbs.io_types import DecodeInput, PrefillInput, UnifiedBatch, UnifiedBatchItem
 
 
 @contract("2.batch_decode")

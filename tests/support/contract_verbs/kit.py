@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from contract_kit import PROMPT, Kit, Maker, same
-from ferrum.contract.executor import ModelExecutor
-from ferrum.contract.io_types import DecodeInput, KvCacheHandle, PrefillInput, UnifiedBatch, UnifiedBatchItem
+from ferrum.verbs.io_types import DecodeInput, KvCacheHandle, PrefillInput, UnifiedBatch, UnifiedBatchItem
+from ferrum.verbs.model_executor import ModelExecutor
 
 contract = pytest.mark.contract
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contract_kit import OTHER, PROMPT, same
 from contract_verbs.kit import begin, contract, truth, usable
-from ferrum.contract.io_types import DecodeInput, PrefillInput
+from ferrum.verbs.io_types import DecodeInput, PrefillInput
 
 
 @contract("2.fork")

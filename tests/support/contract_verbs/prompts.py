@@ -7,8 +7,8 @@ import pytest
 
 from contract_kit import OTHER, POISON, PROMPT, same
 from contract_verbs.kit import begin, contract, truth
-from ferrum.contract.io_types import DecodeInput, PrefillInput
 from ferrum.core.errors import InvalidToken, RequestError, StepError
+from ferrum.verbs.io_types import DecodeInput, PrefillInput
 
 
 @contract("1.PrefillOutput")

@@ -7,8 +7,8 @@ import pytest
 
 from contract_kit import PROMPT, same
 from contract_verbs.kit import contract
-from ferrum.contract.io_types import DecodeInput, PrefillInput
 from ferrum.core.errors import Unsupported
+from ferrum.verbs.io_types import DecodeInput, PrefillInput
 
 
 @contract("1.PrefillInput")

@@ -9,8 +9,8 @@ import pytest
 
 from contract_kit import OTHER, PROMPT, same
 from contract_verbs.kit import begin, contract, truth, usable, verbs_on
-from ferrum.contract.io_types import DecodeInput, KvCacheHandle, PrefillInput, UnifiedBatch, UnifiedBatchItem
 from ferrum.core.errors import InvalidHandle, RequestError, StaleHandle, UnknownSequence
+from ferrum.verbs.io_types import DecodeInput, KvCacheHandle, PrefillInput, UnifiedBatch, UnifiedBatchItem
 
 
 @contract("1.KvCacheHandle")

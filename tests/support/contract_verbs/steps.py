@@ -10,12 +10,13 @@ import pytest
 
 from contract_kit import OTHER, POISON, PROMPT, same
 from contract_verbs.kit import begin, contract, truth, usable, verbs_on
-from ferrum.contract.executor_protocols import BatchModelExecutor, SpeculativeExecutor
-from ferrum.contract.io_types import DecodeInput, LogitsPolicy, UnifiedBatch, UnifiedBatchItem
+from ferrum.contract.decoder_llm import LogitsPolicy
 from ferrum.core.errors import ExecutorInUse, RequestError, StepError, UnknownSequence, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.policy_config import PolicyConfig
 from ferrum.core.step import CARRY, AdapterUse, Inputs, Rows, Score, Span, SpanExtras, StepBatch, Want
+from ferrum.verbs.executor_registry import BatchModelExecutor, SpeculativeExecutor
+from ferrum.verbs.io_types import DecodeInput, UnifiedBatch, UnifiedBatchItem
 from span_kit import span_of
 
 
@@ -166,7 +167,7 @@ def test_each_step_has_a_debug_record(executor, caplog):
 
 @contract("2.optimal_batch_size")
 def test_a_full_pool_does_not_fix_the_best_batch_size(make, monkeypatch):
-    monkeypatch.setattr("ferrum.core.step.POLICY", PolicyConfig(batch_gain=0.0))  # every size that runs pays
+    monkeypatch.setattr("ferrum.scheduler.step_plan.POLICY", PolicyConfig(batch_gain=0.0))  # every size that runs pays
     kit = make(num_pages=6, page_size=1, max_batch_size=4)
     handle = begin(kit.executor, PROMPT[:6])
     assert kit.executor.optimal_batch_size() == 0 and not kit.executor.supports_batch_size(1)

@@ -1,78 +1,91 @@
-"""`NamedVerbs`: the named verbs of an executor, for users, tests and notebooks; engines use `submit` alone.
+"""`ModelExecutor`: the named verbs of an executor and its reports, for users, tests and notebooks.
 
-All verbs are all-or-none: every check comes before anything runs, and if a span fails, every sequence of the call
-returns to its state before.
+All verbs are views of `submit`, and all-or-none: every check comes before anything runs, and if a span fails, every
+sequence of the call returns to its state before. Engines use `StepExecutor` alone.
 """
 
 from __future__ import annotations
 
+import math
+import struct
+import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from dataclasses import replace
+from functools import partial
+from numbers import Real
+from typing import Any, Final, TypeVar, cast
 
-from ferrum.contract.capabilities import ExecutorTraits
-from ferrum.contract.draft_acceptance import check_threshold, count_accepted
-from ferrum.contract.executor_log import logger
-from ferrum.contract.handles import NamedSequences, check_name
-from ferrum.contract.input_checks import as_prompt, check_positions, real_tokens
+from ferrum.contract.decoder_llm import SPAN_WANTS, LogitsPolicy
 from ferrum.contract.integer_lists import token_matrix, token_row
-from ferrum.contract.io_types import (
+from ferrum.contract.model_info import ExecutorTraits, ModelInfo
+from ferrum.contract.sequences import SequenceStore, with_adapters
+from ferrum.contract.step_executor import ExecutorState, StepExecutor, logger
+from ferrum.core.errors import FerrumError, RequestError, Unsupported
+from ferrum.core.memory_plan import MemoryRequirements
+from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, SpeculationCounts
+from ferrum.core.span_checks import check_kind, check_tokens, inputs_of
+from ferrum.core.step import AdapterUse, Array, Hidden, Rows, Span, SpanExtras, SpanResult, StepBatch, StepOutput, Want
+from ferrum.core.values import kept_length, shown, whole
+from ferrum.scheduler.step_plan import fastest_batch_size
+from ferrum.verbs.batch_probe import step_seconds
+from ferrum.verbs.capabilities import ExecutorCapabilities, capabilities
+from ferrum.verbs.executor_reports import (
+    ExecutorMetrics,
+    ExecutorStatus,
+    MemoryUse,
+    StepRecorder,
+    cache_snapshot,
+    memory_efficiency,
+)
+from ferrum.verbs.handles import NamedSequences, check_name
+from ferrum.verbs.io_types import (
     LAYERS,
     DecodeInput,
     DecodeOutput,
     KvCacheHandle,
-    LogitsPolicy,
     PrefillInput,
     PrefillOutput,
     SpeculativeDecodeOutput,
     UnifiedBatch,
     UnifiedBatchItem,
+    as_prompt,
+    check_positions,
+    real_tokens,
 )
-from ferrum.contract.sequences import with_adapters
-from ferrum.contract.verb_outputs import decode_output, prefill_output, row_of, verified_output
-from ferrum.core.errors import RequestError, Unsupported
-from ferrum.core.span_checks import check_kind, check_tokens, inputs_of
-from ferrum.core.step import AdapterUse, Array, Hidden, PendingStep, Rows, Span, SpanExtras, SpanResult, StepBatch, Want
-from ferrum.core.values import kept_length
 
-P = ParamSpec("P")
-Result = TypeVar("Result")
 Input = TypeVar("Input", PrefillInput, DecodeInput)
 Output = TypeVar("Output", PrefillOutput, DecodeOutput)
-
-SPAN_WANTS: Final = {
-    LogitsPolicy.NONE: (Want.NONE, Rows.LAST),
-    LogitsPolicy.LAST: (Want.LOGITS, Rows.LAST),
-    LogitsPolicy.ALL: (Want.LOGITS, Rows.ALL),
-}
-"""A logits policy as a span's `want` and `rows`."""
 
 _HIDDEN: Final[dict[bool | str, Hidden]] = {False: Hidden.NONE, True: Hidden.ALL, LAYERS: Hidden.LAYERS}
 """A value of `return_hidden_states` as a span's `hidden`; each includes those before it."""
 
 
-@dataclass(frozen=True, slots=True)
-class NamedVerbs:
-    """The verbs over `submit`: a facade without state.
+class ModelExecutor(StepExecutor):
+    """A `StepExecutor` with named verbs, capabilities and reports.
+
+    Args:
+        info: the model.
+        traits: the executor's fixed properties.
+        pages: its sequences.
+        cache_prefix: new sequences are named `<prefix>-0`, `<prefix>-1`, ...; no name is used twice.
 
     Attributes:
-        submit: runs a step.
-        sequences: the executor's.
-        traits: the executor's fixed properties.
-        exclusive: holds the executor for one verb. Raises ExecutorInUse if an engine has its lease, and
-            InvalidTransition if it is shut down and the verb may not follow that (`ended`).
-        count_drafts: counts drafts and accepted ones for the reports.
-        adapters_for: returns what `set_lora_adapter` chooses for a sequence. Raises Unsupported, RequestError.
+        sequences: the sequences by name and by handle.
     """
 
-    submit: Callable[[StepBatch], PendingStep]
-    sequences: NamedSequences
-    traits: ExecutorTraits
-    exclusive: Callable[..., AbstractContextManager[None]]
-    count_drafts: Callable[[int, int], None]
-    adapters_for: Callable[[str, str | None], tuple[AdapterUse, ...]]
+    def __init__(
+        self, info: ModelInfo, traits: ExecutorTraits, pages: SequenceStore, *, cache_prefix: str = "llm-cache"
+    ) -> None:
+        super().__init__(info, traits, pages)
+        self.sequences = NamedSequences(info, traits.kv_dtype, pages, cache_prefix)
+        self._recorder = StepRecorder()
+        self._speculation = SpeculationCounts()
+        self._memory = MemoryUse(pages, traits.memory, info.kv_bytes_per_token(traits.kv_dtype))
+        self._fastest: int | None = None
+
+    def _adapters_for(self, cache_id: str, name: str | None) -> tuple[AdapterUse, ...]:
+        """Return what `set_lora_adapter` chooses for a sequence. Raises Unsupported, RequestError."""
+        raise Unsupported("adapters", f"{shown(name)} for {shown(cache_id)}: {type(self).__name__} takes none")
 
     # Prompts
 
@@ -96,7 +109,7 @@ class NamedVerbs:
 
         No sequence is kept. Raises as `prefill`.
         """
-        with self.exclusive():
+        with self._exclusive():
             spans = [
                 Span(self.sequences.passing_id("forward"), 0, row, Want.LOGITS, Rows.ALL)
                 for row in token_matrix("input_ids", input_ids)
@@ -106,7 +119,7 @@ class NamedVerbs:
                 return arrays[0].__array_namespace__().stack(arrays)
             finally:
                 for span in spans:
-                    self.sequences.pages.release(span.cache_id)
+                    self.pages.release(span.cache_id)
 
     # One more token
 
@@ -131,7 +144,7 @@ class NamedVerbs:
         """
         if not (inputs := inputs_of(DecodeInput, inputs, param="inputs")):
             return []
-        with self.exclusive():
+        with self._exclusive():
             rows = [self._decode_span(each, ahead) for ahead, each in enumerate(inputs)]
             if len({(row.cache_id, row.start) for row in rows}) != 1:
                 raise RequestError("all inputs must continue the same sequence at the same length", param="kv_cache")
@@ -165,7 +178,7 @@ class NamedVerbs:
         Raises: as `decode`; RequestError for an invalid threshold.
         """
         check_kind(inputs, DecodeInput, param="inputs")
-        with self.exclusive():
+        with self._exclusive():
             drafts = token_row("draft_tokens", draft_tokens)
             if inputs.return_hidden_states or inputs.return_attention_weights:
                 raise Unsupported(
@@ -181,9 +194,9 @@ class NamedVerbs:
             with self.sequences.undo.guard([span], settled=not drafts):
                 (result,) = self._step([span], "draft_tokens")
                 accepted = count_accepted(result.logits, drafts, acceptance_threshold)
-                self.sequences.pages.truncate(span.cache_id, span.start + 1 + accepted)
+                self.pages.truncate(span.cache_id, span.start + 1 + accepted)
             if drafts:
-                self.count_drafts(len(drafts), accepted)
+                self._count_drafts(len(drafts), accepted)
             logits, handle = row_of(result.logits, accepted), self.handle(span.cache_id)
             return SpeculativeDecodeOutput(drafts[:accepted], logits, handle)
 
@@ -200,7 +213,7 @@ class NamedVerbs:
         check_kind(batch, UnifiedBatch, param="batch")
         if not (items := inputs_of(UnifiedBatchItem, batch.items, param="items")):
             return []
-        with self.exclusive():
+        with self._exclusive():
             results = self._step([self._unified_span(item) for item in items], "q_tokens")
             return [result.logits for result in results]
 
@@ -209,7 +222,7 @@ class NamedVerbs:
     def handle(self, cache_id: str) -> KvCacheHandle:
         """Return a handle of the sequence as it is now. Raises UnknownSequence, or InvalidHandle for no name."""
         check_name(cache_id)
-        return self.sequences.handle(cache_id, self.sequences.pages.length(cache_id))
+        return self.sequences.handle(cache_id, self.pages.length(cache_id))
 
     def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> KvCacheHandle:
         """Forget the tokens from position `new_len` on; takes any handle of the current generation.
@@ -219,17 +232,15 @@ class NamedVerbs:
             RequestError: `new_len` is no integer, negative or beyond the stored length.
             Unsupported: a sliding window has freed keys that would be needed.
         """
-        with self.exclusive():
+        with self._exclusive():
             self.sequences.check(handle, exact=False)
             return self.truncate_kv_for_cache_id(handle.cache_id, new_len)
 
     def truncate_kv_for_cache_id(self, cache_id: str, new_len: int) -> KvCacheHandle:
         """Truncate a sequence by name, as `truncate_kv`. Raises InvalidHandle for no name."""
         check_name(cache_id)
-        with self.exclusive():
-            self.sequences.pages.truncate(
-                cache_id, kept_length("new_len", new_len, self.sequences.pages.length(cache_id))
-            )
+        with self._exclusive():
+            self.pages.truncate(cache_id, kept_length("new_len", new_len, self.pages.length(cache_id)))
             return self.handle(cache_id)
 
     def fork(self, handle: KvCacheHandle) -> KvCacheHandle:
@@ -238,10 +249,10 @@ class NamedVerbs:
         Raises:
             InvalidHandle, UnknownSequence, StaleHandle: an unusable handle.
         """
-        with self.exclusive():
+        with self._exclusive():
             self.sequences.check(handle, exact=True)
             clone = self.sequences.clone_id(handle.cache_id)
-            self.sequences.pages.fork(handle.cache_id, clone)
+            self.pages.fork(handle.cache_id, clone)
             return self.handle(clone)
 
     def set_lora_adapter(self, cache_id: str | KvCacheHandle, name: str | None) -> KvCacheHandle:
@@ -255,17 +266,17 @@ class NamedVerbs:
                 InvalidHandle, UnknownSequence say more.
         """
         cache_id = self.sequences.name_of(cache_id)
-        with self.exclusive():
+        with self._exclusive():
             self.sequences.check_new(cache_id, param="cache_id")
-            self.sequences.pages.choose(cache_id, self.adapters_for(cache_id, name))
+            self.pages.choose(cache_id, self._adapters_for(cache_id, name))
             return self.handle(cache_id)
 
     def release_cache(self, cache_id: str | KvCacheHandle) -> None:
         """Free a sequence by name or handle; an unknown one is no error. Raises InvalidHandle for anything else."""
         cache_id = self.sequences.name_of(cache_id)
-        with self.exclusive(ended=True):
-            logger.debug("release %s: %s", cache_id, "known" if cache_id in self.sequences.pages else "unknown")
-            self.sequences.pages.release(cache_id)
+        with self._exclusive(ended=True):
+            logger.debug("release %s: %s", cache_id, "known" if cache_id in self.pages else "unknown")
+            self.pages.release(cache_id)
             self.sequences.undo.forget(cache_id)
 
     # From inputs to spans
@@ -279,7 +290,7 @@ class NamedVerbs:
     ) -> list[Output]:
         if not (inputs := inputs_of(kind, inputs, param="inputs")):
             return []
-        with self.exclusive():
+        with self._exclusive():
             spans = [to_span(each) for each in inputs]
             results = self._step(spans, "input_ids")
             return [to_output(result, self.handle(span.cache_id)) for span, result in zip(spans, results, strict=True)]
@@ -327,11 +338,11 @@ class NamedVerbs:
         else:
             self.sequences.check(item.seq_id, exact=True)
             cache_id = item.seq_id.cache_id
-        stored = self.sequences.pages.length(cache_id) if cache_id in self.sequences.pages else 0
+        stored = self.pages.length(cache_id) if cache_id in self.pages else 0
         if item.pos_offset != stored:
             raise RequestError(f"must be the stored length {stored}, not {item.pos_offset}", param="pos_offset")
         want, rows = SPAN_WANTS[item.policy]
-        adapters = () if item.adapter is None else self.adapters_for(cache_id, item.adapter)
+        adapters = () if item.adapter is None else self._adapters_for(cache_id, item.adapter)
         return Span(cache_id, stored, tuple(item.q_tokens), want, rows, extras=SpanExtras(adapters=adapters).or_none())
 
     def _check_options(self, inputs: PrefillInput | DecodeInput, stored: range, real: slice = slice(None)) -> None:
@@ -352,20 +363,177 @@ class NamedVerbs:
             raise RequestError("a sequence appears twice", param="kv_cache")
         for span in spans:
             self._check_tokens(span.tokens, span.start, param)
-        spans = [with_adapters(span, self.sequences.pages) for span in spans]
+        spans = [with_adapters(span, self.pages) for span in spans]
         return self.sequences.undo.all_or_none(spans, lambda batch: self.submit(batch).result())
 
     def _check_tokens(self, tokens: Sequence[int], start: int, param: str) -> None:
         """Refuse unknown token ids, and tokens beyond the context, after `start` stored tokens."""
         longest = self.traits.longest_sequence
-        check_tokens(tokens, start, vocab_size=self.sequences.info.vocab_size, max_sequence_length=longest, param=param)
+        check_tokens(tokens, start, vocab_size=self.info.vocab_size, max_sequence_length=longest, param=param)
+
+    # Capabilities
+
+    def capabilities(self) -> ExecutorCapabilities:
+        """Return what this executor can do."""
+        return capabilities(self.info, self.traits)
+
+    @property
+    def memory_requirements(self) -> MemoryRequirements:
+        """The formula that bounds the memory for work of a given size."""
+        return self.capabilities().memory_requirements
+
+    def supports_batch_size(self, size: int) -> bool:
+        """Whether a step can hold this many new sequences now, a free page for each. Raises RequestError."""
+        return 1 <= whole("size", size) <= self._max_sequences()
+
+    def optimal_batch_size(self) -> int:
+        """Return the new sequences per step beyond which this machine's throughput no longer grows; 0 without room.
+
+        It is at most what `supports_batch_size` allows now. The first call with room measures a few short decode steps.
+        The result is kept unless too few pages were free to try larger batches. Raises ExecutorInUse if a measurement
+        is needed.
+        """
+        if self._fastest is not None or not self._max_sequences():
+            return min(self._fastest or 0, self._max_sequences())
+        with self._exclusive():
+            self.warmup()
+            room = self._max_sequences()
+            fastest = fastest_batch_size(partial(step_seconds, self._timed, self.sequences), room)
+            if room == self.traits.largest_batch or 2 * fastest <= room:
+                self._fastest = fastest
+            return fastest
+
+    def _max_sequences(self) -> int:
+        return 0 if self._ended else min([self.traits.max_batch_size, *self._free_pages()])
+
+    def _free_pages(self) -> list[int]:
+        """Return the free pages of each group, and how many sequences the free slots of states suffice for."""
+        states = self.memory_plan.states
+        slots = [] if states is None else [self.pages.free_slots // states.per_sequence]
+        return [*slots, *(self.pages.free(part.name) for part in self.memory_plan.pool)]
+
+    # Reports
+
+    def status(self) -> ExecutorStatus:
+        """Return the executor's status now, without waiting for a step."""
+        state, last, metrics = self._lifecycle.state, self._last, self.metrics()
+        return ExecutorStatus(
+            state=state,
+            is_ready=state in (ExecutorState.READY, ExecutorState.BUSY),
+            current_batch_size=self._batch_size,
+            prefill_operations=metrics.prefill_operations,
+            decode_operations=metrics.decode_operations,
+            avg_prefill_time_ms=metrics.avg_prefill_latency,
+            avg_decode_time_ms=metrics.avg_decode_latency,
+            memory_usage=self._memory.usage(freed=self._ended),
+            last_operation=None if last is None else time.monotonic() - last,
+            backend=self.traits.backend,
+            numerics_id=self.traits.numerics_id,
+            notes=self.traits.notes,
+        )
+
+    def metrics(self) -> ExecutorMetrics:
+        """Return counts and speeds."""
+        efficiency = memory_efficiency(self.pages, self.memory_plan)
+        return self._recorder.metrics(max_batch_size=self.traits.largest_batch, memory_efficiency=efficiency)
+
+    def cache_metrics_snapshot(self) -> CacheMetricsSnapshot:
+        """Return the counters of the KV cache and of speculation."""
+        counted = cache_snapshot(self.pages, self._speculation)
+        return replace(counted, total_pages=0) if self._ended else counted
+
+    def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:
+        """Return the counters of adapters, by their keys."""
+        return LoraMetricsSnapshot()
+
+    def _count(self, batch: StepBatch, output: StepOutput) -> None:
+        super()._count(batch, output)
+        served = []
+        for span, result in zip(batch.spans, output.results, strict=True):
+            if isinstance(result, FerrumError):
+                continue
+            served.append(span)
+            if span.extras is not None and span.drafts and span.want is Want.TOKEN:
+                self._count_drafts(span.drafts, result.accepted)
+        self._recorder.record(served, output.seconds)
+        self._memory.observe()
+
+    def _count_drafts(self, drafted: int, accepted: int) -> None:
+        self._speculation = self._speculation.plus(drafted, accepted)
 
 
-def verb(method: Callable[Concatenate[NamedVerbs, P], Result]) -> Callable[Concatenate[Any, P], Result]:
-    """Return a verb as a method of an object that has it in `verbs`, with its arguments, result and errors."""
+# From results to outputs
 
-    @wraps(method)
-    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        return method(self.verbs, *args, **kwargs)
 
-    return call
+def prefill_output(result: SpanResult, handle: KvCacheHandle) -> PrefillOutput:
+    """Return the output of a prompt or chunk."""
+    assert result.logits is not None, "the span wanted them"
+    hidden = None if result.hidden is None else _by_layer(result.hidden, lambda states: states[None])
+    return PrefillOutput(result.logits[None], handle, hidden, result.attention_weights)
+
+
+def decode_output(result: SpanResult, handle: KvCacheHandle) -> DecodeOutput:
+    """Return the output of one token."""
+    hidden = None if result.hidden is None else _by_layer(result.hidden, lambda states: states)
+    return DecodeOutput(result.logits, handle, hidden, result.attention_weights)
+
+
+def verified_output(result: SpanResult, handle: KvCacheHandle, row: int, inputs: DecodeInput) -> DecodeOutput:
+    """Return the output of row `row` of a verification, as if its token had been decoded alone."""
+    weights, length = None, handle.sequence_length
+    if inputs.return_attention_weights and result.attention_weights is not None:
+        weights = tuple(layer[:, row : row + 1, :length] for layer in result.attention_weights)
+    hidden = None
+    if (states := result.hidden) is not None and inputs.return_hidden_states:
+        if states.ndim == 3 and inputs.return_hidden_states != LAYERS:
+            states = states[-1]  # another input of this verification asked for all layers
+        hidden = _by_layer(states, lambda layer: row_of(layer, row))
+    return DecodeOutput(row_of(result.logits, row), handle, hidden, weights)
+
+
+def _by_layer(states: Array, change: Callable[[Array], Array]) -> Array | tuple[Array, ...]:
+    """Return changed states: of [rows, H] one array, of [L + 1, rows, H] a tuple."""
+    return tuple(map(change, states)) if states.ndim == 3 else change(states)
+
+
+def row_of(array: Array, row: int) -> Array:
+    """Return row `row` of [rows, N] as [1, N]."""
+    return array[row : row + 1]
+
+
+# Accepted drafts
+
+
+def check_threshold(threshold: object) -> None:
+    """Raise RequestError for an invalid threshold of lossy verification; None is exact verification."""
+    if threshold is None:
+        return
+    if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= cast(float, threshold) <= 1:
+        raise RequestError(f"must be a number between 0 and 1, got {shown(threshold)}", param="acceptance_threshold")
+
+
+def count_accepted(logits: Array, drafts: Sequence[int], threshold: float | None = None) -> int:
+    """Return how many leading drafts are accepted.
+
+    Args:
+        logits: float32 [k + 1, V] or [k, V], finite.
+        drafts: k draft tokens.
+        threshold: None accepts a draft that equals the token of greedy decoding: the lowest id of the largest logit. A
+            number t accepts it if p(draft) >= t x max p in float32: 0 every draft, 1 a most likely one.
+    """
+    accepted = 0
+    while accepted < len(drafts) and _is_accepted(logits[accepted], drafts[accepted], threshold):
+        accepted += 1
+    return accepted
+
+
+def _is_accepted(row: Array, draft: int, threshold: float | None) -> bool:
+    if threshold is None:
+        return int(row.argmax()) == draft
+    return _float32(math.exp(float(row[draft]) - float(row.max()))) >= _float32(threshold)
+
+
+def _float32(number: float) -> float:
+    """Return the float32 that is nearest to a number."""
+    rounded: float = struct.unpack("f", struct.pack("f", float(number)))[0]
+    return rounded

@@ -1,50 +1,105 @@
-"""`ModelExecutor`: one step at a time, state machine, lease, counters and reports around a backend's `_run`.
+"""`StepExecutor`: one step at a time, state machine and lease around a backend's `_run`.
 
-The named verbs over the same `submit` are a facade, in `verbs.py`. Engines need none of them.
+This is what an engine needs of an executor. `ModelExecutor`, in the room `verbs`, adds the named verbs and reports.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
-from typing import Final, Self
+from enum import StrEnum
+from typing import Any, Final, Self
+from weakref import WeakKeyDictionary
 
-from ferrum.contract.batch_probe import step_seconds
-from ferrum.contract.capabilities import ExecutorCapabilities, ExecutorTraits, capabilities
-from ferrum.contract.executor_log import log_made, log_step, logger
-from ferrum.contract.executor_state import (
-    ExecutorMetrics,
-    ExecutorState,
-    ExecutorStatus,
-    Lifecycle,
-    MemoryUse,
-    StepRecorder,
-    stop_at_exit,
-)
-from ferrum.contract.handles import NamedSequences
-from ferrum.contract.io_types import ModelInfo
-from ferrum.contract.pool_usage import cache_snapshot, memory_efficiency
+from ferrum.contract.model_info import ExecutorTraits, ModelInfo
 from ferrum.contract.sequences import SequenceStore
-from ferrum.contract.verbs import NamedVerbs, verb
-from ferrum.core.errors import EngineDead, ExecutorInUse, FerrumError, InvalidTransition, Unsupported
-from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements
-from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, SpeculationCounts
+from ferrum.core.errors import EngineDead, ExecutorInUse, FerrumError, InvalidTransition
+from ferrum.core.memory_plan import MemoryPlan, size
 from ferrum.core.span_checks import check_kind
-from ferrum.core.step import AdapterUse, FinishedStep, PendingStep, StepBatch, StepOutput, Want, fastest_batch_size
-from ferrum.core.values import shown, whole
+from ferrum.core.step import FinishedStep, PendingStep, Span, StepBatch, StepOutput
+
+logger: Final = logging.getLogger("ferrum.executor")
 
 _FORK_LOCK_SECONDS: Final = 0.5
 """Seconds to wait in a forked process for another thread that is testing whether the lock is free."""
 
+_SHOWN: Final = 8
+"""Tokens of a span in the message of a record; its fields have all."""
 
-class ModelExecutor(ABC):
+# States
+
+
+class ExecutorState(StrEnum):
+    """The states of an executor."""
+
+    INITIALIZING = "Initializing"
+    READY = "Ready"
+    BUSY = "Busy"
+    ERROR = "Error"
+    SHUTDOWN = "Shutdown"
+
+
+LEGAL: Final = {
+    ExecutorState.INITIALIZING: {ExecutorState.READY, ExecutorState.ERROR, ExecutorState.SHUTDOWN},
+    ExecutorState.READY: {ExecutorState.BUSY, ExecutorState.SHUTDOWN},
+    ExecutorState.BUSY: {ExecutorState.READY, ExecutorState.ERROR},
+    ExecutorState.ERROR: {ExecutorState.READY, ExecutorState.SHUTDOWN},
+    ExecutorState.SHUTDOWN: set[ExecutorState](),
+}
+"""Legal transitions. Only `reset` and `shutdown` leave the error state; nothing leaves the last state."""
+
+
+LAST_STEP: Final = 10.0
+"""Seconds that interpreter exit waits for a running step."""
+
+
+_held_in_steps: Final = WeakKeyDictionary[threading.RLock, int]()
+"""Locks that steps hold, and the process of each."""
+
+
+def stop_at_exit(lock: threading.RLock) -> None:
+    """Let no step begin after interpreter exit has started; each step holds this lock.
+
+    Python ends a daemon thread that returns from native code after that, which aborts the process.
+    """
+    _held_in_steps[lock] = os.getpid()
+
+
+@atexit.register
+def _stop_steps() -> None:
+    for lock, process in _held_in_steps.copy().items():
+        if process == os.getpid():  # in a forked process no thread may exist that could release it
+            lock.acquire(timeout=LAST_STEP)
+
+
+class Lifecycle:
+    """The state of one executor."""
+
+    def __init__(self) -> None:
+        self.state = ExecutorState.INITIALIZING
+
+    def move(self, target: ExecutorState) -> None:
+        """Change the state.
+
+        Raises:
+            InvalidTransition: the transition is illegal.
+        """
+        if target not in LEGAL[self.state]:
+            legal = ", ".join(sorted(LEGAL[self.state])) or "nowhere"
+            raise InvalidTransition(f"cannot go from {self.state} to {target}, only to {legal}")
+        self.state = target
+
+
+# Steps and the lease
+
+
+class StepExecutor(ABC):
     """An executor of a model's steps, one at a time, from any thread. The first step warms it up.
 
     It is a context manager: leaving it shuts the executor down. A forked process may use it too, unless another thread
@@ -54,56 +109,25 @@ class ModelExecutor(ABC):
         info: the model.
         traits: the executor's fixed properties.
         pages: its sequences.
-        cache_prefix: new sequences are named `<prefix>-0`, `<prefix>-1`, ...; no name is used twice.
-
-    Attributes:
-        sequences: the sequences by name and by handle.
     """
 
-    def __init__(
-        self, info: ModelInfo, traits: ExecutorTraits, pages: SequenceStore, *, cache_prefix: str = "llm-cache"
-    ) -> None:
+    def __init__(self, info: ModelInfo, traits: ExecutorTraits, pages: SequenceStore) -> None:
+        self._info = info
         self.traits = traits
         self.pages = pages
-        self.sequences = NamedSequences(info, traits.kv_dtype, pages, cache_prefix)
         self._lock = threading.RLock()
         self._process = os.getpid()
         stop_at_exit(self._lock)
         self._lifecycle = Lifecycle()
-        self._recorder = StepRecorder()
-        self._speculation = SpeculationCounts()
         self._owner: str | None = None
         self._batch_size = 0
         self._last: float | None = None
-        self._memory = MemoryUse(pages, traits.memory, info.kv_bytes_per_token(traits.kv_dtype))
-        self._fastest: int | None = None
         log_made(info, traits)
 
     @property
     def info(self) -> ModelInfo:
         """The model: the object that the executor was built with."""
-        return self.sequences.info
-
-    prefill = verb(NamedVerbs.prefill)
-    batch_prefill = verb(NamedVerbs.batch_prefill)
-    forward = verb(NamedVerbs.forward)
-    decode = verb(NamedVerbs.decode)
-    batch_decode = verb(NamedVerbs.batch_decode)
-    forward_verify = verb(NamedVerbs.forward_verify)
-    speculative_decode = verb(NamedVerbs.speculative_decode)
-    unified_decode = verb(NamedVerbs.unified_decode)
-    handle = verb(NamedVerbs.handle)
-    truncate_kv = verb(NamedVerbs.truncate_kv)
-    truncate_kv_for_cache_id = verb(NamedVerbs.truncate_kv_for_cache_id)
-    fork = verb(NamedVerbs.fork)
-    set_lora_adapter = verb(NamedVerbs.set_lora_adapter)
-    release_cache = verb(NamedVerbs.release_cache)
-
-    @property
-    def verbs(self) -> NamedVerbs:
-        """The named verbs as one object."""
-        parts = self.sequences, self.traits, self._exclusive, self._count_drafts, self._adapters_for
-        return NamedVerbs(self.submit, *parts)  # not kept: a cycle would keep the model of a dropped executor alive
+        return self._info
 
     # Methods of a backend
 
@@ -122,14 +146,10 @@ class ModelExecutor(ABC):
     def _close(self) -> None:  # noqa: B027 - optional
         """Free what the executor holds; nothing runs after this."""
 
-    def _adapters_for(self, cache_id: str, name: str | None) -> tuple[AdapterUse, ...]:
-        """Return what `set_lora_adapter` chooses for a sequence. Raises Unsupported, RequestError."""
-        raise Unsupported("adapters", f"{shown(name)} for {shown(cache_id)}: {type(self).__name__} takes none")
-
     # Steps
 
     def submit(self, batch: StepBatch) -> PendingStep:
-        """Run a step: one result or error per span. Engines and all verbs use this method.
+        """Run a step: one result or error per span. Engines and all named verbs use this method.
 
         Raises:
             InvalidTransition: the executor is shut down, or a step has broken it.
@@ -151,21 +171,9 @@ class ModelExecutor(ABC):
         return FinishedStep(output)
 
     def _count(self, batch: StepBatch, output: StepOutput) -> None:
-        """Count a step that has ended."""
-        served = []
-        for span, result in zip(batch.spans, output.results, strict=True):
-            if isinstance(result, FerrumError):
-                continue
-            served.append(span)
-            if span.extras is not None and span.drafts and span.want is Want.TOKEN:
-                self._count_drafts(span.drafts, result.accepted)
-        self._recorder.record(served, output.seconds)
+        """Log a step that has ended."""
         if logger.isEnabledFor(logging.DEBUG):
             log_step(batch, output)
-        self._memory.observe()
-
-    def _count_drafts(self, drafted: int, accepted: int) -> None:
-        self._speculation = self._speculation.plus(drafted, accepted)
 
     def _finish_steps(self) -> None:  # noqa: B027 - optional
         """Settle the steps in flight, if the backend runs ahead."""
@@ -306,86 +314,52 @@ class ModelExecutor(ABC):
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    # Capabilities
-
-    def capabilities(self) -> ExecutorCapabilities:
-        """Return what this executor can do."""
-        return capabilities(self.info, self.traits)
+    # Memory
 
     @property
     def memory_plan(self) -> MemoryPlan:
         """The exact plan of its memory."""
         return self.traits.memory
 
-    @property
-    def memory_requirements(self) -> MemoryRequirements:
-        """The formula that bounds the memory for work of a given size."""
-        return self.capabilities().memory_requirements
-
     def kv_capacity(self) -> int | None:
         """Return the number of tokens that fit in the KV pool; None without a limit, 0 after the shutdown."""
         return 0 if self._ended else self.pages.capacity_tokens
 
-    def supports_batch_size(self, size: int) -> bool:
-        """Whether a step can hold this many new sequences now, a free page for each. Raises RequestError."""
-        return 1 <= whole("size", size) <= self._max_sequences()
 
-    def optimal_batch_size(self) -> int:
-        """Return the new sequences per step beyond which this machine's throughput no longer grows; 0 without room.
+# Log records: INFO when an executor is made, DEBUG for each step
 
-        It is at most what `supports_batch_size` allows now. The first call with room measures a few short decode steps.
-        The result is kept unless too few pages were free to try larger batches. Raises ExecutorInUse if a measurement
-        is needed.
-        """
-        if self._fastest is not None or not self._max_sequences():
-            return min(self._fastest or 0, self._max_sequences())
-        with self._exclusive():
-            self.warmup()
-            room = self._max_sequences()
-            fastest = fastest_batch_size(partial(step_seconds, self._timed, self.sequences), room)
-            if room == self.traits.largest_batch or 2 * fastest <= room:
-                self._fastest = fastest
-            return fastest
 
-    def _max_sequences(self) -> int:
-        return 0 if self._ended else min([self.traits.max_batch_size, *self._free_pages()])
+def log_made(info: ModelInfo, traits: ExecutorTraits) -> None:
+    """Log a new executor's model, kernels and memory at INFO."""
+    plan = traits.memory
+    memory = {"weights": plan.weights, "kv_pool": plan.kv_pool, "total": plan.total}
+    fields = {"model": info.model_id, "family": info.family, "kernels": traits.kernels, "memory": memory}
+    logger.info(
+        "executor of %s (%s): %s kernels, %s of weights in %s, %s of KV pool in %s, %s in total",
+        *(info.model_id, info.family, traits.kernels, size(plan.weights), info.dtype),
+        *(size(plan.kv_pool), traits.kv_dtype, size(plan.total)),
+        extra={"fields": fields},
+    )
 
-    def _free_pages(self) -> list[int]:
-        """Return the free pages of each group, and how many sequences the free slots of states suffice for."""
-        states = self.memory_plan.states
-        slots = [] if states is None else [self.pages.free_slots // states.per_sequence]
-        return [*slots, *(self.pages.free(part.name) for part in self.memory_plan.pool)]
 
-    # Reports
+def log_step(batch: StepBatch, output: StepOutput) -> None:
+    """Log the names, positions and tokens of a step at DEBUG; a failed span has its error."""
+    spans = [_fields(*pair) for pair in zip(batch.spans, output.results, strict=True)]
+    served = [span for span in spans if "error" not in span]
+    tokens, milliseconds = sum(len(span["tokens"]) for span in served), 1e3 * output.seconds
+    counts = len(served), len(spans), tokens, milliseconds
+    listed = "; ".join(f"{span['cache_id']} position={span['position']} {_described(span)}" for span in spans)
+    fields = {"spans": spans, "milliseconds": milliseconds}
+    logger.debug("step: %d of %d spans, %d tokens, %.3f ms: %s", *counts, listed, extra={"fields": fields})
 
-    def status(self) -> ExecutorStatus:
-        """Return the executor's status now, without waiting for a step."""
-        state, last, metrics = self._lifecycle.state, self._last, self.metrics()
-        return ExecutorStatus(
-            state=state,
-            is_ready=state in (ExecutorState.READY, ExecutorState.BUSY),
-            current_batch_size=self._batch_size,
-            prefill_operations=metrics.prefill_operations,
-            decode_operations=metrics.decode_operations,
-            avg_prefill_time_ms=metrics.avg_prefill_latency,
-            avg_decode_time_ms=metrics.avg_decode_latency,
-            memory_usage=self._memory.usage(freed=self._ended),
-            last_operation=None if last is None else time.monotonic() - last,
-            backend=self.traits.backend,
-            numerics_id=self.traits.numerics_id,
-            notes=self.traits.notes,
-        )
 
-    def metrics(self) -> ExecutorMetrics:
-        """Return counts and speeds."""
-        efficiency = memory_efficiency(self.pages, self.memory_plan)
-        return self._recorder.metrics(max_batch_size=self.traits.largest_batch, memory_efficiency=efficiency)
+def _fields(span: Span, result: object) -> dict[str, Any]:
+    fields = {"cache_id": span.cache_id, "position": span.start, "tokens": list(span.tokens)}
+    return fields | ({"error": str(result)} if isinstance(result, FerrumError) else {})
 
-    def cache_metrics_snapshot(self) -> CacheMetricsSnapshot:
-        """Return the counters of the KV cache and of speculation."""
-        counted = cache_snapshot(self.pages, self._speculation)
-        return replace(counted, total_pages=0) if self._ended else counted
 
-    def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:
-        """Return the counters of adapters, by their keys."""
-        return LoraMetricsSnapshot()
+def _described(span: dict[str, Any]) -> str:
+    tokens: Sequence[int] = span["tokens"]
+    more = ["..."] if len(tokens) > _SHOWN else []
+    text = f"tokens=[{', '.join([*map(str, tokens[:_SHOWN]), *more])}]"
+    return f"{text} failed: {span['error']}" if "error" in span else text

@@ -1,26 +1,23 @@
-"""An executor's state: its state machine, its status report, and the counts and speed of its last steps.
+"""An executor's reports: its status, the counts and speed of its last steps, and what its pool holds.
 
-Also the wait for running steps at interpreter exit.
+Reports change nothing and take no lock.
 """
 
 from __future__ import annotations
 
-import atexit
 import math
-import os
-import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final, NamedTuple
-from weakref import WeakKeyDictionary
 
-from ferrum.contract.pool_usage import stored_tokens
 from ferrum.contract.sequences import SequenceStore
-from ferrum.core.errors import InvalidTransition
+from ferrum.contract.step_executor import ExecutorState
+from ferrum.core.errors import UnknownSequence
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.memory_plan import MemoryPlan
+from ferrum.core.snapshots import CacheMetricsSnapshot, SpeculationCounts
 from ferrum.core.step import Span
 
 WINDOW: Final = 1024
@@ -120,67 +117,6 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
     return ordered[-(-percent * len(ordered) // 100) - 1] if ordered else 0.0
 
 
-class ExecutorState(StrEnum):
-    """The states of an executor."""
-
-    INITIALIZING = "Initializing"
-    READY = "Ready"
-    BUSY = "Busy"
-    ERROR = "Error"
-    SHUTDOWN = "Shutdown"
-
-
-LEGAL: Final = {
-    ExecutorState.INITIALIZING: {ExecutorState.READY, ExecutorState.ERROR, ExecutorState.SHUTDOWN},
-    ExecutorState.READY: {ExecutorState.BUSY, ExecutorState.SHUTDOWN},
-    ExecutorState.BUSY: {ExecutorState.READY, ExecutorState.ERROR},
-    ExecutorState.ERROR: {ExecutorState.READY, ExecutorState.SHUTDOWN},
-    ExecutorState.SHUTDOWN: set[ExecutorState](),
-}
-"""Legal transitions. Only `reset` and `shutdown` leave the error state; nothing leaves the last state."""
-
-
-LAST_STEP: Final = 10.0
-"""Seconds that interpreter exit waits for a running step."""
-
-
-_held_in_steps: Final = WeakKeyDictionary[threading.RLock, int]()
-"""Locks that steps hold, and the process of each."""
-
-
-def stop_at_exit(lock: threading.RLock) -> None:
-    """Let no step begin after interpreter exit has started; each step holds this lock.
-
-    Python ends a daemon thread that returns from native code after that, which aborts the process.
-    """
-    _held_in_steps[lock] = os.getpid()
-
-
-@atexit.register
-def _stop_steps() -> None:
-    for lock, process in _held_in_steps.copy().items():
-        if process == os.getpid():  # in a forked process no thread may exist that could release it
-            lock.acquire(timeout=LAST_STEP)
-
-
-class Lifecycle:
-    """The state of one executor."""
-
-    def __init__(self) -> None:
-        self.state = ExecutorState.INITIALIZING
-
-    def move(self, target: ExecutorState) -> None:
-        """Change the state.
-
-        Raises:
-            InvalidTransition: the transition is illegal.
-        """
-        if target not in LEGAL[self.state]:
-            legal = ", ".join(sorted(LEGAL[self.state])) or "nowhere"
-            raise InvalidTransition(f"cannot go from {self.state} to {target}, only to {legal}")
-        self.state = target
-
-
 @dataclass(frozen=True, slots=True)
 class ExecutorMemoryUsage(JsonRecord):
     """Memory of an executor, in bytes.
@@ -267,3 +203,62 @@ class MemoryUse:
     def _grown(self) -> int:
         """Return the bytes of tokens that are not planned for."""
         return stored_tokens(self._pages) * self._token_bytes if self._pages.capacity_tokens is None else 0
+
+
+# The pool
+
+
+def memory_efficiency(pages: SequenceStore, plan: MemoryPlan) -> float:
+    """Return used / allocated bytes of the pages in use, in [0, 1]; 0 without any.
+
+    A page that several sequences share counts once. Pages that left a sliding window are not stored.
+    """
+    used = held = 0.0
+    for group, part in zip(pages.groups, plan.pool, strict=False):
+        filled: dict[int, int] = {}
+        for cache_id in pages.ids():
+            with suppress(UnknownSequence):  # it may be released meanwhile
+                length = pages.length(cache_id)
+                for index, page in enumerate(pages.row(cache_id, group.name)):
+                    tokens = min(group.page_size, length - index * group.page_size)
+                    if page >= 0 and tokens > filled.get(page, 0):
+                        filled[page] = tokens
+        in_use = max(len(filled), group.num_pages - pages.free(group.name))
+        used += part.page_bytes * sum(filled.values()) / group.page_size
+        held += part.page_bytes * in_use
+    return used / held if held else 0.0
+
+
+def stored_tokens(pages: SequenceStore) -> int:
+    """Return the tokens of all sequences."""
+    tokens = 0
+    for cache_id in pages.ids():
+        with suppress(UnknownSequence):
+            tokens += pages.length(cache_id)
+    return tokens
+
+
+def cache_snapshot(pages: SequenceStore, speculation: SpeculationCounts) -> CacheMetricsSnapshot:
+    """Return the counters of the KV cache and of speculation."""
+    prefix = pages.prefix_counts()
+    return CacheMetricsSnapshot(
+        total_pages=sum(group.num_pages for group in pages.groups),
+        used_pages=pages.used,
+        shared_pages=pages.shared,
+        sequences=len(pages.ids()),
+        stored_tokens=stored_tokens(pages),
+        cached_pages=prefix.cached_pages,
+        evicted_pages=prefix.evicted_pages,
+        prefix_query_tokens=prefix.query_tokens,
+        prefix_hit_tokens=prefix.hit_tokens,
+        restored_pages=prefix.restored_pages,
+        external_query_tokens=prefix.external_query_tokens,
+        external_hit_tokens=prefix.external_hit_tokens,
+        state_slots=prefix.state_slots,
+        state_bytes=prefix.state_bytes,
+        used_slots=prefix.used_slots,
+        snapshots=prefix.snapshots,
+        snapshot_hits=prefix.snapshot_hits,
+        evicted_snapshots=prefix.evicted_snapshots,
+        speculation=speculation,
+    )

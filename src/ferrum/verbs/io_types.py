@@ -1,4 +1,5 @@
-"""Inputs and outputs of an executor's named verbs, and the enums and handles in them.
+"""Inputs and outputs of an executor's named verbs, their handles, and the checks of them
+against stored tokens.
 
 Letters: B sequences, S tokens, V vocabulary, L layers, H hidden size. Logits are float32 arrays of the executor's own
 kind. Inputs take token ids as nested lists or arrays and keep them as immutable tuples.
@@ -8,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any, Final, NewType
 
-from ferrum.contract.formats import DataType as DataType
-from ferrum.contract.formats import Device as Device
+from ferrum.contract.decoder_llm import LogitsPolicy
 from ferrum.contract.integer_lists import integer_matrix, only_row, token_matrix
+from ferrum.contract.model_info import DataType, Device
 from ferrum.core.errors import RequestError
 from ferrum.core.json_record import JsonRecord
-from ferrum.core.kv_shape import KvShape
 from ferrum.core.span_checks import check_kind, inputs_of, is_one_of
-from ferrum.core.state_shape import StateShape
 from ferrum.core.step import Array
 from ferrum.core.values import listed, shown, whole
 
@@ -28,60 +26,6 @@ TokenId = NewType("TokenId", int)
 
 LAYERS: Final = "layers"
 """The value of `return_hidden_states` for the hidden states of each layer."""
-
-
-class LogitsPolicy(StrEnum):
-    """The rows whose logits an item of a unified batch returns."""
-
-    NONE = "none"
-    LAST = "last"
-    ALL = "all"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInfo(JsonRecord):
-    """The description of a model.
-
-    Attributes:
-        model_id: the directory, GGUF file or hub id that it was loaded from.
-        family: the architecture's name in its configuration.
-        num_parameters: numbers in the checkpoint; a tied head counts once.
-        vocab_size: upper limit of token ids.
-        max_sequence_length: the checkpoint's context, in tokens.
-        hidden_size: numbers of a token's hidden state.
-        num_layers: all layers, also those that store nothing.
-        num_heads, num_kv_heads, head_dim: of the attention layers (if they differ, of the first that stores); 0
-            without any.
-        dtype: of the dense weights.
-        device: location of the weights.
-        kv_layers: what layers store per token, by layer group; empty: each stores num_kv_heads keys and values of
-            head_dim.
-        state_layers: what layers store per sequence, by state group.
-    """
-
-    model_id: str
-    family: str
-    num_parameters: int
-    vocab_size: int
-    max_sequence_length: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: DataType
-    device: Device = Device.CPU
-    kv_layers: tuple[KvShape, ...] = ()
-    state_layers: tuple[StateShape, ...] = ()
-
-    def kv_bytes_per_token(self, kv_dtype: DataType) -> int:
-        """Return the bytes of one token's keys and values in all layers. Raises RequestError for no `DataType`."""
-        check_kind(kv_dtype, DataType, param="kv_dtype")
-        alike = KvShape(self.num_kv_heads, self.head_dim, self.head_dim, num_layers=self.num_layers)
-        return sum(
-            kv.num_layers * kv.num_heads * (kv_dtype.stored_bytes(kv.key_dim) + kv_dtype.stored_bytes(kv.value_dim))
-            for kv in self.kv_layers or (alike,)
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,3 +313,58 @@ class SpeculativeDecodeOutput:
     def acceptance_count(self) -> int:
         """Number of accepted drafts."""
         return len(self.accepted_tokens)
+
+
+# Checks against the stored tokens
+
+
+def as_prompt(value: object) -> PrefillInput:
+    """Return a list or array of token ids as an input. Raises RequestError for anything else."""
+    if not isinstance(listed(value), list | tuple):
+        check_kind(value, PrefillInput, param="inputs")
+    return PrefillInput(value)
+
+
+def real_tokens(inputs: PrefillInput, stored: int) -> slice:
+    """Return where the tokens are that the attention mask selects: padding at either end is left out.
+
+    Args:
+        inputs: the prompt or chunk, of one sequence.
+        stored: stored tokens before it.
+
+    Raises:
+        RequestError: a mask of another shape, one that hides a token between others, or one that selects none.
+    """
+    count = inputs.sequence_length
+    if inputs.attention_mask is None:
+        return slice(0, count)
+    row, *others = inputs.attention_mask
+    earlier, own = row[:-count], row[-count:]
+    if others or len(own) < count or not {*row} <= {0, 1} or (earlier and (not stored or sum(earlier) != stored)):
+        reason = f"must be zeros and ones, [1, {count}]"
+        reason += f", or with {stored} ones for the stored tokens before them" if stored else ""
+        raise RequestError(reason, param="attention_mask")
+    if 1 not in own:
+        raise RequestError("selects no token: at least one must be 1", param="attention_mask")
+    first, last = own.index(1), count - own[::-1].index(1)
+    if 0 in own[first:last]:
+        hidden = first + own[first:last].index(0)
+        reason = f"hides the token at position {hidden}: zeros may only pad the beginning or the end"
+        raise RequestError(reason, param="attention_mask")
+    return slice(first, last)
+
+
+def check_positions(inputs: PrefillInput | DecodeInput, stored: range, real: slice = slice(None)) -> None:
+    """Refuse positions other than where the tokens will be stored. Raises RequestError.
+
+    Args:
+        inputs: the tokens.
+        stored: the positions of those that are no padding.
+        real: where these are in the inputs.
+    """
+    if inputs.position_ids is None:
+        return
+    row, *others = inputs.position_ids
+    if others or len(row) != inputs.sequence_length or row[real] != tuple(stored):
+        reason = f"must be {stored.start} to {stored.stop - 1}, after the stored tokens"
+        raise RequestError(reason, param="position_ids")

@@ -13,11 +13,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
-from ferrum.contract.executor import ModelExecutor
-from ferrum.contract.io_types import ModelInfo
+from ferrum.contract.model_info import ModelInfo
 from ferrum.core.memory_plan import MemoryRequirements
 from ferrum.core.span_checks import check_kind
 from ferrum.core.step import PendingStep, StepBatch
+from ferrum.verbs.model_executor import ModelExecutor
 
 P = ParamSpec("P")
 Result = TypeVar("Result")

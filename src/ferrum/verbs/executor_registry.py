@@ -1,4 +1,4 @@
-"""Protocols of executors: what registries, and clients of batches and of drafts, need."""
+"""Protocols of executors, with defaults for those written by hand, and `ExecutorRegistry`: executors by name."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol, runtime_checkable
 
-from ferrum.contract.capabilities import ExecutorCapabilities
-from ferrum.contract.executor_state import ExecutorMetrics, ExecutorStatus
-from ferrum.contract.io_types import (
+from ferrum.contract.model_info import ModelInfo
+from ferrum.contract.step_executor import ExecutorState
+from ferrum.core.errors import ExecutorInUse, FerrumError, ModelNotFound, RequestError, Unsupported
+from ferrum.core.registry import Registry
+from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot
+from ferrum.core.values import kept_length, shown
+from ferrum.verbs.capabilities import ExecutorCapabilities
+from ferrum.verbs.executor_reports import ExecutorMetrics, ExecutorStatus
+from ferrum.verbs.io_types import (
     DecodeInput,
     DecodeOutput,
     KvCacheHandle,
-    ModelInfo,
     PrefillInput,
     PrefillOutput,
     SpeculativeDecodeOutput,
 )
-from ferrum.core.errors import Unsupported
-from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot
-from ferrum.core.values import kept_length
 
 VERBS: Final = ("info", "prefill", "decode", "release_cache", "capabilities", "status", "metrics", "shutdown")
 """What `ExecutorRegistry` needs of an executor."""
@@ -136,7 +138,7 @@ class BatchModelExecutor(Protocol):
 
 @runtime_checkable
 class SpeculativeExecutor(Protocol):
-    """An executor that verifies drafts; see `NamedVerbs`."""
+    """An executor that verifies drafts; see `ModelExecutor`."""
 
     @abstractmethod
     def forward_verify(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
@@ -147,3 +149,51 @@ class SpeculativeExecutor(Protocol):
         self, inputs: DecodeInput, draft_tokens: Any, acceptance_threshold: float | None = None
     ) -> SpeculativeDecodeOutput:
         """Process a token and the draft tokens after it, and keep the accepted ones."""
+
+
+class ExecutorRegistry:
+    """The executors of a process, by name. It does not own them: after `remove` the caller shuts the executor down."""
+
+    def __init__(self) -> None:
+        self._executors: Registry[AnyExecutor] = Registry("executor", missing=_missing)
+
+    def register(self, name: str, executor: AnyExecutor) -> None:
+        """Add an executor.
+
+        Raises:
+            ConfigError: the name is taken.
+            RequestError: `executor` lacks verbs; the message names them.
+        """
+        missing = [verb for verb in VERBS if isinstance(executor, type) or not hasattr(executor, verb)]
+        if missing:
+            reason = f"must have the verbs of an executor: {shown(executor)} lacks {', '.join(missing)}"
+            raise RequestError(f"{reason} (inherit AnyExecutor for defaults)", param="executor")
+        self._executors.add(name, executor)
+
+    def get(self, name: str) -> AnyExecutor:
+        """Return the executor of that name. Raises ModelNotFound, which lists the known names."""
+        return self._executors.get(name)
+
+    def remove(self, name: str) -> AnyExecutor:
+        """Remove and return an executor.
+
+        Raises:
+            ModelNotFound: the name is unknown.
+            ExecutorInUse: an engine holds its lease, or a step is running.
+        """
+        executor = self.get(name)
+        if getattr(executor, "in_use", executor.status().state is ExecutorState.BUSY):
+            raise ExecutorInUse(f"the executor {name!r} is in use: shut its engine down first")
+        return self._executors.pop(name)
+
+    def list_names(self) -> list[str]:
+        """Return all names, sorted."""
+        return list(self._executors)
+
+    def get_metrics(self, name: str) -> ExecutorMetrics:
+        """Return the counts and speeds of one executor. Raises ModelNotFound."""
+        return self.get(name).metrics()
+
+
+def _missing(what: str, reason: str) -> FerrumError:
+    return ModelNotFound(f"{what} is not registered: {reason}", param="name")

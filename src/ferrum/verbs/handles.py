@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterable
 from itertools import count
 
-from ferrum.contract.io_types import DataType, KvCacheHandle, ModelInfo
+from ferrum.contract.model_info import DataType, ModelInfo
 from ferrum.contract.sequences import SequenceStore, Undo
 from ferrum.core.errors import InvalidHandle, StaleHandle, UnknownSequence
 from ferrum.core.span_checks import check_kind
+from ferrum.verbs.io_types import KvCacheHandle
 
 
 class NamedSequences:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ferrum.contract.handles import NamedSequences
 from ferrum.core.errors import FerrumError, KvExhausted
 from ferrum.core.step import Span, StepBatch, StepOutput, Want
+from ferrum.verbs.handles import NamedSequences
 
 _PROBES: Final = 3
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ferrum.contract.io_types import DataType, Device, ModelInfo
+from ferrum.contract.model_info import DataType, Device, ExecutorTraits, ModelInfo
 from ferrum.core.json_record import JsonRecord
-from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements, longest_sequence, memory_requirements
+from ferrum.core.memory_plan import MemoryRequirements, memory_requirements
 
 
 class AttentionType(StrEnum):
@@ -20,63 +20,6 @@ class AttentionType(StrEnum):
     PAGED = "Paged"
     SLIDING_WINDOW = "SlidingWindow"
     LATENT = "Latent"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorTraits:
-    """The fixed properties of an executor. All its reports derive from them.
-
-    Attributes:
-        backend: the kernels in use ("reference", "native", "cuda").
-        numerics_id: the arithmetic and its version; equal ids give equal bits.
-        kv_dtype: format of keys and values.
-        max_batch_size: maximum sequences of one step.
-        max_sequence_length: maximum tokens of a sequence.
-        memory: the exact plan of its memory.
-        tier: instruction tier of the kernels; empty if there is only one.
-        weights: format of the weights, by name; with equal numerics_id and kv_dtype, equal names mean equal bits.
-        dtypes: weight formats that it could have been loaded in.
-        windows: whether some layers have a sliding window.
-        latent: whether some layers store keys and values as one latent vector (DeepSeek-V2, section 2.1).
-        paged: whether keys and values live in pages of the pool.
-        flash: whether attention never holds a row of scores for the whole context.
-        attention_weights: whether attention probabilities can be returned.
-        layer_states: whether the hidden states of each layer can be returned.
-        notes: warnings about how it was built (a missing fast path, and why).
-    """
-
-    backend: str
-    numerics_id: str
-    kv_dtype: DataType
-    max_batch_size: int
-    max_sequence_length: int
-    memory: MemoryPlan
-    tier: str = ""
-    weights: str = ""
-    dtypes: frozenset[DataType] = frozenset()
-    windows: bool = False
-    latent: bool = False
-    paged: bool = True
-    flash: bool = False
-    attention_weights: bool = False
-    layer_states: bool = False
-    notes: tuple[str, ...] = ()
-
-    @property
-    def kernels(self) -> str:
-        """The kernels in use, with their instruction tier."""
-        return f"{self.backend} {self.tier}".rstrip()
-
-    @property
-    def largest_batch(self) -> int:
-        """Sequences that one step can hold: `max_batch_size`, but at most one per page of the pool."""
-        slots: tuple[int, ...] = () if self.memory.states is None else (self.memory.states.sequences,)
-        return min([self.max_batch_size, *slots, *(part.num_pages for part in self.memory.pool)])
-
-    @property
-    def longest_sequence(self) -> int:
-        """Tokens that one sequence can have: `max_sequence_length`, but at most what the whole pool holds."""
-        return longest_sequence(self.memory.pool, self.max_sequence_length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

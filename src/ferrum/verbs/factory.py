@@ -1,6 +1,6 @@
 """`ModelExecutorFactory`: validate an `ExecutorConfig` and load the executor that it describes.
 
-Every field of a config has an effect or is refused. Loading itself is the job of the `load` function that is passed in.
+Every field of a config has an effect or is refused.
 """
 
 from __future__ import annotations
@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from importlib import import_module
 from typing import Any, Final
 
-from ferrum.contract.capabilities import AttentionType, head_sharing
-from ferrum.contract.executor import ModelExecutor
-from ferrum.contract.io_types import DataType, Device, ModelInfo
+from ferrum.contract.model_info import DataType, Device, ModelInfo
 from ferrum.core.config import MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, auto_kv_dtype
 from ferrum.core.errors import CapacityError, ConfigError, RequestError, Unsupported
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.option_fields import check_flag, check_number
 from ferrum.core.span_checks import check_kind, is_one_of
 from ferrum.core.values import shown
+from ferrum.verbs.capabilities import AttentionType, head_sharing
+from ferrum.verbs.model_executor import ModelExecutor
 
 _MODEL_OPTIONS: Final = frozenset({"quantize", "kv_dtype", "kernels", "isa", "threads", "kv_capacity"})
 OPTIONS: Final = _MODEL_OPTIONS | {"max_rows", "replay", "log_tokens", "cache_prefix"}
@@ -164,7 +163,7 @@ class ModelExecutorFactory:
         memory: Callable[[], int] | None = None,
     ) -> None:
         if load is None:
-            load = import_module("ferrum").load_executor  # lazily: this room must not import the runtime
+            from ferrum.verbs.load_executor import load_executor as load  # imports numpy and the kernels
         if not callable(load):
             raise ConfigError(f"must be a function like load_executor, not {shown(load)}", param="load")
         if memory is not None and not callable(memory):
@@ -187,8 +186,9 @@ class ModelExecutorFactory:
         config = self._validated(config)
         limit = config.memory_config.max_memory_usage
         if isinstance(limit, float):
-            available = self._memory or import_module("ferrum.runtime.memory").available_memory
-            limit = int(limit * available())
+            from ferrum.runtime.memory import available_memory
+
+            limit = int(limit * (self._memory or available_memory)())
         executor = self._load(config.model_info.model_id, **_arguments(config))
         try:
             _check_loaded(executor, config)

@@ -6,10 +6,8 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final
 
-from ferrum.contract.capabilities import ExecutorTraits
-from ferrum.contract.decoder_llm import DecoderOnlyLLM, LlmRuntimeConfig, UnifiedItem
-from ferrum.contract.executor import ModelExecutor
-from ferrum.contract.io_types import DataType, LogitsPolicy, ModelInfo
+from ferrum.contract.decoder_llm import DecoderOnlyLLM, LlmRuntimeConfig, LogitsPolicy, UnifiedItem
+from ferrum.contract.model_info import DataType, ExecutorTraits, ModelInfo
 from ferrum.contract.sequences import StoreGroup
 from ferrum.core import config as limits
 from ferrum.core.errors import ConfigError, FerrumError, UnknownSequence, Unsupported, as_step_error
@@ -20,9 +18,10 @@ from ferrum.core.span_checks import check_kind, refuse_span
 from ferrum.core.step import AdapterUse, Array, Hidden, Outcome, Span, StepBatch, StepOutput
 from ferrum.core.values import shown, whole
 from ferrum.kernels.reference.reference_math import best_tokens
-from ferrum.runtime.adapters.adapted_llm import AdaptedLLM, MinimalLLM
 from ferrum.runtime.fault_isolation import run_isolated, split_refused
 from ferrum.runtime.span_results import SpanRows, result_alone
+from ferrum.verbs.adapted_llm import AdaptedLLM, MinimalLLM
+from ferrum.verbs.model_executor import ModelExecutor
 
 MAX_BATCH_SIZE: Final = 32
 

@@ -1,0 +1,128 @@
+"""`LocalExecutor`, the executor of a model in this process with all verbs, and `load_executor`, which makes one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from ferrum.contract.model_info import ExecutorTraits, ModelInfo
+from ferrum.core.config import PAGE_SIZE, ModelConfig, Switches
+from ferrum.core.option_fields import as_text, check_flag
+from ferrum.core.snapshots import LoraMetricsSnapshot
+from ferrum.core.span_checks import check_kind
+from ferrum.core.step import AdapterUse
+from ferrum.runtime.assembly import MAX_ROWS
+from ferrum.runtime.decoder_lm import DecoderLM
+from ferrum.runtime.load import build_executor
+from ferrum.runtime.local_executor import LocalStepExecutor
+from ferrum.sources.adapters.adapter_file import AdapterFile
+from ferrum.sources.parameters import Progress
+from ferrum.verbs.handles import NamedSequences
+from ferrum.verbs.model_executor import ModelExecutor
+
+
+class LocalExecutor(LocalStepExecutor, ModelExecutor):
+    """An executor over a language model in this process, with all verbs, KV tiers and steps in flight.
+
+    Args:
+        lm: the language model; its page table is the executor's.
+        info, traits: see `ModelExecutor`.
+        log_tokens: see the property.
+        cache_prefix: see `ModelExecutor`.
+        open_adapter: reads the files of an adapter for this model; None: `read_adapter` is refused.
+    """
+
+    def __init__(
+        self,
+        lm: DecoderLM,
+        *,
+        info: ModelInfo,
+        traits: ExecutorTraits,
+        log_tokens: bool = False,
+        cache_prefix: str = "llm-cache",
+        open_adapter: Callable[[str], AdapterFile] | None = None,
+    ) -> None:
+        super().__init__(lm, info=info, traits=traits, log_tokens=log_tokens, open_adapter=open_adapter)
+        self.sequences = NamedSequences(info, traits.kv_dtype, lm.pages, cache_prefix)  # engines know no prefix
+
+    def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:
+        return LoraMetricsSnapshot() if self._lm is None else self._lm.adapted.snapshot(self.pages.adapter_keys())
+
+    def _adapters_for(self, cache_id: str, name: str | None) -> tuple[AdapterUse, ...]:
+        return self.lm.adapters_for(cache_id, name)
+
+
+def load_executor(
+    model: str | os.PathLike[str],
+    *,
+    device: str = "cpu",
+    dtype: str = "auto",
+    quantize: str | None = None,
+    kv_dtype: str = "auto",
+    kernels: str = "auto",
+    isa: str = "auto",
+    threads: int | None = None,
+    max_batch_size: int | None = None,
+    max_sequence_length: int | None = None,
+    kv_capacity: int | None = None,
+    models_dir: str | os.PathLike[str] | None = None,
+    memory_pool_size: int | None = None,
+    page_size: int = PAGE_SIZE,
+    max_rows: int = MAX_ROWS,
+    run_ahead: int = 0,
+    replay: bool | None = None,
+    log_tokens: bool | None = None,
+    cache_prefix: str = "llm-cache",
+    progress: Progress | None = None,
+) -> LocalExecutor:
+    """Load a model. The executor is ready: `status().is_ready` is true before the first step.
+
+    Args:
+        model: directory, GGUF file or hub id.
+        device, dtype, quantize, kv_dtype, kernels, isa, threads, max_batch_size, max_sequence_length,
+            kv_capacity, models_dir: see `ModelConfig`.
+        memory_pool_size: maximum bytes of the KV pool; None follows `kv_capacity`.
+        page_size: tokens per page of the KV pool.
+        max_rows: maximum tokens of one forward pass; a larger step takes several.
+        run_ahead: largest depth of `LocalExecutor.run_ahead` for a model with states, which are planned for it.
+        replay: run the recorded program; None follows the environment (FERRUM_DISABLE_GRAPHS).
+        log_tokens: log the best tokens of each span; None follows the environment (FERRUM_LOG_TOKENS).
+        cache_prefix: new sequences are named `<prefix>-0`, `<prefix>-1`, ...
+        progress: called with the bytes loaded and the bytes in total.
+
+    Raises:
+        ConfigError: an invalid option; `param` names it.
+        Unsupported: a feature or architecture that is not implemented.
+        ModelNotFound, CheckpointError: the model does not exist, or its files are damaged.
+        CapacityError: not enough memory for the weights, the KV pool or the buffers of a step.
+    """
+    config = ModelConfig(
+        model=as_text(model), device=device, dtype=dtype, quantize=quantize, kv_dtype=kv_dtype,
+        kernels=kernels, isa=isa, threads=threads, max_batch_size=max_batch_size,
+        max_sequence_length=max_sequence_length, kv_capacity=kv_capacity,
+        models_dir=as_text(models_dir), switches=_switches(replay, log_tokens),
+    )  # fmt: skip
+    check_kind(cache_prefix, str, param="cache_prefix")
+    return build_executor(
+        partial(LocalExecutor, cache_prefix=cache_prefix),
+        config,
+        memory_pool_size=memory_pool_size,
+        page_size=page_size,
+        max_rows=max_rows,
+        run_ahead=run_ahead,
+        progress=progress,
+    )
+
+
+def _switches(replay: bool | None, log_tokens: bool | None) -> Switches:
+    """Return the environment's switches, with arguments in their place."""
+    switches = Switches.from_environment()
+    if replay is not None:
+        check_flag("replay", replay)
+        switches = replace(switches, disable_graphs=not replay)
+    if log_tokens is not None:
+        check_flag("log_tokens", log_tokens)
+        switches = replace(switches, log_tokens=log_tokens)
+    return switches
