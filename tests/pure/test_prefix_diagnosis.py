@@ -10,11 +10,17 @@ import pytest
 
 from diagnosis_kit import USED, checked, first_differing, merging_tokenizer, read
 from edited_conversations import Chat, Writer
-from ferrum.client.kept_conversation import Conversation, Rendered, common_suffix
-from ferrum.client.prefix_diagnosis import Difference, Place, first_difference, normal_form
+from ferrum.client.diagnosis.prefix_difference import (
+    Conversation,
+    Difference,
+    Place,
+    Rendered,
+    common_suffix,
+    first_difference,
+    normal_form,
+)
+from ferrum.client.diagnosis.prompt_history import PromptHistory, PromptPaths, Remembered, closest, fragments
 from ferrum.core.errors import RequestError
-from ferrum.server.common.prompt_history import PromptHistory, Remembered, closest
-from ferrum.server.common.prompt_paths import PromptPaths, fragment
 from ferrum.text.chat_template import ChatTemplate
 from real_templates import TEMPLATES
 
@@ -114,8 +120,8 @@ def test_prompts_that_others_are_compared_with_stay_longest() -> None:
 
 
 def test_merged_message_is_named_by_its_part_that_changed() -> None:
-    old = PromptPaths([[fragment("input[0]", "a"), fragment("input[1]", "b")]], list="input")
-    new = PromptPaths([[fragment("input[0]", "a"), fragment("input[1]", "c"), fragment("input[2]", "d")]], list="input")
+    old = PromptPaths(fragments([[("input[0]", "a"), ("input[1]", "b")]]), list="input")
+    new = PromptPaths(fragments([[("input[0]", "a"), ("input[1]", "c"), ("input[2]", "d")]]), list="input")
     place = Place("message", 0)
     assert new.place(Difference(place, place), old) == "input[1]"
     assert new.place(Difference(place, None), old) == "input[0]"

@@ -1,8 +1,9 @@
-"""Why a prefix missed: the header of every chat, and the fields of Messages and Responses."""
+"""Why a prefix missed (`--explain-prefixes`): the header of every chat, and the fields of Messages and Responses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
@@ -30,13 +31,19 @@ TALK: Final[list[dict[str, Any]]] = [
 ]
 
 
+def explaining(**config: Any) -> AbstractContextManager[Served]:
+    """Run a server with the option, whose model has Qwen3's template."""
+    parts = scripted_parts(agent_script.reply, QWEN3, agent_script.MARKERS)
+    return serving(parts, explain_prefixes=True, **config)
+
+
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server with two keys, whose model has Qwen3's template."""
+    """A server with two keys."""
     path: Path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text("one:key-one\ntwo:key-two\n")
 
-    with serving(scripted_parts(agent_script.reply, QWEN3, agent_script.MARKERS), api_key_file=str(path)) as served:
+    with explaining(api_key_file=str(path)) as served:
         served.http.headers["authorization"] = "Bearer key-one"
         yield served
 
@@ -80,7 +87,7 @@ def test_header_names_the_message_and_the_tool_that_changed(keyed: Served, strea
 
 
 def test_header_names_the_variable_that_changed() -> None:
-    with serving() as server:
+    with serving(explain_prefixes=True) as server:
         for mood, found in (("glad", {"hit": "0"}), ("sad", {"first-difference": "8", "in": "generation_prompt"})):
             response = server.chat(chat_template_kwargs={"mood": mood})
             assert fields(response).items() >= found.items()
@@ -88,7 +95,7 @@ def test_header_names_the_variable_that_changed() -> None:
 
 
 def test_prompt_of_a_template_of_the_client_is_compared_without_a_place() -> None:
-    with serving() as server:
+    with serving(explain_prefixes=True) as server:
         for word, found in (("one", {"hit": "0"}), ("two", {"hit": "0", "first-difference": "0"})):
             assert fields(server.chat(chat_template=word)) == found
 
@@ -224,7 +231,7 @@ def test_stored_response_that_is_continued_keeps_its_prefix(keyed: Served) -> No
 
 
 def test_ollama_has_the_header() -> None:
-    with agent() as server:
+    with explaining() as server:
         body = {"model": "scripted", "messages": TALK, "stream": False, "options": {"num_predict": 4}}
         assert fields(server.post("/api/chat", **body)) == {"hit": "0"}
         found = fields(server.post("/api/chat", **{**body, "messages": [TALK[0], *TALK[3:]]}))
@@ -237,7 +244,7 @@ def test_ollama_has_the_header() -> None:
 
 def test_tokens_from_the_cache_and_evicted_ones_are_counted() -> None:
     recipe = FakeRecipe(prefixes=True, num_pages=40)
-    with serving(chat_parts(recipe)) as server:
+    with serving(chat_parts(recipe), explain_prefixes=True) as server:
         page = server.service.model().engine.info.page_size
         assert page is not None
         question = [{"role": "user", "content": "q" * 8 * page}]
@@ -249,3 +256,21 @@ def test_tokens_from_the_cache_and_evicted_ones_are_counted() -> None:
         found = fields(server.chat(messages=question))
         assert found["first-difference"] == "none" and int(found["evicted"]) > 0
         assert (int(found["hit"]) + int(found["evicted"])) % page == 0
+
+
+def test_without_the_option_only_the_tokens_from_the_cache_are_counted() -> None:
+    with agent() as server:
+        messages = [{"role": "user", "content": "Hello"}]
+        for text in ("Hello", "Bye"):
+            assert chat(server, [{**messages[0], "content": text}], []) == {"hit": "0"}
+        assert server.service.model().explainer is None
+
+
+@pytest.mark.parametrize("wanted", [None, "msg_1"])
+def test_comparison_that_a_client_asks_for_is_unavailable_without_the_option(wanted: str | None) -> None:
+    unavailable = {"cache_miss_reason": {"type": "unavailable"}}
+    with agent() as server:
+        reply = server.post("/v1/messages", **ask_body("off", wanted)).json()
+        assert reply["diagnostics"] == (None if wanted is None else unavailable)
+        found = respond(server, wanted).get("prompt_cache_diagnostics")
+        assert found == (None if wanted is None else {"type": "unavailable"})

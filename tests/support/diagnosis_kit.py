@@ -9,8 +9,7 @@ from typing import Final
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from edited_conversations import Chat, Edit, Writer, holder
-from ferrum.client.kept_conversation import Conversation, Rendered
-from ferrum.client.prefix_diagnosis import Difference, first_difference
+from ferrum.client.diagnosis.prefix_difference import Conversation, Difference, Rendered, first_difference
 from ferrum.core.errors import FerrumError
 from ferrum.text.chat_template import ChatTemplate
 from real_templates import TEMPLATES

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from ferrum.client.kept_conversation import Conversation, conversation_of
+from ferrum.client.diagnosis.prefix_difference import Conversation, conversation_of
 from ferrum.text.chat_template import ChatTemplate
 
 WORDS: Final = ("alpha", "beta", "gamma", "delta", "Füße", "数据", '"quoted"', "a\nb", "{x}", "end.")

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from ferrum.client.adapter_registry import NamedAdapter
 from ferrum.client.input_processor import API_NAMES, FieldNames, RequestOptions
-from ferrum.client.kept_conversation import Conversation, conversation_of
 from ferrum.client.model_client import Message, ModelClient
 from ferrum.core.errors import RequestError
 from ferrum.core.guidance import Grammar, Guidance, Thought
@@ -24,8 +23,6 @@ from ferrum.formats.find import FoundFormat, closes_thought, opens_thought
 from ferrum.grammar.constraint_grammars import check_source
 from ferrum.grammar.tool_grammar import content_start, forced_tools, thought_of, tool_guidance
 from ferrum.grammar.tools import NO_CHOICE, ToolChoice
-
-_VARIABLES: Final = "chat_template_kwargs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,36 +54,6 @@ DEFAULT_CHAT: Final = ChatOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class ChatSource:
-    """What a prompt was rendered from.
-
-    Attributes:
-        tools: their descriptions.
-        own_template: the template is the model's.
-        rendering: see `ModelClient.render`.
-    """
-
-    messages: Sequence[Message]
-    tools: Sequence[Mapping[str, Any]]
-    own_template: bool
-    rendering: Mapping[str, Any]
-
-    def conversation(self) -> Conversation:
-        """Return it in a form that can be kept and compared."""
-        flags = {name: value for name, value in self.rendering.items() if name != _VARIABLES and value is not None}
-        return conversation_of(self.messages, self.tools, self.rendering.get(_VARIABLES), flags)
-
-
-def rendered_again(client: ModelClient, conversation: Conversation) -> str:
-    """Render a conversation with the model's own template. Raises as `ModelClient.render`."""
-    variables = {name: json.loads(value) for name, value in conversation.variables}
-    flags = {name: json.loads(value) for name, value in conversation.flags}
-    tools = [json.loads(each) for each in conversation.tools]
-    messages = [json.loads(each) for each in conversation.messages]
-    return client.render(messages, tools=tools or None, chat_template_kwargs=variables or None, **flags)
-
-
-@dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """A rendered conversation.
 
@@ -94,14 +61,14 @@ class ChatPrompt:
         text: of the prompt, special tokens included.
         guidance: limits on the reply's tokens, or None.
         reading: how the reply is read; None: all of it is content.
-        source: what it was rendered from.
+        rendering: the arguments of `ModelClient.render` that it was rendered from.
         free: names of the tools whose schema is not enforced although one of them must be called.
     """
 
     text: str
     guidance: Guidance | None
     reading: Reading | None
-    source: ChatSource
+    rendering: Mapping[str, Any]
     free: tuple[str, ...] = ()
 
 
@@ -131,13 +98,13 @@ def chat_prompt(
             grammar that cannot be enforced.
         Unsupported: as `ModelClient.render`.
     """
-    text = client.render(
-        messages,
-        chat_template=chat_template,
-        untrusted=untrusted,
-        tools=options.choice.tools.descriptions or None,
-        **rendering,
-    )
+    rendering |= {
+        "messages": messages,
+        "chat_template": chat_template,
+        "untrusted": untrusted,
+        "tools": options.choice.tools.descriptions or None,
+    }
+    text = client.render(**rendering)
     found = client.output_format(chat_template, untrusted=untrusted)
     source = None
     if params.structured_outputs is not None:
@@ -147,9 +114,7 @@ def chat_prompt(
     closed = found.format is not None and closes_thought(text, found.format, continued)
     options, free = _forced(found.format, options)
     guidance, reading = _limits(client, found, source, options, opened=opened, closed=closed)
-    descriptions = options.choice.tools.descriptions
-    about = ChatSource(messages, descriptions, chat_template is None, rendering)
-    return ChatPrompt(text, guidance, reading, about, free)
+    return ChatPrompt(text, guidance, reading, rendering, free)
 
 
 def chat_request(

@@ -50,6 +50,9 @@ class ServerConfig(JsonRecord):
     stored_responses_mib: int = option(
         256, "Maximum size of stored responses and threads, in MiB.", least=1, most=1 << 20
     )
+    explain_prefixes: bool = option(
+        False, "Compare the prompt of each chat with earlier ones, and say in replies why its prefix missed the cache."
+    )
     strict: bool = option(False, "Reject unknown request fields instead of ignoring and naming them.")
     max_body_bytes: int = option(16 << 20, "Maximum size of a request body, in bytes.", least=1)
     max_held_bytes: int = option(256 << 20, "Maximum size of all request bodies in memory, in bytes.", least=1)

@@ -179,7 +179,9 @@ class MessagesRequest(CountRequest, GeneratingBody):
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: float | None = Field(default=None, json_schema_extra=value_schema("top_p"))
     top_k: JsonInteger | None = Field(default=None, json_schema_extra=value_schema("top_k"))
-    diagnostics: Diagnostics | None = optional("Compare the prompt with that of an earlier message.")
+    diagnostics: Diagnostics | None = optional(
+        "Compare the prompt with that of an earlier message (with --explain-prefixes)."
+    )
     stop_sequences: Items[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]] | None = Field(
         default=None, max_length=MAX_STOP_STRINGS, description="Texts that end the reply."
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ferrum.client.chat_prompt import ChatOptions, ChatPrompt, chat_prompt
+from ferrum.client.diagnosis.prompt_history import PromptPaths, fragments
 from ferrum.client.input_processor import FieldNames, RequestOptions
 from ferrum.client.model_client import ModelClient
 from ferrum.core.errors import RequestError
@@ -17,11 +18,10 @@ from ferrum.core.types import Request
 from ferrum.grammar.tools import ToolChoice, tools_of
 from ferrum.server.anthropic.blocks import Message
 from ferrum.server.anthropic.bodies import CountRequest, MessagesRequest
-from ferrum.server.anthropic.history import History
-from ferrum.server.common.error_replies import invalid
+from ferrum.server.anthropic.history import History, Source
+from ferrum.server.common.error_replies import invalid, named_in_body
 from ferrum.server.common.key_limits import Caller
-from ferrum.server.common.prefix_report import PrefixReport
-from ferrum.server.common.prompt_paths import PromptPaths, named_in_body
+from ferrum.server.common.reply_builder import PromptNotes
 from ferrum.server.common.served_model import ServedModel
 
 _FORMAT: Final = "output_config.format.schema"
@@ -36,12 +36,12 @@ class CheckedPrompt:
 
     Attributes:
         replaced: paths of what the prompt has in another form.
-        paths: of the prompt's parts.
+        sources: of each message, what it is put together from.
     """
 
     prompt: ChatPrompt
     replaced: tuple[str, ...]
-    paths: PromptPaths
+    sources: Sequence[Sequence[Source]]
 
 
 def check_prompt(
@@ -81,12 +81,7 @@ def check_prompt(
             continue_final_message=continued,
             chat_template_kwargs=body.variables(client) or None,
         )
-    paths = PromptPaths(
-        history.sources,
-        tools=[f"tools[{place}]" for place, tool in enumerate(body.tools or ()) if tool.is_served],
-        variables={"enable_thinking": "thinking", "reasoning_effort": "output_config.effort"},
-    )
-    return CheckedPrompt(prompt, tuple(history.replaced), paths)
+    return CheckedPrompt(prompt, tuple(history.replaced), history.sources)
 
 
 def _chosen(body: CountRequest) -> ToolChoice:
@@ -142,11 +137,12 @@ def format_params(body: CountRequest) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A client's request after validation; `replaced` as of `CheckedPrompt`, `prefix` as of `ReplyBuilder`."""
+    """A client's request after validation; `replaced` as of `CheckedPrompt`, `cache_page` as of `ServedModel`."""
 
     request: Request
     replaced: tuple[str, ...]
-    prefix: PrefixReport
+    cache_page: int | None
+    notes: PromptNotes
 
 
 def check_message(
@@ -178,6 +174,14 @@ def check_message(
         names=_NAMES,
     )
     request = model.process(checked.prompt.text, params, options)
-    wanted = None if body.diagnostics is None else body.diagnostics.previous_message_id
-    report = PrefixReport(request, checked.prompt, name, checked.paths, wanted)
-    return CheckedRequest(request, checked.replaced, report)
+    explanation = None
+    if model.explainer is not None:
+        paths = PromptPaths(
+            fragments(checked.sources),
+            tools=[f"tools[{place}]" for place, tool in enumerate(body.tools or ()) if tool.is_served],
+            variables={"enable_thinking": "thinking", "reasoning_effort": "output_config.effort"},
+        )
+        wanted = None if body.diagnostics is None else body.diagnostics.previous_message_id
+        explanation = model.explainer.explain(request, checked.prompt, paths, wanted)
+    notes = PromptNotes(checked.prompt.free, explanation)
+    return CheckedRequest(request, checked.replaced, model.cache_page, notes)

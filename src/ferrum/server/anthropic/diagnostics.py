@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+from ferrum.client.diagnosis.prefix_explainer import Explanation, Miss
 from ferrum.server.anthropic.events import CacheMiss, Diagnostics
-from ferrum.server.common.prefix_report import Miss, PrefixReport
 
 
-def diagnostics(report: PrefixReport) -> Diagnostics | None:
-    """Return the field of a message whose client asks for it; None if the prompts do not differ."""
-    if report.wanted is None:
+def diagnostics(wanted: str | None, explanation: Explanation | None) -> Diagnostics | None:
+    """Return the field of a message whose client asks for it; None if the prompts do not differ.
+
+    Args:
+        wanted: id of the message to compare with.
+        explanation: None without `--explain-prefixes`: the reason is unavailable.
+    """
+    if wanted is None:
         return None
-    if not report.found:
+    if explanation is None:
+        return Diagnostics(cache_miss_reason=CacheMiss(type="unavailable"))
+    if not explanation.named:
         return Diagnostics(cache_miss_reason=CacheMiss(type="previous_message_not_found"))
-    comparison = report.comparison
-    assert comparison is not None, "there is a message"
-    miss = comparison.miss
+    miss = explanation.miss
     if miss is None or miss.appended:
         return None
     kind = _kind(miss)
-    missed = {} if kind == "unavailable" else {"cache_missed_input_tokens": report.missed}
-    reason = CacheMiss(type=kind, first_differing_token=comparison.common, place=miss.place, cause=miss.cause, **missed)
-    return Diagnostics(cache_miss_reason=reason)
+    where: dict[str, Any] = {"first_differing_token": explanation.common, "place": miss.place, "cause": miss.cause}
+    if kind != "unavailable":
+        where["cache_missed_input_tokens"] = explanation.missed
+    return Diagnostics(cache_miss_reason=CacheMiss(type=kind, **where))
 
 
 def _kind(miss: Miss) -> Literal["system_changed", "tools_changed", "messages_changed", "unavailable"]:

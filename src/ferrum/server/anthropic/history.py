@@ -21,13 +21,15 @@ from ferrum.server.anthropic.blocks import (
     UserBlock,
 )
 from ferrum.server.anthropic.signatures import hidden_in
-from ferrum.server.common.prompt_paths import Fragment, fragment
 
 _ATTRIBUTION: Final = "x-anthropic-billing-header"
 _FAILED: Final = "Error: "
 
 Found: TypeAlias = dict[str, Any]
 """A message in OpenAI's form."""
+
+Source: TypeAlias = tuple[str, Any]
+"""The path of a part of a message in the body, and what it contributes."""
 
 
 class History:
@@ -44,7 +46,7 @@ class History:
 
     def __init__(self, *, late_system: bool) -> None:
         self.messages: list[Found] = []
-        self.sources: list[list[Fragment]] = []
+        self.sources: list[list[Source]] = []
         self.replaced: list[str] = []
         self._late_system = late_system
         self._names: dict[str, str] = {}
@@ -85,7 +87,7 @@ class History:
         for place, block in enumerate(blocks):
             if isinstance(block, ToolResultBlock):
                 self._add_result(block, f"{where}.content[{place}]")
-                self.sources.append([fragment(where, block.model_dump())])
+                self.sources.append([(where, block)])
             else:
                 texts.append(_text_of(block))
         self._say("user", texts, where)
@@ -128,7 +130,7 @@ class History:
                 self.replaced.append(f"{where}.content[{place}].{block.type}")
             follows = isinstance(block, TextBlock)
         reply = self._turn("assistant")
-        self.sources[-1] += [fragment(where, block.model_dump()) for block in blocks]
+        self.sources[-1] += [(where, block) for block in blocks]
         reply["content"] += _parts(texts)
         if any(thoughts):
             earlier = [reply["reasoning_content"]] if "reasoning_content" in reply else []
@@ -139,7 +141,7 @@ class History:
     def _say(self, role: str, texts: Sequence[str], where: str) -> None:
         if texts:
             self._turn(role)["content"] += _parts(texts)
-            self.sources[-1] += [fragment(where, text) for text in texts]
+            self.sources[-1] += [(where, text) for text in texts]
 
     def _turn(self, role: str) -> Found:
         """Return the last message if it has this role, else a new one."""

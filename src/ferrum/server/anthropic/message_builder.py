@@ -28,16 +28,22 @@ from ferrum.server.anthropic.message_threads import HeldThread, completed
 from ferrum.server.common.generation import finish_of
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.key_limits import Caller
-from ferrum.server.common.reply_builder import ReplyHeader
+from ferrum.server.common.reply_builder import ReplyHeader, cache_writes
 from ferrum.server.common.reply_store import ReplyStore, Turn
 from ferrum.server.common.served_model import ServedModel
 
 
 class UsageCounter:
-    """Tokens of a message so far; those of reasoning are known at its end."""
+    """Tokens of a message so far; those of reasoning are known at its end.
 
-    def __init__(self, prompt: int) -> None:
+    Args:
+        prompt: tokens of the prompt.
+        cache_page: see `ServedModel`.
+    """
+
+    def __init__(self, prompt: int, cache_page: int | None = None) -> None:
         self.prompt = prompt
+        self._cache_page = cache_page
         self.completion = self.cached = self.reasoning = 0
 
     def count(self, delta: Delta) -> None:
@@ -48,12 +54,9 @@ class UsageCounter:
             self.cached = delta.usage.cached_tokens
             self.reasoning += delta.usage.reasoning_tokens
 
-    def reply(self, written: int = 0) -> MessageUsage:
-        """Return the tokens as clients see them: neither those from the cache are `input_tokens`, nor those `written`.
-
-        Args:
-            written: tokens of the prompt that were computed and put into the cache.
-        """
+    def reply(self) -> MessageUsage:
+        """Return the tokens as clients see them: `input_tokens` are neither from the cache nor put into it."""
+        written = cache_writes(self._cache_page, self.prompt, self.cached)
         return MessageUsage(
             input_tokens=self.prompt - self.cached - written,
             output_tokens=self.completion,
@@ -80,10 +83,10 @@ class MessageBuilder:
     ) -> None:
         self.id = header.id
         self.requests: tuple[Request, ...] = (checked.request,)
-        self.usage = UsageCounter(len(checked.request.prompt))
+        self.usage = UsageCounter(len(checked.request.prompt), checked.cache_page)
         self.replaced = checked.replaced
-        self.prefix = checked.prefix
-        self._asked = body.diagnostics is not None
+        self._notes = checked.notes
+        self._asked = body.diagnostics
         self._model = header.model
         self._max_tokens = body.max_tokens
         omitted = body.thinking is not None and body.thinking.display == "omitted"
@@ -92,6 +95,9 @@ class MessageBuilder:
         self._last: Delta | None = None
         self._thread = thread
         self._events: list[Reply] = []  # of a thread
+
+    def headers(self, first: Delta | None) -> Mapping[str, str]:
+        return self._notes.headers(first)
 
     def add(self, place: int, delta: Delta) -> None:  # noqa: ARG002 - there is one request
         """Count a delta. Raises the FerrumError that ended the message."""
@@ -122,7 +128,7 @@ class MessageBuilder:
     def end_chunks(self) -> Iterator[Reply]:
         """Yield the end of the message."""
         self._keep(self._events)
-        yield MessageDelta(type="message_delta", delta=self._stop(), usage=self.usage.reply(self.prefix.written))
+        yield MessageDelta(type="message_delta", delta=self._stop(), usage=self.usage.reply())
         yield MessageStop(type="message_stop")
 
     def reply(self, choices: Mapping[tuple[int, int], Delta]) -> MessageReply:
@@ -135,7 +141,9 @@ class MessageBuilder:
             self._thread.keep(self._message(folded(events), self._stop()))
 
     def _message(self, content: list[Content], stop: Stop | None) -> MessageReply:
-        about: dict[str, Any] = {"diagnostics": diagnostics(self.prefix)} if self._asked else {}
+        about: dict[str, Any] = {}
+        if self._asked is not None:
+            about["diagnostics"] = diagnostics(self._asked.previous_message_id, self._notes.explanation)
         return MessageReply(
             id=self.id,
             type="message",
@@ -144,7 +152,7 @@ class MessageBuilder:
             content=content,
             stop_reason=None if stop is None else stop.stop_reason,
             stop_sequence=None if stop is None else stop.stop_sequence,
-            usage=self.usage.reply(self.prefix.written),
+            usage=self.usage.reply(),
             **about,
         )
 

@@ -6,7 +6,9 @@ Their JSON is in each `Dialect`; the exception types of the engine are in `core.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -98,6 +100,27 @@ def unsupported(param: str, reason: str) -> ApiError:
 def invalid(param: str, reason: str) -> RequestError:
     """Return the error for a field with an invalid value."""
     return RequestError(reason, param=param)
+
+
+@contextmanager
+def named_in_body(sources: Sequence[Sequence[tuple[str, Any]]], conversation: str = "messages") -> Iterator[None]:
+    """Name the fields of the client's body in errors about messages of the engine.
+
+    Args:
+        sources: for each message the paths, with the values, that it was put together from.
+        conversation: the field with the conversation.
+    """
+    try:
+        yield
+    except RequestError as error:
+        found = re.match(r"messages(?:\[(\d+)\])?(?!\w)", error.param or "")
+        if found is None:
+            raise
+        own = sources[int(found[1])] if found[1] is not None and int(found[1]) < len(sources) else ()
+        path = own[-1][0] if own else conversation
+        if path == found[0]:
+            raise
+        raise error.about(path) from None
 
 
 def as_api_error(error: Exception, request_id: str = "", retry_after: int = 1) -> ApiError:

@@ -108,6 +108,7 @@ class Generation(Response):
         self._streamed = stream
         self._tenant = tenant
         self._gone = False
+        self._first: Delta | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the requests and send their reply. Raises what fails before the first byte."""
@@ -131,7 +132,7 @@ class Generation(Response):
         choices: dict[tuple[int, int], list[Delta]] = {}
         count = 0
         async for place, delta in stream:
-            self._see(delta)
+            self._first = self._first or delta
             self._builder.add(place, delta)
             choices.setdefault((place, delta.index), []).append(delta)
             count += _num_logprobs(delta)
@@ -151,14 +152,14 @@ class Generation(Response):
         try:
             async with aclosing(stream.with_keep_alives(self._service.config.keep_alive_seconds)) as updates:
                 async for update in updates:
-                    if update is not None and not started:
-                        self._see(update[1])
                     if update is None:
                         data = self._dialect.keep_alive
                     elif _num_logprobs(update[1]) > MAX_LOOP_LOGPROBS:
                         data = await asyncio.to_thread(writer.write, *update)
                     else:
                         data = writer.write(*update)
+                    if self._first is None and update is not None:
+                        self._first = update[1]
                     if data and not started:
                         await send(self._start())
                         started = True
@@ -182,13 +183,8 @@ class Generation(Response):
         """Return the events that report an error after the first event."""
         return writer.event("error", self._dialect.error(error))
 
-    def _see(self, delta: Delta) -> None:
-        if self._builder.prefix is not None:
-            self._builder.prefix.see(delta)
-
     def _start(self) -> Message:
-        if self._builder.prefix is not None:
-            self.headers.update(self._builder.prefix.header())
+        self.headers.update(self._builder.headers(self._first))
         return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
 
 

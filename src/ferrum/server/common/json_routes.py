@@ -119,11 +119,8 @@ async def generate(
     work = partial(make, model, body, caller, header)
     size, template = len(await request.body()) + extra_bytes, has_template(body)
     # A long check would delay the streams of others.
-    slow = template or size > MAX_LOOP_BYTES or body.takes_long(model.client)
+    slow = template or size > MAX_LOOP_BYTES or model.explainer is not None or body.takes_long(model.client)
     builder = await service.worker_pools.run(size, work, template=template) if slow else work()
-    if builder.prefix is not None:
-        await builder.prefix.compare(model)
-        headers = {**headers, **builder.prefix.free_header()}
     dialect, streamed = request.state.dialect, body.streamed
     return respond(service, model, builder, dialect=dialect, stream=streamed, tenant=caller.tenant, headers=headers)
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from ferrum.client.adapter_registry import NamedAdapter
 from ferrum.client.async_engine import AsyncEngine
+from ferrum.client.diagnosis.prefix_explainer import PrefixExplainer
 from ferrum.client.input_processor import Prompt, RequestOptions
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Pooling, Request
-from ferrum.server.common.prompt_history import PromptHistory
 from ferrum.server.common.public_names import public_name
 from ferrum.server.server_config import ServerConfig
 from ferrum.text.reranker import qwen3_reranker
@@ -37,7 +37,8 @@ class ServedModel:
         embeds: the model's files or the options say how it embeds texts.
         reranker: how the model scores documents; None if it is no reranker.
         context: limit of prompt and output tokens together. The last token of a sequence is never stored.
-        prompts: the last prompts of chats, to compare new ones with. For the event loop.
+        cache_page: tokens of a page of the prefix cache; None without one.
+        explainer: compares the prompts of chats; None without `--explain-prefixes`.
         parent: name of the base model, if this is an adapter of it.
         applied: scales of adapters, by name, for requests to the base model.
     """
@@ -53,8 +54,9 @@ class ServedModel:
         self.embeds = self.client.embeds or config.pooling != "auto"
         tokenizer = self.client.tokenizer
         self.reranker = self.client.reranker() if config.reranker == "auto" else qwen3_reranker(tokenizer)
-        self.prompts = PromptHistory()
         info = engine.info
+        self.cache_page = info.page_size if info.prefix_cache else None
+        self.explainer = PrefixExplainer(self.client) if config.explain_prefixes else None
         self.root = public_name(info.model)
         self.names: Sequence[str] = config.served_model_name or (self.root,)
         self.name = self.names[0]

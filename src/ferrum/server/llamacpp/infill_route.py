@@ -116,7 +116,6 @@ class InfillBuilder:
     """
 
     uniform = False
-    prefix = None
 
     def __init__(self, header: ReplyHeader, request: EngineRequest, body: InfillRequest) -> None:
         self.id = header.id
@@ -125,6 +124,10 @@ class InfillBuilder:
         self._model = header.model
         self._tokens = bool(body.return_tokens)
         self._last: Delta | None = None
+
+    def headers(self, first: Delta | None) -> Mapping[str, str]:  # noqa: ARG002 - a `ReplyBuilder` may need it
+        """Return headers of the response: none."""
+        return {}
 
     def add(self, place: int, delta: Delta) -> None:  # noqa: ARG002 - a `ReplyBuilder` may need the place
         """Count a delta. Raises the FerrumError that ended the reply."""

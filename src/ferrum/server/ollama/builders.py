@@ -12,8 +12,7 @@ from ferrum.core.types import Request
 from ferrum.formats.output_parts import Part, PartKind, new_id
 from ferrum.server.common.argument_objects import arguments_of
 from ferrum.server.common.generation import finish_of
-from ferrum.server.common.prefix_report import PrefixReport
-from ferrum.server.common.reply_builder import Finish, ReplyHeader
+from ferrum.server.common.reply_builder import Finish, PromptNotes, ReplyHeader
 from ferrum.server.ollama.replies import (
     CalledFunction,
     ChatReply,
@@ -73,20 +72,24 @@ class OllamaBuilder:
     Args:
         header: of every line.
         request: of the engine.
-        prefix: see `ReplyBuilder`.
+        notes: on the prompt of a conversation.
     """
 
     uniform = True
 
-    def __init__(self, header: ReplyHeader, request: Request, prefix: PrefixReport | None) -> None:
+    def __init__(self, header: ReplyHeader, request: Request, notes: PromptNotes | None) -> None:
         self.id = header.id
-        self.prefix = prefix
+        self._notes = notes
         self.requests: tuple[Request, ...] = (request,)
         self.usage = Counts(len(request.prompt), request.arrival)
         self._header: dict[str, Any] = {"model": header.model, "created_at": written_time(header.created)}
         self._finish: Finish | None = None
         self._call: tuple[str, str, list[str]] | None = None
         self._num_calls = 0
+
+    def headers(self, first: Delta | None) -> Mapping[str, str]:
+        """Return headers of the response."""
+        return {} if self._notes is None else self._notes.headers(first)
 
     def add(self, place: int, delta: Delta) -> None:  # noqa: ARG002 - a `ReplyBuilder` may need the place
         """Count a delta. Raises the FerrumError that ended its choice."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from ferrum.client.chat_prompt import ChatOptions, ChatPrompt, chat_prompt
+from ferrum.client.diagnosis.prompt_history import PromptPaths
 from ferrum.client.input_processor import FieldNames, RequestOptions
 from ferrum.client.model_client import Message
 from ferrum.core.errors import RequestError
@@ -14,10 +15,9 @@ from ferrum.core.params import SamplingParams, over_recommended
 from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.core.types import Request
 from ferrum.grammar.tools import tools_of
-from ferrum.server.common.error_replies import invalid, unsupported
+from ferrum.server.common.error_replies import invalid, named_in_body, unsupported
 from ferrum.server.common.key_limits import Caller
-from ferrum.server.common.prefix_report import PrefixReport
-from ferrum.server.common.prompt_paths import PromptPaths, named_in_body
+from ferrum.server.common.reply_builder import PromptNotes
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.ollama.bodies import EmbedOptions, GenerateRequest, OllamaBody, OllamaChatRequest, Options
 from ferrum.server.ollama.conversation import openai_messages
@@ -48,8 +48,8 @@ _RANDOM_SEED: Final = -1
 """Ollama's default of `seed`."""
 
 
-Checked: TypeAlias = tuple[Request, PrefixReport | None]
-"""The engine's request; of a conversation also what its prompt shares with earlier ones."""
+Checked: TypeAlias = tuple[Request, PromptNotes | None]
+"""The engine's request; of a conversation also notes on its prompt."""
 
 
 def check_chat(model: ServedModel, body: OllamaChatRequest, caller: Caller, name: str) -> Checked:
@@ -94,8 +94,8 @@ def _chat(
 ) -> Checked:
     names = FieldNames(field, _LIMIT, "format")
     params = _params(model, body)
-    paths = _paths(messages, len(options.choice.tools.descriptions), field)
-    with named_in_body(paths.messages, field):
+    sources = _sources(messages, field)
+    with named_in_body(sources, field):
         prompt = chat_prompt(
             model.client,
             messages,
@@ -106,19 +106,20 @@ def _chat(
             chat_template_kwargs=body.think_variables(model.client) or None,
         )
     request = _request(model, caller, params, prompt.text, _about(body, name, names), prompt)
-    return request, PrefixReport(request, prompt, name, paths)
+    explanation = None
+    if model.explainer is not None:
+        tools = [f"tools[{place}]" for place in range(len(options.choice.tools.descriptions))]
+        variables = dict.fromkeys(("enable_thinking", "reasoning_effort"), "think")
+        explanation = model.explainer.explain(request, prompt, PromptPaths(sources, tools, variables))
+    return request, PromptNotes(prompt.free, explanation)
 
 
-def _paths(messages: Sequence[Message], tools: int, field: str) -> PromptPaths:
-    """Return the paths of a prompt's parts; a completion has a field for each message."""
+def _sources(messages: Sequence[Message], field: str) -> list[list[tuple[str, int]]]:
+    """Return the paths of the messages; a completion has a field for each."""
     fields = [f"messages[{place}]" for place in range(len(messages))]
     if field != "messages":
         fields = ["system", "prompt"][-len(messages) :]
-    return PromptPaths(
-        [[(each, 0)] for each in fields],
-        [f"tools[{place}]" for place in range(tools)],
-        dict.fromkeys(("enable_thinking", "reasoning_effort"), "think"),
-    )
+    return [[(each, 0)] for each in fields]
 
 
 def _text(model: ServedModel, body: OllamaBody, caller: Caller, name: str, prompt: str | list[int]) -> Request:

@@ -11,15 +11,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ferrum.client.diagnosis.prompt_history import PromptPaths
 from ferrum.client.input_processor import FieldNames
 from ferrum.client.request_output import Delta, Logprobs
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.generation import finish_of
 from ferrum.server.common.json_routes import generate
 from ferrum.server.common.key_limits import Caller
-from ferrum.server.common.prefix_report import PrefixReport
-from ferrum.server.common.prompt_paths import PromptPaths
-from ferrum.server.common.reply_builder import Finish, ReplyHeader
+from ferrum.server.common.reply_builder import Finish, PromptNotes, ReplyHeader
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
 from ferrum.server.openai.bodies import ChatRequest
@@ -94,10 +93,10 @@ def check_chat(model: ServedModel, body: ChatRequest, caller: Caller, name: str)
     if params.logprobs is not None and not body.stream:
         check_reply_size(requests, model.context, params.logprobs, names.max_tokens)
     continued = _continued(body) if body.echo else ""
-    report = None
-    if body.truncate_prompt_tokens is None:  # else the tokens are not those of the text
-        report = PrefixReport(requests[0], prompt, name, _paths(body))
-    return CheckedRequest(requests, params.n, (continued,), report)
+    explanation = None
+    if model.explainer is not None and body.truncate_prompt_tokens is None:  # else the tokens are not those of the text
+        explanation = model.explainer.explain(requests[0], prompt, _paths(body))
+    return CheckedRequest(requests, params.n, (continued,), PromptNotes(prompt.free, explanation))
 
 
 def _paths(body: ChatRequest) -> PromptPaths:

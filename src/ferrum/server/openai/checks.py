@@ -18,7 +18,7 @@ from ferrum.core.types import Request
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.lora_scales import of_scales
-from ferrum.server.common.prefix_report import PrefixReport
+from ferrum.server.common.reply_builder import PromptNotes
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.truncation import truncated
 from ferrum.server.openai.bodies import ChatRequest, GenerationBody
@@ -45,13 +45,13 @@ class CheckedRequest:
         requests: for the engine, one per prompt.
         n: choices to return per prompt: the best of those that the requests generate.
         prefixes: the text that every choice begins with, per prompt.
-        prefix: of a chat, whose prompt is compared with earlier ones.
+        notes: on the prompt of a chat.
     """
 
     requests: tuple[Request, ...]
     n: int
     prefixes: tuple[str, ...]
-    prefix: PrefixReport | None = None
+    notes: PromptNotes | None = None
 
 
 def check_top_tokens(field: str, count: int, limit: int) -> None:

@@ -5,13 +5,12 @@ The shapes of chunks and replies are in `chat_completions` and `completions`, ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ferrum.client.request_output import Delta, Logprob, Logprobs
 from ferrum.core.types import Request
 from ferrum.server.common.generation import finish_of
-from ferrum.server.common.prefix_report import PrefixReport
 from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.openai.bodies import GenerationBody, StreamOptions
 from ferrum.server.openai.checks import CheckedRequest
@@ -44,7 +43,6 @@ class OpenAIBuilder:
         self.id = header.id
         self.requests = checked.requests
         self.usage = UsageCounter(checked.requests, body.stream_options)
-        self.prefix: PrefixReport | None = checked.prefix
         self.uniform = not (body.return_token_ids or self.usage.in_each)
         self._header: dict[str, Any] = {
             "id": header.id,
@@ -52,9 +50,14 @@ class OpenAIBuilder:
             "model": header.model,
             "system_fingerprint": header.fingerprint,
         }
+        self._notes = checked.notes
         self._prefixes = checked.prefixes
         self._token_ids = bool(body.return_token_ids)
         self._namer = TokenNamer(tokenizer, by_id=bool(body.return_tokens_as_token_ids))
+
+    def headers(self, first: Delta | None) -> Mapping[str, str]:
+        """Return headers of the response."""
+        return {} if self._notes is None else self._notes.headers(first)
 
     def add(self, place: int, delta: Delta) -> None:  # noqa: ARG002 - a `ReplyBuilder` may need the place
         """Count a delta. Raises the FerrumError that ended its choice."""

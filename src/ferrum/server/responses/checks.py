@@ -9,21 +9,21 @@ from typing import Any, Final
 from pydantic_core import to_json
 
 from ferrum.client.chat_prompt import ChatOptions, ChatPrompt, chat_prompt
+from ferrum.client.diagnosis.prompt_history import PromptPaths, fragments
 from ferrum.client.input_processor import FieldNames, RequestOptions
 from ferrum.client.model_client import ModelClient
 from ferrum.core.params import SamplingParams, over_recommended
+from ferrum.server.common.error_replies import named_in_body
 from ferrum.server.common.key_limits import Caller
-from ferrum.server.common.prefix_report import PrefixReport
-from ferrum.server.common.prompt_paths import Fragment, named_in_body
-from ferrum.server.common.reply_builder import ReplyHeader
+from ferrum.server.common.reply_builder import PromptNotes, ReplyHeader
 from ferrum.server.common.reply_store import ReplyStore, StoredReply, Turn, all_items
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.responses.bodies import InputTokensRequest, PromptBody, ResponsesRequest
-from ferrum.server.responses.diagnostics import response_paths
+from ferrum.server.responses.history import Source
 from ferrum.server.responses.items import stored_items
 from ferrum.server.responses.offered_tools import OfferedTools
 from ferrum.server.responses.replies import InputTokens, ResponseReply
-from ferrum.server.responses.response_builder import ResponsesBuilder
+from ferrum.server.responses.response_builder import ResponsesBuilder, comparison_id
 
 _NAMES: Final = FieldNames("input", "max_output_tokens", "text.format.schema")
 
@@ -66,9 +66,13 @@ def responses_builder(
     turn = Turn(before, to_json(stored_items(body.items, header.id, known)))
     stored = StoredReply(caller.tenant, header.id, turn, background=bool(body.background))
     keep = None if body.store is False else partial(_keep, store, stored)
-    wanted = None if body.prompt_cache_options is None else body.prompt_cache_options.comparison_response_id
-    report = PrefixReport(request, prompt, header.id, response_paths(sources, offered.places), wanted)
-    return ResponsesBuilder(header, body, request, offered, stored, keep, report)
+    explanation = None
+    if model.explainer is not None:
+        efforts = dict.fromkeys(("enable_thinking", "reasoning_effort"), "reasoning.effort")
+        paths = PromptPaths(fragments(sources), offered.places, efforts, list="input")
+        explanation = model.explainer.explain(request, prompt, paths, comparison_id(body))
+    notes = PromptNotes(prompt.free, explanation)
+    return ResponsesBuilder(header, body, request, offered, stored, keep, model.cache_page, notes)
 
 
 def _keep(store: ReplyStore, stored: StoredReply, reply: ResponseReply) -> None:
@@ -86,7 +90,7 @@ def count_input(model: ServedModel, body: InputTokensRequest, before: Turn | Non
 
 def _checked_prompt(
     client: ModelClient, body: PromptBody, earlier: list[Any], given: dict[str, Any]
-) -> tuple[ChatPrompt, SamplingParams, OfferedTools, Sequence[Sequence[Fragment]]]:
+) -> tuple[ChatPrompt, SamplingParams, OfferedTools, Sequence[Sequence[Source]]]:
     """Return the prompt of a body, its parameters, the tools, and the items that the messages are put together from.
 
     Args:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
+from ferrum.client.diagnosis.prefix_explainer import Explanation
 from ferrum.server.common.json_bodies import Body, Reply, optional
-from ferrum.server.common.prefix_report import PrefixReport
-from ferrum.server.common.prompt_paths import Fragment, PromptPaths
 
 _REASONS: Final = {
     "variable": "reasoning_effort_changed",
@@ -28,7 +26,9 @@ class PromptCacheOptions(Body):
         }
     )
 
-    comparison_response_id: str | None = optional("Id of the response whose prompt is compared with this one.")
+    comparison_response_id: str | None = optional(
+        "Id of the response whose prompt is compared with this one (with --explain-prefixes)."
+    )
 
 
 class PromptCacheDiagnostics(Reply):
@@ -51,35 +51,28 @@ class PromptCacheDiagnostics(Reply):
     cause: str | None = None
 
 
-def response_paths(sources: Sequence[Sequence[Fragment]], tools: Sequence[str]) -> PromptPaths:
-    """Return the paths of a prompt's parts: items of the input, and tools."""
-    efforts = dict.fromkeys(("enable_thinking", "reasoning_effort"), "reasoning.effort")
-    return PromptPaths(sources, tools, efforts, list="input")
+def cache_diagnostics(explanation: Explanation | None, prompt: int, cached: int | None) -> PromptCacheDiagnostics:
+    """Return the comparison that a client asks for.
 
-
-def cache_diagnostics(report: PrefixReport) -> Mapping[str, Any]:
-    """Return the field of a response whose client asks for it, at the end of the response."""
-    if report.wanted is None:
-        return {}
-    return {"prompt_cache_diagnostics": _diagnostics(report)}
-
-
-def _diagnostics(report: PrefixReport) -> PromptCacheDiagnostics:
-    if not report.found:
+    Args:
+        explanation: None without `--explain-prefixes`: the comparison is unavailable.
+        prompt, cached: tokens of the prompt, and those from the prefix cache.
+    """
+    if explanation is None:
+        return PromptCacheDiagnostics(type="unavailable")
+    if not explanation.named or explanation.common is None:
         return PromptCacheDiagnostics(type="comparison_response_not_found")
-    comparison = report.comparison
-    assert comparison is not None, "there is a response"
-    miss = comparison.miss
+    miss = explanation.miss
     if miss is None or miss.appended:
-        return PromptCacheDiagnostics(type="unavailable" if report.evicted else "cache_hit")
+        return PromptCacheDiagnostics(type="unavailable" if explanation.evicted(cached) else "cache_hit")
     reason = None if miss.change is None else _REASONS.get(miss.change)
-    where: dict[str, Any] = {"first_differing_token": comparison.common, "place": miss.place, "cause": miss.cause}
+    where: dict[str, Any] = {"first_differing_token": explanation.common, "place": miss.place, "cause": miss.cause}
     if reason is None:
         return PromptCacheDiagnostics(type="unavailable", **where)
     return PromptCacheDiagnostics(
         type="cache_miss",
-        cache_missed_tokens=report.num_tokens - comparison.common,
+        cache_missed_tokens=prompt - explanation.common,
         reason=reason,
-        comparison_reusable_tokens=comparison.common,
+        comparison_reusable_tokens=explanation.common,
         **where,
     )

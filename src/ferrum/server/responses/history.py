@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ferrum.core.values import shown
 from ferrum.server.common.error_replies import invalid, unsupported
-from ferrum.server.common.prompt_paths import Fragment, fragment
 from ferrum.server.responses.offered_tools import SEARCH, OfferedTools, qualified
+
+Source: TypeAlias = tuple[str, Any]
+"""The path of an item in the body, and what it contributes to a message."""
 
 OMITTED: Final = "[content that is not text was left out]"
 """Stands for images and files in the results of tools."""
@@ -71,8 +73,8 @@ class History:
     def __init__(self, tools: OfferedTools) -> None:
         self.messages: list[dict[str, Any]] = []
         self.left_out: list[str] = []
-        self.sources: list[list[Fragment]] = []
-        self._items: list[Fragment] = []  # of the assistant's turn
+        self.sources: list[list[Source]] = []
+        self._items: list[Source] = []  # of the assistant's turn
         self._tools = tools
         self._turn: dict[str, Any] = {}  # the assistant's, whose reasoning, text and calls are items
 
@@ -124,19 +126,19 @@ class History:
                 self._end_turn()
             before = self._turn.get("content")
             self._turn["content"] = text if before is None else f"{before}\n{text}"
-            self._items.append(fragment(where, text))
+            self._items.append((where, text))
             return
         self._end_turn()
         if role == "user":
             self.messages.append({"role": "user", "content": text})
-            self.sources.append([fragment(where, text)])
+            self.sources.append([(where, text)])
         else:
             self._add_system(text, where)
 
     def _add_system(self, text: str, where: str) -> None:
         """Add a system message: to the first one, if nothing stands between."""
         merged = len(self.messages) == 1 and self.messages[0]["role"] == "system"
-        self.sources.append([*(self.sources.pop() if merged else ()), fragment(where, text)])
+        self.sources.append([*(self.sources.pop() if merged else ()), (where, text)])
         if not self.messages:
             self.messages.append({"role": "system", "content": text})
         elif merged:
@@ -152,7 +154,7 @@ class History:
             return
         before = self._turn.get("reasoning_content")
         self._turn["reasoning_content"] = text if before is None else f"{before}\n{text}"
-        self._items.append(fragment(where, text))
+        self._items.append((where, text))
 
     def _add_call(self, item: Mapping[str, Any], kind: str, where: str) -> None:
         if kind in _BUILT_IN:
@@ -169,11 +171,11 @@ class History:
         else:
             call |= {"type": "function", "function": {"name": name, "arguments": arguments}}
         self._turn.setdefault("tool_calls", []).append(call)
-        self._items.append(fragment(where, call))
+        self._items.append((where, call))
 
     def _add_result(self, call_id: str, text: str, where: str) -> None:
         self._end_turn()
-        self.sources.append([fragment(where, [call_id, text])])
+        self.sources.append([(where, [call_id, text])])
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
     def _output(self, output: Any, where: str) -> str:

@@ -14,8 +14,7 @@ from ferrum.formats.output_parts import Part, PartKind
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.generation import EventWriter, Generation, finish_of
 from ferrum.server.common.http_guard import CLIENT_GONE
-from ferrum.server.common.prefix_report import PrefixReport
-from ferrum.server.common.reply_builder import ReplyHeader
+from ferrum.server.common.reply_builder import PromptNotes, ReplyHeader, cache_writes
 from ferrum.server.common.reply_store import StoredReply
 from ferrum.server.openai.openai_builder import UsageCounter
 from ferrum.server.responses.bodies import ENCRYPTED, ResponsesRequest
@@ -47,7 +46,8 @@ class ResponsesBuilder:
     Args:
         stored: the response as it may be stored.
         keep: gets the whole response at its end, before a client does; None: it is not stored.
-        prefix: see `ReplyBuilder`.
+        cache_page: see `ServedModel`.
+        notes: on the prompt.
     """
 
     uniform = False  # events are numbered
@@ -60,10 +60,14 @@ class ResponsesBuilder:
         offered: OfferedTools,
         stored: StoredReply,
         keep: Keep | None,
-        prefix: PrefixReport,
+        cache_page: int | None,
+        notes: PromptNotes,
     ) -> None:
         self.id = header.id
-        self.prefix = prefix
+        self._cache_page = cache_page
+        self._cached: int | None = None
+        self._notes = notes
+        self._compared = comparison_id(body)
         self.stored = stored
         self._keep = keep
         self.requests: tuple[EngineRequest, ...] = (request,)
@@ -78,10 +82,14 @@ class ResponsesBuilder:
         self._began = False
         self._accepted = False
 
+    def headers(self, first: Delta | None) -> Mapping[str, str]:
+        return self._notes.headers(first)
+
     def add(self, place: int, delta: Delta) -> None:  # noqa: ARG002 - there is one request
         """Count a delta. Raises the FerrumError that ended the request."""
         finish_of(delta)
-        self.prefix.see(delta)
+        if self._cached is None:
+            self._cached = delta.cached_tokens
         self.usage.count(delta)
 
     def chunks(self, place: int, delta: Delta) -> Iterator[EventReply]:  # noqa: ARG002 - there is one request
@@ -155,7 +163,7 @@ class ResponsesBuilder:
         incomplete = Incomplete(reason="max_output_tokens") if status == "incomplete" else None
         return ResponseReply(
             **self._fields,
-            **({} if began else cache_diagnostics(self.prefix)),
+            **({} if began else self._diagnostics()),
             status=status,
             error=None if error is None else _error(error),
             incomplete_details=incomplete,
@@ -163,15 +171,27 @@ class ResponsesBuilder:
             usage=None if began else self._usage(),
         )
 
+    def _diagnostics(self) -> Mapping[str, Any]:
+        """Return the field of a response whose client names one to compare with."""
+        if self._compared is None:
+            return {}
+        return {"prompt_cache_diagnostics": cache_diagnostics(self._notes.explanation, self.usage.prompt, self._cached)}
+
     def _usage(self) -> ResponseUsage:
         counts = self.usage
+        written = cache_writes(self._cache_page, counts.prompt, self._cached)
         return ResponseUsage(
             input_tokens=counts.prompt,
-            input_tokens_details=InputDetails(cached_tokens=counts.cached, cache_write_tokens=self.prefix.written),
+            input_tokens_details=InputDetails(cached_tokens=counts.cached, cache_write_tokens=written),
             output_tokens=counts.completion,
             output_tokens_details=OutputDetails(reasoning_tokens=counts.reasoning),
             total_tokens=counts.prompt + counts.completion,
         )
+
+
+def comparison_id(body: ResponsesRequest) -> str | None:
+    """Return the id of the response whose prompt the client wants compared."""
+    return None if body.prompt_cache_options is None else body.prompt_cache_options.comparison_response_id
 
 
 def _error(error: ApiError) -> ResponseError:

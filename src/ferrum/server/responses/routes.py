@@ -109,6 +109,7 @@ def _start(
             raise
         run.begin()
         service.lasting_tasks.start(run.follow(stack.pop_all()))
+    headers = {**headers, **builder.headers(None)}
     if log is None:
         return _json(stored.shown(), headers)
     return _events(service, log, 0, dialect, headers)

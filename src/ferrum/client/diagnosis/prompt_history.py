@@ -1,17 +1,16 @@
 """`PromptHistory`: the last prompts of each API key, which later ones are compared with.
 
-Where two prompts differ is found in `client/prefix_diagnosis.py`, what clients see of it in `prefix_report`.
+Each has the `PromptPaths` of its parts in the client's body. Where two prompts differ is found in `prefix_difference`.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from ferrum.client.kept_conversation import Rendered, common_prefix
-from ferrum.server.common.prompt_paths import PromptPaths
+from ferrum.client.diagnosis.prefix_difference import Difference, Place, Rendered, common_prefix
 
 MAX_BYTES: Final = 64 << 20
 """Of all remembered prompts; a prompt of 30,000 tokens takes about 400 KB."""
@@ -22,6 +21,65 @@ _OVERHEAD: Final = 1024
 
 Key: TypeAlias = tuple[str, str, str]
 """A tenant, a cache salt, and adapters: prompts of different ones share no prefix."""
+
+Fragment: TypeAlias = tuple[str, int]
+"""The path of a part of a message in the body, and a hash of what it contributes."""
+
+VARIABLES: Final = "chat_template_kwargs"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPaths:
+    """The paths of a prompt's parts.
+
+    Attributes:
+        messages: for each message what it was put together from.
+        tools: of each tool.
+        variables: of variables of the template, by name; others are in `chat_template_kwargs`.
+        list: the field with the conversation.
+    """
+
+    messages: Sequence[Sequence[Fragment]] = ()
+    tools: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    list: str = "messages"
+
+    def place(self, difference: Difference, old: PromptPaths) -> str:
+        """Return the path of the place in which a difference to an older prompt stands."""
+        return self._path(difference.place, old, exact=difference.cause == difference.place)
+
+    def cause(self, difference: Difference, old: PromptPaths) -> str:
+        """Return the path of what changed, or `template`."""
+        return "template" if difference.cause is None else self._path(difference.cause, old, exact=True)
+
+    def _path(self, place: Place, old: PromptPaths, *, exact: bool) -> str:
+        """Return the path of a place; `exact`: what differs from `old` there is the part of a message."""
+        if place.kind == "variable":
+            flag = place.name in ("add_generation_prompt", "continue_final_message")
+            own = place.name if flag else f"{VARIABLES}.{place.name}"
+            return self.variables.get(place.name) or old.variables.get(place.name) or own
+        if place.kind == "tool":
+            return self.tools[place.index] if place.index < len(self.tools) else "tools"
+        if place.kind == "message":
+            return self._message(place.index, old.messages if exact else ())
+        return place.kind
+
+    def _message(self, index: int, old: Sequence[Sequence[Fragment]]) -> str:
+        new = self.messages[index] if index < len(self.messages) else ()
+        before = old[index] if index < len(old) else ()
+        if not new:
+            return self.list
+        hashes = [each for _, each in before]
+        changed = (path for at, (path, each) in enumerate(new) if at >= len(hashes) or hashes[at] != each)
+        return next(changed, new[-1][0])
+
+
+def fragments(sources: Sequence[Sequence[tuple[str, Any]]]) -> list[list[Fragment]]:
+    """Return the fragments of messages, from the paths and values that each was put together from.
+
+    Hashes are those of the values' representations, and the same in this process only.
+    """
+    return [[(path, hash(repr(value))) for path, value in each] for each in sources]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where a prompt leaves an earlier one, and why: the variable, tool or message of the conversation that differs.
+"""Where a prompt diverges from an earlier one, and why: the variable, tool or message that differs.
 
 Nothing is guessed from the texts: the earlier conversation is rendered again with one change after the other.
 """
@@ -9,11 +9,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 from unicodedata import normalize
 
-from ferrum.client.kept_conversation import Conversation, Rendered, common_prefix, common_suffix, written
-from ferrum.client.marked_messages import marked, marked_tool
 from ferrum.core.errors import FerrumError
 
 MAX_RENDERS: Final = 24
@@ -21,6 +19,106 @@ MAX_RENDERS: Final = 24
 LEAST_RENDERS: Final = 6
 MAX_CHARACTERS: Final = 8_000_000
 """Of all renderings of a diagnosis, unless they are few; a million take about 50 ms."""
+
+_CHUNK: Final = 4096
+"""Characters that are compared at once."""
+
+_MARK: Final = "\ue0f1"
+"""Stands in no conversation."""
+
+
+# Conversations in a form to keep and to compare
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a prompt was rendered from: JSON texts, which compare fast and keep the order of fields.
+
+    Attributes:
+        messages, tools: one text each.
+        variables: of the template, by name.
+        flags: further arguments of `ModelClient.render`, by name.
+    """
+
+    messages: tuple[str, ...]
+    tools: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    flags: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Characters of all texts, with an allowance for objects."""
+        named = sum(len(name) + len(value) + 100 for name, value in (*self.variables, *self.flags))
+        return named + sum(len(text) + 64 for text in (*self.messages, *self.tools))
+
+
+def conversation_of(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any] | None,
+    flags: Mapping[str, Any],
+) -> Conversation:
+    """Return what a prompt is rendered from; all values are JSON."""
+    return Conversation(
+        tuple(map(written, messages)),
+        tuple(map(written, tools or ())),
+        tuple((name, written(value)) for name, value in (variables or {}).items()),
+        tuple((name, written(value)) for name, value in flags.items()),
+    )
+
+
+def written(value: Any) -> str:
+    """Return a value as JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation with its text."""
+
+    conversation: Conversation
+    text: str
+
+
+def common_prefix(first: str | bytes, second: str | bytes) -> int:
+    """Return the length of the common prefix of two texts, or of two byte strings."""
+    end = min(len(first), len(second))
+    at = 0
+    while at < end and first[at : at + _CHUNK] == second[at : at + _CHUNK]:
+        at += _CHUNK
+    low, high = min(at, end), min(at + _CHUNK, end)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[at:middle] == second[at:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def common_suffix(first: str, second: str) -> int:
+    """Return the length of the common suffix of two texts."""
+    most = min(len(first), len(second))
+    at = 0
+    while at < most and _tail(first, at) == _tail(second, at):
+        at += _CHUNK
+    low, high = min(at, most), min(at + _CHUNK, most)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[len(first) - middle :] == second[len(second) - middle :]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _tail(text: str, at: int) -> str:
+    """Return the chunk that ends `at` characters before the end."""
+    return text[max(0, len(text) - at - _CHUNK) : len(text) - at]
+
+
+# The search
+
 
 Kind: TypeAlias = Literal["variable", "tool", "message", "template", "generation_prompt"]
 
@@ -263,3 +361,64 @@ def _mixed_names(
 ) -> tuple[tuple[str, str], ...]:
     kept = {name: value for name, value in old if name not in changed}
     return tuple({**kept, **{name: value for name, value in new if name in changed}}.items())
+
+
+# Marks, which show where messages and tools stand in a rendered prompt
+
+
+def marked(message: Mapping[str, Any], *, at_end: bool) -> dict[str, Any]:
+    """Return a message whose texts have a mark before or after them, and whose last call has one more argument."""
+    made = dict(message)
+    content = message.get("content")
+    if isinstance(content, list):
+        made["content"] = [_marked_part(part, at_end=at_end) for part in content]
+    elif isinstance(content, str) or not message.get("tool_calls"):
+        made["content"] = _with_mark(content or "", at_end=at_end)
+    for name in ("reasoning_content", "reasoning", "thinking"):
+        if isinstance(message.get(name), str):
+            made[name] = _with_mark(message[name], at_end=at_end)
+    calls = message.get("tool_calls")
+    if at_end and isinstance(calls, list) and calls and isinstance(calls[-1], Mapping):
+        made["tool_calls"] = [*calls[:-1], _marked_call(calls[-1])]
+    return made
+
+
+def _marked_part(part: Any, *, at_end: bool) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    return {
+        name: _with_mark(value, at_end=at_end) if name in ("text", "thinking") and isinstance(value, str) else value
+        for name, value in part.items()
+    }
+
+
+def _with_mark(text: str, *, at_end: bool) -> str:
+    return text + _MARK if at_end else _MARK + text
+
+
+def _marked_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    kind = "custom" if "custom" in call else "function"
+    called = call.get(kind)
+    if not isinstance(called, Mapping):
+        return dict(call)
+    if kind == "custom":
+        return {**call, kind: {**called, "input": f"{called.get('input', '')}{_MARK}"}}
+    arguments = called.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            given = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            given = None
+        if not isinstance(given, dict):
+            return {**call, kind: {**called, "arguments": arguments + _MARK}}
+        return {**call, kind: {**called, "arguments": json.dumps({**given, _MARK: _MARK}, ensure_ascii=False)}}
+    given = arguments if isinstance(arguments, Mapping) else {}
+    return {**call, kind: {**called, "arguments": {**given, _MARK: _MARK}}}
+
+
+def marked_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool whose description has a mark at its end."""
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        return dict(tool)
+    return {**tool, "function": {**function, "description": f"{function.get('description') or ''}{_MARK}"}}
