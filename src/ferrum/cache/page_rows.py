@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ferrum.cache.page_hashes import PartialPage, SequenceHashes
-from ferrum.cache.page_room import Room
-from ferrum.cache.pool import PageHash
+from ferrum.cache.pool import PageHash, Room
 from ferrum.core.errors import UnknownSequence
 from ferrum.core.step import AdapterUse
 from ferrum.core.values import shown

@@ -12,13 +12,11 @@ from functools import partial
 from operator import attrgetter
 
 from ferrum.cache.page_hashes import PartialPage, SequenceHashes, longest_match
-from ferrum.cache.page_room import Room
 from ferrum.cache.page_rows import FREED as FREED
 from ferrum.cache.page_rows import KnownRows, NextTokens, SequenceRows, adopted_rows, can_grow
-from ferrum.cache.pool import HashedPage, PageHash, capacity_tokens
+from ferrum.cache.pool import HashedPage, PageHash, Room, capacity_tokens
 from ferrum.cache.pool import PageCopy as PageCopy
 from ferrum.cache.pool import PageGroup as PageGroup
-from ferrum.cache.prefix_counters import counted
 from ferrum.cache.state_slots import StateSlots
 from ferrum.cache.tiered_restore import PageTier, Restores
 from ferrum.core.errors import RequestError, Unsupported
@@ -372,7 +370,18 @@ class PageTable:
     def prefix_counts(self) -> PrefixCounts:
         """Return the counts of the prefix cache."""
         states = {} if self.states is None else {**self.states.counts(), "snapshot_hits": self._hits}
-        return counted(self._room.pools, self.restores, states, asked=self._asked, found=self._found)
+        pools = self._room.pools
+        return PrefixCounts(
+            cached_pages=sum([len(pool.hashes) for pool in pools]),
+            evicted_pages=sum([pool.hashes.evicted for pool in pools]),
+            query_tokens=self._asked,
+            hit_tokens=self._found,
+            restored_pages=self.restores.pages,
+            external_query_tokens=self.restores.asked_tokens,
+            external_hit_tokens=self.restores.found_tokens,
+            shared_pages=sum([pool.shared for pool in pools]),
+            **states,
+        )
 
     def reset(self) -> None:
         """Remove every sequence and every prefix, after pending restores have finished."""

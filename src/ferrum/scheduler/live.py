@@ -13,10 +13,9 @@ from ferrum.core.errors import FerrumError, RequestError
 from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.scheduler.admission import Admission, GrowthReserve
-from ferrum.scheduler.choice_forks import ChoiceForks
 from ferrum.scheduler.drafts import Drafter
 from ferrum.scheduler.guides import StartGuide
-from ferrum.scheduler.prefix_sharing import PrefixSharing
+from ferrum.scheduler.prefix_sharing import ChoiceForks, PrefixSharing
 from ferrum.scheduler.queues import LiveRequests, Policy, Ranked, WaitingQueue
 from ferrum.scheduler.sequence import Sequence, check_length, event
 from ferrum.scheduler.state_snapshots import snapshot_lengths
