@@ -9,8 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ferrum.text.detokenizer import Detokenizer
-from ferrum.text.stop_strings import StopStrings
+from ferrum.text.detokenizer import Detokenizer, StopStrings
 from text_samples import PieceTokenizer, first_stop
 
 some_bytes = st.one_of(

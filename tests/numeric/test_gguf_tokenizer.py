@@ -10,8 +10,7 @@ from tokenizers import Tokenizer as Backend
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.sources.gguf_file import GgufFile
-from ferrum.text.gguf_rules import RULES
-from ferrum.text.gguf_tokenizer import as_json, special_ids, tokenizer_config, tokenizer_json
+from ferrum.text.gguf_tokenizer import RULES, as_json, special_ids, tokenizer_config, tokenizer_json
 from ferrum.text.model_files import ModelFiles
 from ferrum.text.tokenizer import Tokenizer, load_tokenizer
 

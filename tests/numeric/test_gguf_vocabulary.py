@@ -12,7 +12,7 @@ import pytest
 from test_gguf_tokenizer import MetadataFiles
 
 from ferrum.core.errors import CheckpointError, FerrumError
-from ferrum.text.gguf_sampling import generation_config
+from ferrum.text.generation_config import generation_config
 from ferrum.text.gguf_tokenizer import special_ids, tokenizer_config
 from ferrum.text.tokenizer import Tokenizer, load_tokenizer
 

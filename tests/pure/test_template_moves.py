@@ -12,7 +12,7 @@ from ferrum.client.written_calls import with_written_calls
 from ferrum.core.errors import FerrumError, RequestError
 from ferrum.formats.find import find_format
 from ferrum.text.chat_template import ChatTemplate
-from ferrum.text.template_losses import refuse_lost_texts
+from ferrum.text.template_messages import refuse_lost_texts
 from real_templates import TEMPLATES
 
 Messages = Sequence[dict[str, Any]]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ferrum.core.errors import InvalidToken, RequestError
-from ferrum.text.detokenizer import Detokenizer
-from ferrum.text.stop_strings import stop_strings
+from ferrum.text.detokenizer import Detokenizer, stop_strings
 from ferrum.text.tokenizer import FileTokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig
 from text_samples import LAYOUTS, LINES, PieceTokenizer, byte_fallback, byte_level

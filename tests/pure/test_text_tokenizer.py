@@ -16,9 +16,8 @@ from tokenizers import decoders, models
 
 from ferrum.client.session import GrowingText
 from ferrum.core.errors import CheckpointError, InvalidToken, RequestError, Unsupported
-from ferrum.text.decoding import byte_of_letter, decoding_rules
 from ferrum.text.model_files import DirectoryFiles
-from ferrum.text.tokenizer import FileTokenizer, load_tokenizer
+from ferrum.text.tokenizer import FileTokenizer, byte_of_letter, decoding_rules, load_tokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig, read_tokenizer_config
 from text_samples import BOS, EOS, LAYOUTS, LINES, byte_fallback, byte_level, unigram, write
 

@@ -18,7 +18,7 @@ from ferrum.formats.output_parts import Part, PartKind
 from ferrum.server.anthropic import content
 from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.ollama.builders import ChatBuilder
-from ferrum.text.tool_calls import function_of
+from ferrum.text.template_messages import function_of
 from serve_kit import Served
 from stream_kit import request_for
 

@@ -24,8 +24,7 @@ from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.generation_config import GenerationConfig
 from ferrum.text.model_files import ModelFiles
 from ferrum.text.reranker import Reranker
-from ferrum.text.template_losses import refuse_lost_texts
-from ferrum.text.template_messages import has_calls
+from ferrum.text.template_messages import has_calls, refuse_lost_texts
 from ferrum.text.tokenizer import Tokenizer
 from ferrum.text.turn_openers import turn_openers
 

@@ -19,7 +19,7 @@ from ferrum.formats.call_reader import CallPlan, CallReader, Names, call_plan
 from ferrum.formats.output_parts import Part, PartKind, joined_parts
 from ferrum.formats.patterns import SPACE, Choice, Markers, Pattern, choice, markers_of
 from ferrum.formats.reader import Reader, Steps, choose, peek, space, until
-from ferrum.text.stop_strings import StopScanner
+from ferrum.text.detokenizer import StopScanner
 from ferrum.text.tokenizer import Tokenizer
 
 

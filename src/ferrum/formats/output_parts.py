@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from ferrum.core.output_format import Calls
-from ferrum.text.tool_calls import ID_LENGTH
+from ferrum.text.template_messages import ID_LENGTH
 
 
 class PartKind(StrEnum):

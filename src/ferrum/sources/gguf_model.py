@@ -257,7 +257,9 @@ class GgufModel(ModelSource):
 
     def read_file(self, name: str) -> bytes | None:
         """Return what the metadata says in the place of a small file."""
-        from ferrum.text import gguf_pooling, gguf_sampling, gguf_tokenizer
+        from ferrum.text import gguf_tokenizer
+        from ferrum.text.generation_config import gguf_generation_config
+        from ferrum.text.pooling import GGUF_FOLDER, gguf_modules, gguf_pooling_config
 
         metadata = self._metadata()  # of a file that has changed, the small files are made again
         if name in self._small_files:
@@ -266,9 +268,9 @@ class GgufModel(ModelSource):
             "config.json": gguf_tokenizer.special_ids,
             "tokenizer.json": gguf_tokenizer.tokenizer_json,
             "tokenizer_config.json": gguf_tokenizer.tokenizer_config,
-            "generation_config.json": gguf_sampling.generation_config,
-            "modules.json": gguf_pooling.modules,
-            f"{gguf_pooling.FOLDER}/config.json": gguf_pooling.pooling_config,
+            "generation_config.json": gguf_generation_config,
+            "modules.json": gguf_modules,
+            f"{GGUF_FOLDER}/config.json": gguf_pooling_config,
         }
         found = makers[name](metadata) if name in makers else None
         content = None if found is None else gguf_tokenizer.as_json(found)
@@ -277,18 +279,20 @@ class GgufModel(ModelSource):
         return content
 
     def file_names(self, folder: str = "") -> list[str]:
-        from ferrum.text import gguf_pooling, gguf_sampling, gguf_tokenizer
+        from ferrum.text import gguf_tokenizer
+        from ferrum.text.generation_config import gguf_generation_config
+        from ferrum.text.pooling import GGUF_FOLDER, gguf_modules
 
         metadata = self._metadata()
-        pooled = bool(gguf_pooling.modules(metadata))
+        pooled = bool(gguf_modules(metadata))
         present = {
             "tokenizer.json": gguf_tokenizer.has_tokenizer(metadata),
             "tokenizer_config.json": True,
-            "generation_config.json": bool(gguf_sampling.generation_config(metadata)),
+            "generation_config.json": bool(gguf_generation_config(metadata)),
             "modules.json": pooled,
         }
         if folder:
-            return ["config.json"] if pooled and folder == gguf_pooling.FOLDER else []
+            return ["config.json"] if pooled and folder == GGUF_FOLDER else []
         return [name for name, held in present.items() if held]
 
     def _metadata(self) -> Mapping[str, Any]:

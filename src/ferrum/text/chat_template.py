@@ -16,19 +16,21 @@ from ferrum.core.errors import CheckpointError, FerrumError, RequestError
 from ferrum.text import template_probes as probes
 from ferrum.text import template_tools
 from ferrum.text import template_turns as turns
-from ferrum.text.continued_message import cut_at_mark, mark_end
 from ferrum.text.model_files import ModelFiles
 from ferrum.text.template_messages import (
     Message,
     conversation,
+    cut_at_mark,
     for_template,
     has_calls,
     json_objects,
+    mark_end,
     plain_json,
     reasoning_of,
+    with_argument_text,
+    with_short_ids,
 )
 from ferrum.text.tokenizer_config import read_tokenizer_config
-from ferrum.text.tool_calls import with_argument_text, with_short_ids
 
 if TYPE_CHECKING:
     from jinja2 import Template

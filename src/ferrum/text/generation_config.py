@@ -5,7 +5,9 @@ Read from `generation_config.json`, with token ids from `config.json` as a fallb
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -104,3 +106,36 @@ def _sampling(path: str, raw: Mapping[str, Any]) -> dict[str, float | int]:
     except RequestError as error:
         raise CheckpointError(f"{path}: {error}") from error
     return defaults
+
+
+# ---- The sampling that a GGUF file recommends, as the `generation_config.json` of the model's directory ----
+
+_GGUF_PREFIX: Final = "general.sampling."
+_GGUF_NAMES: Final = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+"""Names of the format that differ from those of `generation_config.json`."""
+
+
+_SUPPRESSED: Final = "tokenizer.ggml.suppress_tokens"
+
+
+def gguf_generation_config(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the content of a `generation_config.json`, or None if the file recommends nothing.
+
+    Keys that `generation_config.json` does not have, such as `mirostat`, keep their names: the reader ignores them.
+    """
+    own = {key.removeprefix(_GGUF_PREFIX): value for key, value in metadata.items() if key.startswith(_GGUF_PREFIX)}
+    suppressed = metadata.get(_SUPPRESSED)
+    named = {_GGUF_NAMES.get(key, key): _written(value) for key, value in own.items()}
+    return (named | {"suppress_tokens": suppressed} if suppressed else named) or None
+
+
+def _written(value: Any) -> Any:
+    """Return a number as its author wrote it: 0.95, not the nearest number of 32 bits."""
+    if not isinstance(value, float):
+        return value
+    with suppress(OverflowError):
+        for digits in range(1, 10):
+            short = float(f"{value:.{digits}g}")
+            if struct.unpack("<f", struct.pack("<f", short))[0] == value:
+                return short
+    return value

@@ -95,3 +95,31 @@ def _modules(files: ModelFiles) -> list[dict[str, Any]]:
 def _kind(module: Mapping[str, Any]) -> str:
     """Return the class name of a module's type, without its Python path."""
     return str(module["type"]).rpartition(".")[2]
+
+
+# ---- The pooling that a GGUF file names, as the files of `sentence-transformers` ----
+
+GGUF_FOLDER: Final = "1_Pooling"
+
+_GGUF_MODES: Final = {0: None, 1: "mean", 2: "cls", 3: "lasttoken", 4: "rank"}
+"""Modes by their numbers in `pooling_type`; 0 is none."""
+
+
+def gguf_modules(metadata: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the content of a `modules.json`, or None if the file names no pooling. Raises CheckpointError."""
+    types = {"": "Transformer", GGUF_FOLDER: "Pooling"}
+    return None if _gguf_mode(metadata) is None else [{"path": path, "type": kind} for path, kind in types.items()]
+
+
+def gguf_pooling_config(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the content of the `config.json` of that module, or None. Raises CheckpointError."""
+    mode = _gguf_mode(metadata)
+    return None if mode is None else {"pooling_mode": mode}
+
+
+def _gguf_mode(metadata: Mapping[str, Any]) -> str | None:
+    key = f"{metadata.get('general.architecture')}.pooling_type"
+    number = metadata.get(key, 0)
+    if not isinstance(number, int) or number not in _GGUF_MODES:
+        raise CheckpointError(f"GGUF metadata {key} must be one of {', '.join(map(str, _GGUF_MODES))}, not {number!r}")
+    return _GGUF_MODES[number]
