@@ -1,4 +1,4 @@
-// The states of recurrent layers: slots with the state of a sequence in every layer, as kernels/state_memory.py specifies.
+// The states of recurrent layers: slots with the state of a sequence in every layer, as kernels/reference/reference_states.py specifies.
 #pragma once
 
 #include <vector>

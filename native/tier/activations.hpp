@@ -1,4 +1,4 @@
-// Activations of products, as kernels/reference/activations.py and docs/numerics.md specify them.
+// Activations of products, as kernels/reference/reference_rows.py and docs/numerics.md specify them.
 #pragma once
 
 #include "math.hpp"

@@ -1,5 +1,5 @@
 // Attention's two products over a step of keys and values stored as bytes, with the interface of attention_floats.hpp.
-// kernels/reference/attention_products.py states the arithmetic. Integer sums are exact, so their order is free.
+// kernels/reference/reference_attention.py states the arithmetic. Integer sums are exact, so their order is free.
 #pragma once
 
 #include "bytes.hpp"

@@ -34,7 +34,7 @@ TABLE_PLACES = {
     "kernels/reference, a use": (
         "kernels/reference/reference_kernels.py",
         "kernels/reference/reference_attention.py",
-        "kernels/state_memory.py",
+        "kernels/reference/reference_states.py",
     ),
     "kernels/cpu/native_kernels.py, an argument of the library or a use": ("kernels/cpu/native_kernels.py:begin",),
 }

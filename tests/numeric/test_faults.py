@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.step import Hidden, Rows, Span, SpanResult, StepBatch, Want
-from ferrum.kernels.cpu.program import NativeProgram
+from ferrum.kernels.cpu.native_kernels import NativeProgram
 from ferrum.kernels.interface import NetworkOutput, StepTables
 from ferrum.kernels.operations import Operations
 from ferrum.verbs.load_executor import LocalExecutor, load_executor

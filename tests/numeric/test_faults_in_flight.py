@@ -19,7 +19,7 @@ from ferrum.core.step import CARRY, Outcome, Sampling, Span, SpanResult, StepBat
 from ferrum.core.types import Request
 from ferrum.engine.engine import Engine
 from ferrum.engine.messages import Events, Message
-from ferrum.kernels.cpu.program import NativeProgram
+from ferrum.kernels.cpu.native_kernels import NativeProgram
 from ferrum.kernels.interface import NetworkOutput, StepTables
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler

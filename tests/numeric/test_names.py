@@ -10,7 +10,7 @@ import pytest
 
 from family_twin import MODELS
 from ferrum.core.step import Rows, Span, StepBatch, Want
-from ferrum.kernels.program_recorder import record
+from ferrum.kernels.recorded_program import record
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.models.tensor_names import EMBEDDING
 from ferrum.nn.named_weight import named_weights, weight_names

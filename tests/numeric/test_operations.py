@@ -19,11 +19,10 @@ from ferrum.kernels.cpu.lowering import Lowering, Native, Operand
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.cpu.weights import NativeWeight
 from ferrum.kernels.interface import Kernels, NetworkOutput, PoolGroup, StatePool, StateTables, StepTables, row_counts
-from ferrum.kernels.interpreter import Interpreter, run_eager
 from ferrum.kernels.op_attributes import SIGMOID, SILU, AttentionShape, DeltaShape, Routing
 from ferrum.kernels.op_spec import Extent, Kind, OpSpec, Pool, Value, as_tuple, declared, operation
 from ferrum.kernels.operations import Array, Matrix, Operations, Weight
-from ferrum.kernels.program_recorder import record
+from ferrum.kernels.recorded_program import Interpreter, record, run_eager
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.quant.dense import DenseWeight
 from native_twin import TIERS, group_of, normal, require_native, same_bits, shape_of, tables_of

@@ -21,7 +21,7 @@ from ferrum.core.memory_plan import MemoryPlan, PoolPart, memory_requirements
 from ferrum.core.step import Rows
 from ferrum.kernels.op_attributes import AttentionShape
 from ferrum.kernels.operations import Array, Operations
-from ferrum.kernels.program_recorder import record
+from ferrum.kernels.recorded_program import record
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.models.attention_spec import AttentionSpec
 from ferrum.models.builder import Builder, NormSpec, PartSpec

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrum.kernels.op_attributes import SILU
-from ferrum.kernels.reference.activations import activated
 from ferrum.kernels.reference.reference_math import (
     exp,
     exp2,
@@ -19,6 +18,7 @@ from ferrum.kernels.reference.reference_math import (
     squares_sum,
     tree_sum,
 )
+from ferrum.kernels.reference.reference_rows import activated
 
 
 @pytest.mark.parametrize(("ours", "exact"), [(exp, np.exp), (exp2, np.exp2)])

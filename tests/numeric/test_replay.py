@@ -7,7 +7,7 @@ import pytest
 
 from ferrum.core.step import Hidden, Rows, Span, StepBatch, Want
 from ferrum.kernels.op_spec import Extent, Value
-from ferrum.kernels.program_recorder import Recorder, record
+from ferrum.kernels.recorded_program import Recorder, record
 from ferrum.verbs.load_executor import load_executor
 from tiny import CASES, directory_of, find, tokens_of
 

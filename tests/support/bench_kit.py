@@ -10,7 +10,7 @@ import numpy as np
 from ferrum.bench.limits import Costs, Rates
 from ferrum.bench.report import Cell, Origin, Report, Sample, Setting
 from ferrum.bench.shapes import SHAPES
-from ferrum.kernels.program_recorder import record
+from ferrum.kernels.recorded_program import record
 from ferrum.models.decoder import build_decoder, inventory
 from ferrum.models.families import decoder_spec
 

@@ -11,7 +11,7 @@ import numpy as np
 from changed_operations import APART, HIDDEN, INNER, ROUTINGS, SOME, expert_changes, random_change
 from changed_sites import FLOATS, Changes, embedding, low_rank, replacement, site_of, uses
 from ferrum.kernels.adapters import Change, LowRank, SiteKind
-from ferrum.kernels.cpu.adapter_sites import AdapterMemory, native_entry
+from ferrum.kernels.cpu.weights import AdapterMemory, native_entry
 from ferrum.kernels.interface import AdapterRows, GivenRows
 from ferrum.kernels.op_attributes import SILU, Activation, Routing
 from ferrum.kernels.operations import Weight

@@ -13,8 +13,7 @@ import pytest
 from ferrum.cache.page_table import PageCopy
 from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.library import load, tiers
-from ferrum.kernels.cpu.native_kernels import NativeKernels
-from ferrum.kernels.cpu.native_services import NativeRowSampler
+from ferrum.kernels.cpu.native_kernels import NativeKernels, NativeRowSampler
 from ferrum.kernels.interface import PoolGroup, StatePool, StepTables
 from ferrum.kernels.op_attributes import AttentionShape
 from ferrum.kernels.reference import ReferenceKernels

@@ -22,12 +22,12 @@ from ferrum.core.config import ModelConfig
 from ferrum.core.state_shape import StateShape
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import PoolGroup, StatePool, StepTables
-from ferrum.kernels.interpreter import Interpreter
 from ferrum.kernels.op_attributes import SILU, DeltaShape
 from ferrum.kernels.op_spec import Extent, OpSpec, Program
 from ferrum.kernels.operations import F32, Array, Operations, Vector
+from ferrum.kernels.recorded_program import Interpreter
 from ferrum.kernels.reference import ReferenceKernels
-from ferrum.kernels.state_memory import StateMemory
+from ferrum.kernels.reference.reference_states import StateMemory
 from ferrum.models.attention_spec import AttentionSpec
 from ferrum.models.builder import Builder, NormSpec, PartSpec, Slot
 from ferrum.models.config_reader import FamilyConfig

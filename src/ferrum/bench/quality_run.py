@@ -20,7 +20,7 @@ from ferrum.core.config import ModelConfig, Switches
 from ferrum.core.errors import ConfigError, FerrumError, ModelNotFound, RequestError
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.kernels.operations import F32
-from ferrum.kernels.program_recorder import record
+from ferrum.kernels.recorded_program import record
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalStepExecutor
 from ferrum.runtime.text_spans import opening, text_spans

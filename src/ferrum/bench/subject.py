@@ -22,7 +22,7 @@ from ferrum.core.step import Sampling, Span, StepBatch
 from ferrum.engine.host import ThreadHost
 from ferrum.engine.recipe import with_scheduler
 from ferrum.kernels.interface import StepTables
-from ferrum.kernels.program_recorder import record
+from ferrum.kernels.recorded_program import record
 from ferrum.runtime.local_executor import LocalStepExecutor
 from ferrum.runtime.step_tables import Piece, stage
 from ferrum.text.generation_config import GenerationConfig

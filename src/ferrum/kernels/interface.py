@@ -1,7 +1,7 @@
 """The backend interface: tables of a step, the KV pool, kernels, replay. The operations are in `operations.py`.
 
 All values that change per step are in `StepTables`, so that a network can be recorded once and replayed
-(`kernels/program_recorder.py`). Letters as in `operations.py`, and S spans.
+(`kernels/recorded_program.py`). Letters as in `operations.py`, and S spans.
 """
 
 from __future__ import annotations

@@ -19,10 +19,9 @@ from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, StepEr
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import CARRY, AdapterUse, Hidden, Outcome, Span, SpanResult, StepBatch, StepOutput, is_plain
 from ferrum.kernels.interface import Kernels, Network, NetworkOutput, RawPages, StepTables, StepTokens
-from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.op_spec import Extent
 from ferrum.kernels.operations import F32, Array
-from ferrum.kernels.program_recorder import record
+from ferrum.kernels.recorded_program import record, run_eager
 from ferrum.runtime.adapters.adapted_steps import AdaptedSteps
 from ferrum.runtime.adapters.adapter_slots import AdapterSlots
 from ferrum.runtime.fault_isolation import run_isolated, split_refused

@@ -9,8 +9,8 @@ from ferrum.contract.model_info import DataType, Device, ExecutorTraits, ModelIn
 from ferrum.core.config import ModelConfig
 from ferrum.core.logging import warn_once
 from ferrum.core.memory_plan import MemoryPlan
-from ferrum.kernels.interpreter import Interpreter
 from ferrum.kernels.op_spec import Extent
+from ferrum.kernels.recorded_program import Interpreter
 from ferrum.models.decoder import Decoder
 from ferrum.models.spec import DecoderSpec
 from ferrum.quant.block_format import data_type

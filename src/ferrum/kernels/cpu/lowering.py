@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.adapters import AdapterSite
-from ferrum.kernels.cpu.adapter_sites import NativeSites
-from ferrum.kernels.cpu.weights import NativeWeight
+from ferrum.kernels.cpu.weights import NativeSites, NativeWeight
 from ferrum.kernels.group_weights import rows_of_group
 from ferrum.kernels.op_attributes import Activation, AttentionShape, DeltaShape, Routing
 from ferrum.kernels.op_spec import Extent

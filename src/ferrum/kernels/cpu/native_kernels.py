@@ -8,23 +8,37 @@ from functools import partial
 from typing import Any, Final, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ferrum.cache.page_table import PageCopy
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.state_shape import StateShape
 from ferrum.kernels.adapters import AdapterSite, Change
-from ferrum.kernels.cpu.adapter_sites import AdapterMemory, NativeEntry, native_entry
 from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
-from ferrum.kernels.cpu.lowering import Lowering, operand
-from ferrum.kernels.cpu.native_services import NativeRowSampler, native_page_sums, native_quantize
-from ferrum.kernels.cpu.program import NativeProgram
+from ferrum.kernels.cpu.lowering import EXTENTS, Lowering, Operand, operand
 from ferrum.kernels.cpu.team_size import StepTeam
-from ferrum.kernels.cpu.weights import NativeWeight, native_weight
-from ferrum.kernels.interface import Kernels, PoolGroup, StatePool, StepTables, row_counts, with_carried
+from ferrum.kernels.cpu.weights import (
+    AdapterMemory,
+    NativeEntry,
+    NativeWeight,
+    native_entry,
+    native_floats,
+    native_weight,
+)
+from ferrum.kernels.interface import (
+    Kernels,
+    NetworkOutput,
+    PoolGroup,
+    Replay,
+    StatePool,
+    StepTables,
+    row_counts,
+    with_carried,
+)
 from ferrum.kernels.numerics import NUMERICS_ID
-from ferrum.kernels.op_spec import Extent, OpSpec, Program, Value, as_tuple
+from ferrum.kernels.op_spec import Extent, Op, OpSpec, Program, Value, as_tuple
 from ferrum.kernels.operations import F32, Array, Bytes, Weight
-from ferrum.kernels.services import PageSums, PanelQuantizer
+from ferrum.kernels.services import Draw, PageSums, PanelQuantizer, Question, RowSampler, Standing
 
 CHUNK: Final = 1024
 """Positions filled at once. One chunk delays a step by one or two milliseconds."""
@@ -258,3 +272,133 @@ def _runtime(library: Any, tier: str, threads: int) -> Any:
         return library.Runtime(tier, threads)
     except RuntimeError as error:
         raise ConfigError(f"cannot start {threads} threads: {error} (lower --threads)", param="threads") from error
+
+
+# ---- Native replay of a recorded program: one call per step ----
+
+_ALIGNMENT: Final = 64
+"""Bytes of a cache line. Each buffer begins on one."""
+
+
+class NativeProgram(Replay):
+    """A program lowered to native operations over one arena. A step is one call that releases the GIL.
+
+    Arguments as `Kernels.prepare`, with the kernels.
+    """
+
+    def __init__(self, program: Program, kernels: NativeKernels, limits: Mapping[Extent, int]) -> None:
+        self.program = program  # keeps the weights and vectors alive that the operations borrow
+        self._limits = dict(limits)
+        self._kernels = kernels
+        self._sizes = [limits[extent] * size for extent, size in program.buffers]
+        starts = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in self._sizes)])
+        arena = np.zeros(int(starts[-1]) + _ALIGNMENT, np.uint8)
+        offset = -arena.ctypes.data % _ALIGNMENT
+        self._buffers = [
+            arena[offset + start : offset + start + size]
+            for start, size in zip(map(int, starts), self._sizes, strict=False)
+        ]
+        self._operations = [self._lower(op) for op in program.ops]
+        self._output = [(value.extent, self._matrix(value)) for value in program.output]
+        self._native = kernels.lowering.library.Program(self._operations)
+
+    def nbytes(self, extent: Extent) -> int:
+        pairs = zip(self.program.buffers, self._sizes, strict=True)
+        return sum(size for (kind, _), size in pairs if kind is extent)
+
+    def submit(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
+        counts = row_counts(tables, self._limits)  # as `_begin`, which is one more call per step
+        kernels.begin(tables)
+        self._kernels.run(self._native, len(self._operations))
+        rows = list[NDArray[Any]]()  # filled by a loop, since a comprehension is one more call per step
+        for extent, matrix in self._output:
+            rows.append(matrix[: counts[extent]])
+        return NetworkOutput(*rows)
+
+    def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
+        self._begin(kernels, tables)
+        lowering = self._kernels.lowering
+        lowering.runtime.use(self._kernels.threads)
+        return list(lowering.library.time_all(lowering.runtime, self._operations))
+
+    def experts_read(self) -> int:
+        return sum(operation.experts_read for operation in self._operations)
+
+    def _begin(self, kernels: Kernels, tables: StepTables) -> dict[Extent, int]:
+        """Pass the tables of the step to the kernels, and return the rows of each extent."""
+        assert kernels is self._kernels, "a program runs on the kernels it was lowered for"
+        counts = row_counts(tables, self._limits)
+        kernels.begin(tables)
+        return counts
+
+    def _memory(self, value: Value) -> NDArray[Any]:
+        memory = self._buffers[self.program.placement[value]]
+        return memory[: self._limits[value.extent] * value.row_bytes].view(value.dtype)
+
+    def _matrix(self, value: Value) -> NDArray[Any]:
+        """Return the memory of a value with its maximum number of rows."""
+        return self._memory(value).reshape(self._limits[value.extent], value.columns)
+
+    def _operand(self, value: Value) -> Operand:
+        return Operand(self._memory(value), EXTENTS[value.extent], value.columns, self._limits[value.extent])
+
+    def _lower(self, op: Op) -> Any:
+        arguments = op.spec.with_values(op.arguments, self._operand)
+        return self._kernels.lowering.operation(op.name, arguments, [self._operand(value) for value in op.results])
+
+
+# ---- Sampling, quantisation and checksums on the thread team of the native library ----
+
+
+class NativeRowSampler(RowSampler):
+    """`RowSampler` of the library. Its thread team samples between steps, the rows in parallel.
+
+    Args:
+        library: the compiled module.
+        runtime: a `Runtime` of the library.
+    """
+
+    def __init__(self, library: Any, runtime: Any) -> None:
+        self._team = library.SamplerTeam(runtime)
+
+    def held_bytes(self, vocab_size: int) -> int:
+        return int(self._team.held_bytes(vocab_size))
+
+    def draw(self, rows: Sequence[Draw]) -> Sequence[int]:
+        found: Sequence[int] = self._team.draw([(np.ascontiguousarray(each.logits), *each[1:]) for each in rows])
+        return found
+
+    def standings(self, questions: Sequence[Question]) -> list[Standing]:
+        rows = [(np.ascontiguousarray(each.logits), each.token, each.most) for each in questions]
+        return [
+            _standing(row, token, *found)
+            for (row, token, _), found in zip(rows, self._team.describe(rows), strict=True)
+        ]
+
+
+def _standing(
+    row: NDArray[np.float32], token: int, peak: float, normaliser: float, rank: int, best: Sequence[int]
+) -> Standing:
+    first = np.array(best, np.int64)
+    return Standing(np.float32(peak), np.float32(normaliser), rank, row[token], first, row[first])
+
+
+def native_quantize(
+    runtime: Any,
+    values: NDArray[Any],
+    format: str,
+    importance: NDArray[np.float32] | None = None,
+    *,
+    thorough: bool = False,
+) -> tuple[NDArray[np.uint8], int]:
+    """Quantise a matrix: the `PanelQuantizer` of a `Runtime` of the library."""
+    weights = np.empty(0, np.float32) if importance is None else importance
+    panels, fault = runtime.quantize(*native_floats(values), format, weights, thorough)
+    return panels, fault
+
+
+def native_page_sums(runtime: Any, data: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """Return the sums of `kernels.reference.page_sums`, computed by the thread team of a `Runtime`."""
+    sums = np.empty(-(-len(data) // 4096), np.uint64)
+    runtime.sum_pages(data, sums)
+    return sums

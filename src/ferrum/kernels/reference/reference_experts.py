@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from ferrum.kernels.group_weights import rows_of_group
 from ferrum.kernels.op_attributes import Activation, Routing
 from ferrum.kernels.operations import F32, Weight
-from ferrum.kernels.reference.activations import biased, gated, sigmoid
 from ferrum.kernels.reference.fused_sums import fused, ordered_sum
 from ferrum.kernels.reference.reference_adapters import ExpertChanges
 from ferrum.kernels.reference.reference_math import exp, log
+from ferrum.kernels.reference.reference_rows import biased, gated, sigmoid
 
 Int64 = NDArray[np.int64]
 

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.adapters import AdapterSite, Change, SiteKind
 from ferrum.kernels.interface import Kernels, PoolGroup, StatePool, StepTables, with_carried
-from ferrum.kernels.interpreter import Interpreter
 from ferrum.kernels.numerics import NUMERICS_ID
 from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, DeltaShape, Routing
 from ferrum.kernels.op_spec import Extent, Program
 from ferrum.kernels.operations import F32, Bytes, Weight
-from ferrum.kernels.reference.activations import activated, biased, capped, gated, sigmoid
+from ferrum.kernels.recorded_program import Interpreter
 from ferrum.kernels.reference.fused_sums import fused
 from ferrum.kernels.reference.page_checksums import page_sums
 from ferrum.kernels.reference.page_layout import PageLayout
@@ -29,12 +28,19 @@ from ferrum.kernels.reference.reference_adapters import ExpertChanges, changed, 
 from ferrum.kernels.reference.reference_attention import PRODUCTS, STEP, attend, first_seen, probabilities
 from ferrum.kernels.reference.reference_experts import add_experts, multiply_heads, route
 from ferrum.kernels.reference.reference_math import best_tokens
-from ferrum.kernels.reference.reference_norms import NormChanges, normed
-from ferrum.kernels.reference.reference_rope import rope_rows
-from ferrum.kernels.reference.reference_states import advance_delta, convolve
+from ferrum.kernels.reference.reference_rows import (
+    NormChanges,
+    activated,
+    biased,
+    capped,
+    gated,
+    normed,
+    rope_rows,
+    sigmoid,
+)
+from ferrum.kernels.reference.reference_states import StateMemory, advance_delta, convolve
 from ferrum.kernels.reference.store import Store
 from ferrum.kernels.services import PageSums
-from ferrum.kernels.state_memory import StateMemory
 
 RopeTable = tuple[F32, F32]
 

@@ -9,7 +9,7 @@ from ferrum.core.snapshots import LoraMetricsSnapshot
 from ferrum.core.step import Span
 from ferrum.kernels.interface import Kernels, Network, Replay
 from ferrum.kernels.op_spec import Extent
-from ferrum.kernels.program_recorder import record
+from ferrum.kernels.recorded_program import record
 from ferrum.runtime.adapters.adapted_network import AdaptedNetwork
 from ferrum.runtime.adapters.adapter_slots import AdapterSlots
 
