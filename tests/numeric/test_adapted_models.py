@@ -19,7 +19,7 @@ from ferrum.kernels.adapters import AdapterSite, Change, LowRank, SiteKind
 from ferrum.kernels.op_spec import OpSpec
 from ferrum.kernels.operations import Operations
 from ferrum.models.tensor_names import HEAD
-from ferrum.nn.named_weight import weight_names
+from ferrum.nn.linear import weight_names
 from ferrum.quant.dense import DenseWeight
 from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from native_twin import require_native, same_bits

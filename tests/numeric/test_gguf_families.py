@@ -19,9 +19,8 @@ from family_cases import FAMILY_CASES
 from ferrum.core.errors import CheckpointError, FerrumError, Unsupported
 from ferrum.models.decoder import inventory
 from ferrum.models.families import decoder_spec, load_families
-from ferrum.models.gguf_architecture import ARCHITECTURES
+from ferrum.models.gguf_architecture import ARCHITECTURES, hf_name, hf_shape
 from ferrum.models.gguf_keys import architecture_of, hf_config
-from ferrum.models.gguf_names import hf_name, hf_shape
 from ferrum.sources.checkpoint import Checkpoint
 from ferrum.sources.gguf_model import GgufModel
 from ferrum.sources.viewed_tensors import with_views

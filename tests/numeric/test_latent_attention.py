@@ -22,10 +22,10 @@ from ferrum.models.attention_spec import RopeSpec
 from ferrum.models.builder import Builder, NormSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.decoder import inventory
+from ferrum.models.deepseek import LatentAttentionSpec
 from ferrum.models.families import FAMILIES
-from ferrum.models.latent_spec import LatentAttentionSpec
 from ferrum.models.spec import DecoderSpec, MlpSpec, pre_norm
-from ferrum.models.tensor_views import View
+from ferrum.models.tensor_names import View
 from ferrum.quant.dense import DenseWeight
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.memory import PoolLimits, pool_groups, pool_part

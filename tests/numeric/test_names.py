@@ -13,7 +13,7 @@ from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.kernels.recorded_program import record
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.models.tensor_names import EMBEDDING
-from ferrum.nn.named_weight import named_weights, weight_names
+from ferrum.nn.linear import named_weights, weight_names
 from ferrum.runtime.probed_network import ProbedNetwork
 from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from native_twin import require_native

@@ -31,10 +31,8 @@ from ferrum.models.families import FAMILIES, decoder_spec
 from ferrum.models.spec import DecoderSpec, MlpSpec, pre_norm
 from ferrum.models.tensor_names import HEAD
 from ferrum.nn.attention import Attention
-from ferrum.nn.linear import Linear
-from ferrum.nn.mlp import PlainMlp
-from ferrum.nn.named_weight import named_weights
-from ferrum.nn.norm import Norm
+from ferrum.nn.block import PlainMlp
+from ferrum.nn.linear import Linear, Norm, named_weights
 from ferrum.runtime.load import build_executor
 from ferrum.sources.parameters import Parameters
 from ferrum.sources.random_checkpoint import RandomCheckpoint

@@ -19,8 +19,8 @@ from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
 from ferrum.models.llama import llama
 from ferrum.models.spec import DecoderSpec
-from ferrum.models.tensor_views import Runs, View
-from ferrum.nn.mlp import GatedMlp
+from ferrum.models.tensor_names import Runs, View
+from ferrum.nn.block import GatedMlp
 from ferrum.quant.gguf_blocks import weight_of
 from ferrum.quant.schemes import SCHEMES
 from ferrum.runtime.load import plan_model

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from ferrum.models.families import load_families
-from ferrum.models.gguf_architecture import ARCHITECTURES
-from ferrum.models.gguf_names import hf_name
+from ferrum.models.gguf_architecture import ARCHITECTURES, hf_name
 
 TOKENIZER: dict[str, Any] = {
     "tokenizer__ggml__model": ("gpt2", GGUFValueType.STRING),

@@ -139,7 +139,7 @@ class Op:
         return self.spec.pick(self.arguments, Kind.VALUE)
 
     def weights(self) -> tuple[Any, ...]:
-        """Return the arguments that are weights, which `nn.named_weight.weight_names` names."""
+        """Return the arguments that are weights, which `nn.linear.weight_names` names."""
         return self.spec.pick(self.arguments, Kind.MATRIX, Kind.TABLE)
 
 

@@ -8,10 +8,9 @@ from ferrum.core.kv_shape import KvShape
 from ferrum.kernels.op_attributes import AttentionShape
 from ferrum.kernels.operations import Array
 from ferrum.models.builder import Builder, Place
-from ferrum.models.tensor_views import Runs
+from ferrum.models.tensor_names import Runs
 from ferrum.nn.attention import Attention
-from ferrum.nn.linear import Linear
-from ferrum.nn.norm import Norm
+from ferrum.nn.linear import Linear, Norm
 
 
 @dataclass(frozen=True, slots=True)

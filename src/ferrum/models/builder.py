@@ -20,12 +20,9 @@ from ferrum.kernels.op_attributes import Activation
 from ferrum.kernels.operations import Array
 from ferrum.kernels.reference.reference_math import exp
 from ferrum.kernels.vectors import ones, temperatures
-from ferrum.models.tensor_names import ParameterSource
-from ferrum.models.tensor_views import Rows, View
+from ferrum.models.tensor_names import ParameterSource, Rows, View
 from ferrum.nn.block import Layer, Part
-from ferrum.nn.linear import Linear
-from ferrum.nn.named_weight import NamedNorm, NamedWeight
-from ferrum.nn.norm import Norm
+from ferrum.nn.linear import Linear, NamedNorm, NamedWeight, Norm
 
 
 class PartSpec(Protocol):
@@ -84,7 +81,7 @@ class NormSpec:
 
     Attributes:
         eps: of every norm.
-        centred, bias: see `nn.norm.Norm`.
+        centred, bias: see `nn.linear.Norm`.
         offset: added to the stored weights (1 where a checkpoint stores weights minus 1).
         layout_offset: the same of checkpoints in the Hugging Face layout, which adapters have, too.
         factor: of what each part adds to the residual stream.

@@ -13,11 +13,9 @@ from ferrum.kernels.operations import Array, Operations, Weight
 from ferrum.kernels.vectors import zeros
 from ferrum.models.builder import Builder
 from ferrum.models.spec import DecoderSpec
-from ferrum.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, LAYERS, ParameterSource
-from ferrum.models.tensor_views import View
+from ferrum.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, LAYERS, ParameterSource, View
 from ferrum.nn.block import Layer
-from ferrum.nn.named_weight import NamedNorm, NamedWeight
-from ferrum.nn.norm import Norm
+from ferrum.nn.linear import NamedNorm, NamedWeight, Norm
 
 
 @dataclass(frozen=True, slots=True)

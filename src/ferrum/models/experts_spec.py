@@ -11,10 +11,9 @@ from ferrum.kernels.op_attributes import SILU, Activation, Routing
 from ferrum.kernels.operations import Array
 from ferrum.models.builder import Builder
 from ferrum.models.spec import MlpSpec
-from ferrum.models.tensor_views import Runs, View
-from ferrum.nn.experts import Experts
-from ferrum.nn.named_weight import NamedWeight
-from ferrum.nn.norm import Norm
+from ferrum.models.tensor_names import Runs, View
+from ferrum.nn.block import Experts
+from ferrum.nn.linear import NamedWeight, Norm
 
 MAX_EXPERTS: Final = 4096
 """Limit of the experts of a layer, whose names are listed before any tensor is read; released models have up to 512."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ferrum.core.errors import CheckpointError, Unsupported
-from ferrum.kernels.op_attributes import Routing
+from ferrum.kernels.op_attributes import Activation, Routing
 from ferrum.models.attention_spec import AttentionSpec, QkNorm
+from ferrum.models.builder import Builder, Place
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.experts_spec import ExpertsSpec, Fused
 from ferrum.models.families import FAMILIES, LAYER_CONFIGS, MODEL_TYPES
 from ferrum.models.gemma import POST_NORMS, embedding_scale
 from ferrum.models.gguf_architecture import ARCHITECTURES, INNER, WINDOW, GgufArchitecture, Values
-from ferrum.models.layer_input_spec import LayerInputSpec
 from ferrum.models.llama import (
     FULL,
     SLIDING,
@@ -27,6 +28,53 @@ from ferrum.models.llama import (
 )
 from ferrum.models.rope import of_layers, rope_spec
 from ferrum.models.spec import BlockSpec, BranchSpec, DecoderSpec, NormedSpec, sandwich
+from ferrum.models.tensor_names import EMBEDDING, View
+from ferrum.nn.block import LayerInput
+from ferrum.nn.linear import Norm
+
+# ---- Specification of per-layer embeddings as data ----
+
+_TABLE: Final = "model.embed_tokens_per_layer.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputSpec:
+    """What a layer adds for the token alone and for its embedding.
+
+    Attributes:
+        layers, layer: of the decoder, and which one this is.
+        width: numbers of a token in a layer.
+        vocab_size: tokens of the table.
+        embedding_scale: of the decoder.
+    """
+
+    layers: int
+    layer: int
+    width: int
+    vocab_size: int
+    embedding_scale: float
+    activation: Activation
+
+    def build(self, make: Builder) -> LayerInput:
+        """Return the part with its parameters."""
+        hidden, width = make.hidden_size, self.width
+        rows = slice(self.layer * width, (self.layer + 1) * width)
+        places = {"per_layer_model_projection": Place("model.per_layer_model_projection", rows)}
+        # The projection has a factor hidden^-0.5, which changes nothing in a norm but its epsilon.
+        weight = make.norm_weight("model.per_layer_projection_norm.weight", width)
+        return LayerInput(
+            embedding=make.weights[EMBEDDING],
+            embedding_scale=self.embedding_scale,
+            table=make.shared(_TABLE, (self.vocab_size * self.layers, width), View((_TABLE,), width=width)),
+            table_scale=width**0.5,
+            layers=self.layers,
+            layer=self.layer,
+            projection=make.linear(("per_layer_model_projection",), (width,), hidden, places=places),
+            norm=Norm(weight, make.norms.eps * hidden),
+            gate=make.linear(("per_layer_input_gate",), (width,), hidden, activation=self.activation),
+            output=make.linear(("per_layer_projection",), (hidden,), width),
+        )
+
 
 _OWN: Final = ("k_proj", "v_proj", "k_norm", "v_norm")
 """Parts of attention that layers have in files although they read the keys and values of others."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.models.config_reader import MAX_INTEGER
-from ferrum.models.families import load_families
+from ferrum.models.families import LAYER_BIASES, layer_biases, load_families
 from ferrum.models.gguf_architecture import (
     ABSENT,
     ARCHITECTURES,
@@ -28,7 +28,6 @@ from ferrum.models.gguf_architecture import (
     GgufArchitecture,
 )
 from ferrum.models.gguf_rope import LOG_MULTIPLIER, ROPE_KEYS, TEMPERATURE, add_rope, refusal
-from ferrum.models.layer_biases import LAYER_BIASES, layer_biases
 
 NEXTN: Final = "nextn_predict_layers"
 """The key of the number of last layers that predict further tokens, which are left out."""

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ferrum.core.errors import Unsupported
-from ferrum.models.gguf_architecture import GgufArchitecture
-from ferrum.models.gguf_names import ROPE_FACTORS
+from ferrum.models.gguf_architecture import ROPE_FACTORS, GgufArchitecture
 
 TEMPERATURE: Final = "attention.temperature_scale"
 LOG_MULTIPLIER: Final = "rope.scaling.yarn_log_multiplier"

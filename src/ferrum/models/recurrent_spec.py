@@ -11,7 +11,7 @@ from ferrum.core.state_shape import StateShape
 from ferrum.kernels.op_attributes import DeltaShape
 from ferrum.kernels.operations import Array
 from ferrum.models.builder import Builder, Place
-from ferrum.models.tensor_views import Rows, Runs, View
+from ferrum.models.tensor_names import Rows, Runs, View
 from ferrum.nn.linear import Linear
 from ferrum.nn.recurrent import Convolution, DeltaNet, ShortConv
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 
 from ferrum.kernels.op_attributes import SILU, Activation
 from ferrum.models.builder import Builder, LayerSpec, NormSpec, PartSpec
-from ferrum.models.tensor_views import View
-from ferrum.nn.block import Block, Branch, NormedPart
-from ferrum.nn.mlp import GatedMlp, PlainMlp
+from ferrum.models.tensor_names import View
+from ferrum.nn.block import Block, Branch, GatedMlp, NormedPart, PlainMlp
 
 
 @dataclass(frozen=True, slots=True)

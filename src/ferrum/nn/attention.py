@@ -1,4 +1,4 @@
-"""Softmax attention over the KV pool."""
+"""Softmax attention over the KV pool, and multi-head latent attention."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from ferrum.kernels.op_attributes import SIGMOID, AttentionShape
 from ferrum.kernels.operations import Array, Operations
-from ferrum.nn.linear import Linear
-from ferrum.nn.norm import Norm
+from ferrum.nn.linear import Linear, NamedWeight, Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,4 +58,56 @@ class Attention:
         )
         y = kernels.attention(q, self.shape, self.sinks)
         (y,) = self.output(kernels, y if gate is None else kernels.gate(gate, y, SIGMOID))
+        return y
+
+
+# ---- Multi-head latent attention (DeepSeek-V2, section 2.1) over the KV pool ----
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Attention whose keys and values are one latent vector, in the absorbed form for every number of rows.
+
+        x [R, H] -> [low [R, q rank] -> norm ->] q [R, heads x nope], q_rope [R, heads x rope]
+                 -> latent [R, latent] -> norm, k_rope [R, rope]                   -> pool
+        q of a head x its key weight -> q [R, heads x (latent + rope)], rotated
+                 -> attention over the stored keys [R, heads x latent], of a head x its value weight
+                 -> [R, heads x value] -> [R, H]
+
+    Scores and results are those of keys and values expanded per head, which multiply by the same weights later. With
+    one form, a token's bits do not depend on how many rows are computed with it.
+
+    Attributes:
+        inputs: projections of x: low or (q, q_rope), then latent and k_rope.
+        low_norm, queries: norm of low, and its projections to q and q_rope; None: queries are projections of x.
+        latent_norm: norm of the latent vector.
+        keys: [heads x latent, nope]: the key projection of each head, transposed.
+        values: [heads x value, latent].
+        output: projection of all heads.
+        shape: pool slot, heads, scale; a value is the first numbers of its key.
+        rope: rope table of the backend.
+    """
+
+    inputs: Linear
+    low_norm: Norm | None
+    queries: Linear | None
+    latent_norm: Norm
+    keys: NamedWeight
+    values: NamedWeight
+    output: Linear
+    shape: AttentionShape
+    rope: Array
+
+    def __call__(self, kernels: Operations, x: Array) -> Array:
+        """Return [R, H] -> [R, H], and write the rows' keys to the pool."""
+        *first, latent, k_rope = self.inputs(kernels, x)
+        if self.low_norm is not None and self.queries is not None:
+            first = list(self.queries(kernels, self.low_norm(kernels, first[0])))
+        q, q_rope = first
+        heads = self.shape.num_heads
+        q = kernels.head_linear(q, self.keys.weight, heads)  # [R, heads x latent]
+        latent = self.latent_norm(kernels, latent)
+        q = kernels.latent_store(q, q_rope, latent, k_rope, self.shape, self.rope)
+        attended = kernels.attention(q, self.shape)  # [R, heads x latent]
+        (y,) = self.output(kernels, kernels.head_linear(attended, self.values.weight, heads))
         return y

@@ -1,12 +1,76 @@
-"""Linear layers: several weights over one input, with or without biases."""
+"""Named matrices, linear layers (several weights over one input, with or without biases), and norms."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 from ferrum.kernels.op_attributes import Activation
-from ferrum.kernels.operations import Array, Operations
-from ferrum.nn.named_weight import NamedWeight
+from ferrum.kernels.operations import Array, Operations, Weight
+
+# ---- Matrices with the names that a checkpoint gives them ----
+#
+# What is attached to a weight (calibration, an adapter, a shard) finds its place here, without a list of kinds of
+# parts.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedWeight:
+    """A matrix of a network. Parts hold it, and give its weight to operations.
+
+    Attributes:
+        name: in the checkpoint, `model.layers.0.mlp.down_proj.weight`; of a view (`models/tensor_names.py`), its own.
+        weight: in the form of the backend.
+    """
+
+    name: str
+    weight: Weight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedNorm:
+    """The weight of a norm, which operations hold.
+
+    Attributes:
+        name: in the checkpoint, `model.layers.0.input_layernorm.weight`.
+        weight: in the form of the backend.
+        offset: what is added to the numbers of the Hugging Face layout.
+    """
+
+    name: str
+    weight: Array
+    offset: float
+
+
+def named_weights(part: Any) -> Iterator[NamedWeight]:
+    """Yield the matrices that a network or a part holds, each time that it is held.
+
+    Args:
+        part: a dataclass whose fields hold parts and matrices, also in tuples.
+    """
+    if isinstance(part, NamedWeight):
+        yield part
+    elif isinstance(part, tuple):
+        for each in part:
+            yield from named_weights(each)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from named_weights(getattr(part, field.name))
+
+
+def weight_names(network: Any) -> dict[int, str]:
+    """Return the names of a network's matrices by the `id` of the weight, as operations and recorded programs hold it.
+
+    The ids are valid as long as the network exists.
+    """
+    return {id(each.weight): each.name for each in named_weights(network)}
+
+
+def norm_names(network: Any) -> dict[int, str]:
+    """Return the names of a network's norms in the same way. They are in its field `norms`, if it has one."""
+    norms: tuple[NamedNorm, ...] = getattr(network, "norms", ())
+    return {id(each.weight): each.name for each in norms}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +89,33 @@ class Linear:
         """Return all products, in the order of the weights."""
         weights = tuple(each.weight for each in self.weights)
         return kernels.linear(x, weights, self.biases or (None,) * len(weights), self.activation)
+
+
+# ---- RMSNorm and LayerNorm ----
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMSNorm: x / sqrt(mean(x^2) + eps) * weight + bias (Zhang and Sennrich 2019).
+
+    Attributes:
+        bias: None: nothing is added.
+        centred: the mean of x is subtracted before: LayerNorm (Ba et al. 2016).
+        factor: of what a part adds to the residual stream before this norm.
+    """
+
+    weight: Array
+    eps: float
+    bias: Array | None = None
+    centred: bool = False
+    factor: float = 1.0
+
+    def __call__(self, kernels: Operations, x: Array) -> Array:
+        """Return [R, H] -> [R, H]."""
+        return kernels.norm(x, self.weight, self.eps, self.bias, self.centred)
+
+    def add(self, kernels: Operations, residual: Array, delta: Array | None) -> tuple[Array, Array]:
+        """Return residual + factor x delta and its norm. A backend can fuse both into one pass over memory."""
+        if delta is None:
+            return residual, self(kernels, residual)
+        return kernels.add_norm(residual, delta, self.weight, self.eps, self.bias, self.centred, self.factor)

@@ -1,6 +1,6 @@
 """A network that shows the inputs of matrices by name, for calibration and tests.
 
-`nn/named_weight.py` says which matrices a network holds. The backend computes every result, with unchanged bits.
+`nn/linear.py` says which matrices a network holds. The backend computes every result, with unchanged bits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ferrum.kernels.op_attributes import Routing
 from ferrum.kernels.op_spec import Kind, OpSpec
 from ferrum.kernels.operations import F32, Array, Int32, Operations, Weight
 from ferrum.kernels.reference.reference_experts import add_experts, route
-from ferrum.nn.named_weight import weight_names
+from ferrum.nn.linear import weight_names
 
 Probe: TypeAlias = Callable[[tuple[str, ...], F32], object]
 """Called with the names of the matrices that multiply an input, and the input [R, K]. Look-ups have no input."""

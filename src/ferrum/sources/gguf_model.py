@@ -1,7 +1,7 @@
 """`GgufModel`: a GGUF file as the source of a model. Its metadata answers for the small files of a directory.
 
 The file's own formats are in `gguf_file.py` and `quant/gguf_blocks.py`, the names of its tensors and metadata in
-`models/gguf_names.py` and `gguf_keys.py`.
+`models/gguf_architecture.py` and `gguf_keys.py`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.core.logging import info_once
-from ferrum.models.gguf_architecture import TOWER_TENSORS
+from ferrum.models.gguf_architecture import ROPE_FACTORS, TOWER_TENSORS, hf_name, hf_shape, is_permuted, layer_of
 from ferrum.models.gguf_keys import architecture_of, hf_config, key_of
-from ferrum.models.gguf_names import ROPE_FACTORS, hf_name, hf_shape, is_permuted, layer_of
-from ferrum.models.tensor_views import Runs, View
+from ferrum.models.tensor_names import Runs, View
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.dense import FORMATS, by_rows
 from ferrum.quant.gguf_blocks import GGUF_TYPES, GgufWeight, dequantize, weight_of

@@ -1,4 +1,4 @@
-"""`ViewedTensors`: a store whose parameters may be views of its tensors (`models/tensor_views.py`).
+"""`ViewedTensors`: a store whose parameters may be views of its tensors (`models/tensor_names.py`).
 
 A model asks for one matrix of all experts where a file has one for each, or for a gate and an up projection where a
 file has both in one tensor. Here is how they are found, checked and read. Families say which views they need.
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError
 from ferrum.models.decoder import Inventory
-from ferrum.models.tensor_views import Rows, Runs, View
+from ferrum.models.tensor_names import Rows, Runs, View
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import BlockWeight
 from ferrum.quant.gguf_blocks import stacked

@@ -16,7 +16,7 @@ from ferrum.kernels.op_attributes import SILU, Activation
 from ferrum.kernels.op_spec import OpSpec
 from ferrum.kernels.operations import Array, Operations, Vector, Weight
 from ferrum.models.tensor_names import HEAD
-from ferrum.nn.named_weight import norm_names, weight_names
+from ferrum.nn.linear import norm_names, weight_names
 
 
 class AdaptedNetwork:

@@ -1,7 +1,7 @@
 """`Targets`: which matrices of a network the modules of an adapter change, and which rows of a module each has.
 
 Names are those of a checkpoint in the Hugging Face layout. A network splits fused matrices and orders rows for its
-rotations (`models/tensor_views.py`); an adapter's matrix B is cut and ordered alike.
+rotations (`models/tensor_names.py`); an adapter's matrix B is cut and ordered alike.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.models.tensor_names import EMBEDDING, HEAD
-from ferrum.models.tensor_views import Runs, View
+from ferrum.models.tensor_names import EMBEDDING, HEAD, Runs, View
 from ferrum.sources.checkpoint import TEXT_PREFIXES
 from ferrum.sources.read_model import ReadModel
 from ferrum.sources.viewed_tensors import index_of, needed_shape

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.core.values import shown
 from ferrum.models.families import load_families
-from ferrum.models.gguf_architecture import ARCHITECTURES, VARIANTS, GgufArchitecture
-from ferrum.models.gguf_names import hf_name, is_permuted
+from ferrum.models.gguf_architecture import ARCHITECTURES, VARIANTS, GgufArchitecture, hf_name, is_permuted
 from ferrum.models.tensor_names import EMBEDDING
 from ferrum.quant.dense import FORMATS
 from ferrum.quant.gguf_blocks import dequantize
