@@ -1,5 +1,5 @@
 // Sampling of a row of logits: the candidate rules and the draw of sampling/rules.py and sampling/sampler.py, and the
-// log-probabilities of sampling/logprobs.py, with equal results.
+// log-probabilities of sampling/probabilities.py, with equal results.
 #pragma once
 
 #include <cstdint>

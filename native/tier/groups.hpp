@@ -2,7 +2,7 @@
 //
 // Sums within a group are exact (codes.hpp). The groups are added in ascending order as sum * (weight scale * input scale),
 // then minimum * (sum of codes * input scale), fused in every tier, so that all tiers and the numpy reference give the same
-// bits (quant/block_products.py).
+// bits (quant/block_weight.py).
 //
 // Weights are the unsigned operand, inputs the signed one: the sum starts at minus the offset times the sum of the inputs.
 #pragma once

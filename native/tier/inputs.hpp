@@ -1,4 +1,4 @@
-// Inputs of integer products: rounded to bytes, 32 of a row with one scale (quant/block_products.py).
+// Inputs of integer products: rounded to bytes, 32 of a row with one scale (quant/block_weight.py).
 #pragma once
 
 #include "codes.hpp"

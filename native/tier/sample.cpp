@@ -1,4 +1,4 @@
-// Functions over a row of logits, with the bits of sampling/probability_mass.py and sampling/philox.py. No products and
+// Functions over a row of logits, with the bits of sampling/probabilities.py and sampling/philox.py. No products and
 // sums are fused: each is rounded separately, as in numpy.
 #include "logarithm.hpp"
 #include "tier.hpp"

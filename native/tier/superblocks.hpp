@@ -1,4 +1,4 @@
-// Quantisation to formats with several groups in a block, with the bits of quant/superblocks.py.
+// Quantisation to formats with several groups in a block, with the bits of quant/block_quantizers.py.
 #pragma once
 
 #include "block_format.hpp"

@@ -7,7 +7,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from ferrum.kernels.reference.fused_sums import fused
-from ferrum.quant.block_products import ROUNDED, round_rows
+from ferrum.quant.block_weight import ROUNDED, round_rows
 from native_twin import normal
 from native_weights import BLOCKS, weight_of
 
@@ -22,7 +22,7 @@ def padded(matrix: np.ndarray, size: int) -> np.ndarray:
 
 @pytest.mark.parametrize("format", BLOCKS)
 def test_product_equals_the_documented_arithmetic(format):
-    """Computes `quant/block_products.py` one scalar at a time with Python integers."""
+    """Computes `quant/block_weight.py` one scalar at a time with Python integers."""
     rng = np.random.default_rng(3)
     x, f32 = normal(rng, 2, 2 * 256 + 35), np.float32
     weight = weight_of(rng, 3, x.shape[1], format)

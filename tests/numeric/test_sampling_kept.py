@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrum.core.params import SamplingParams
-from ferrum.sampling.rows import Row
+from ferrum.sampling.rows import OwnerCache, Row
 from ferrum.sampling.rules import edited, truncate_counts
-from ferrum.sampling.token_counts import OwnerCache
 from sampling_twin import request
 
 V = 12

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.step import Score
-from ferrum.sampling.logprobs import token_logprobs
+from ferrum.sampling.probabilities import rank, token_logprobs, top
 from ferrum.sampling.sampler import score
-from ferrum.sampling.top_k import rank, top
 from sampling_twin import request, sample
 
 ROWS = np.random.default_rng(1).normal(0, 4, (6, 500)).astype(np.float32)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.kernels.reference.reference_math import log
 from ferrum.sampling.philox import philox4x32, uniform
-from ferrum.sampling.probability_mass import MASS_ONE, exp, greatest, log_total, mass
+from ferrum.sampling.probabilities import MASS_ONE, exp, greatest, log_total, mass
 
 # From the known-answer file of Random123 (Salmon et al.), philox4x32 with 10 rounds: counter, key, result.
 KNOWN = [

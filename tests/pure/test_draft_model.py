@@ -15,7 +15,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.step import StepBatch
 from ferrum.core.types import Request
 from ferrum.sampling import rules
-from ferrum.sampling.token_counts import TokenCounts
+from ferrum.sampling.rows import TokenCounts
 from ferrum.scheduler.drafts import DraftRequest, StepLoad
 from ferrum.scheduler.sequence import Sequence, begin
 from ferrum.speculative.draft_model import DraftModel, _Cached

@@ -12,8 +12,7 @@ from ferrum.core.types import Request
 from ferrum.scheduler.drafts import DraftRequest, StepLoad
 from ferrum.scheduler.sequence import Sequence, begin
 from ferrum.scheduler.step_plan import StepCosts
-from ferrum.speculative.draft_length import AcceptanceRate, Candidate, best_lengths
-from ferrum.speculative.speculator import Speculator
+from ferrum.speculative.speculator import AcceptanceRate, Candidate, Speculator, best_lengths
 from fixed_costs import SetCosts
 from fixed_proposers import Always
 

@@ -18,11 +18,10 @@ from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.kernels.reference.reference_math import LOG2_E
-from ferrum.sampling.probability_mass import log_total, mass
+from ferrum.sampling.probabilities import log_total, mass, top
 from ferrum.sampling.rows import Row
 from ferrum.sampling.rules import distribution
 from ferrum.sampling.sampler import draw, greedy
-from ferrum.sampling.top_k import top
 from native_adapter_vectors import ADAPTERS
 from native_norm_vectors import ADAPTED_NORMS
 from native_state_vectors import STATES

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ferrum.core.errors import StepError
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling
-from ferrum.sampling.probability_mass import greatest
+from ferrum.sampling.probabilities import greatest
 from ferrum.sampling.rows import Row
 from ferrum.sampling.rules import distribution
 from ferrum.sampling.sampler import REFERENCE, Accepted, Sampled, Sampler, SamplerInput, Verification

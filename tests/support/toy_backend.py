@@ -22,9 +22,8 @@ from ferrum.kernels.reference.reference_math import log
 from ferrum.kernels.services import Draw, Question, Standing
 from ferrum.runtime.backend import ChosenKernels
 from ferrum.sampling.philox import uniform
-from ferrum.sampling.probability_mass import log_total, mass
+from ferrum.sampling.probabilities import log_total, mass, rank, top
 from ferrum.sampling.rules import CANDIDATE_RULES, Candidates
-from ferrum.sampling.top_k import rank, top
 
 STALE = 77
 """Written over rows that a later step has replaced."""

@@ -51,7 +51,7 @@ class Standing(NamedTuple):
 
     Attributes:
         peak: the greatest logit.
-        normaliser: log(sum(exp(logits - peak))), summed as `sampling/probability_mass.py` does.
+        normaliser: log(sum(exp(logits - peak))), summed as `sampling/probabilities.py` does.
         rank: of the token, 1 for the most likely.
         logit: of the token.
         best: the most likely tokens, best first.

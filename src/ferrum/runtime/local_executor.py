@@ -28,7 +28,7 @@ from ferrum.runtime.kv_tiers.page_tier import DiskTier
 from ferrum.runtime.kv_tiers.swap import SwapTier
 from ferrum.runtime.memory import free_memory, memory_for, return_free_memory
 from ferrum.runtime.step_queue import StepInFlight, StepQueue
-from ferrum.sampling.top_k import top
+from ferrum.sampling.probabilities import top
 from ferrum.sources.adapters.adapter_file import AdapterFile
 
 logger: Final = logging.getLogger("ferrum.tokens")

@@ -15,8 +15,7 @@ from ferrum.core.step import TokenLogprobs
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.operations import Array
 from ferrum.kernels.services import Draw, Question, RowSampler
-from ferrum.sampling.logprobs import report
-from ferrum.sampling.probability_mass import F32, checked
+from ferrum.sampling.probabilities import F32, checked, report
 from ferrum.sampling.rules import candidate_rules_within, edited, leaves_logits, nothing_allowed, takes_best
 from ferrum.sampling.sampler import LogprobsQuery, ReferenceSampler, Sampler, SamplerInput
 

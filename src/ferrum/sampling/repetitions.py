@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.step import Sampling
-from ferrum.sampling.probability_mass import F32, Int64
-from ferrum.sampling.rows import NEVER, EditableLogits, Row
-from ferrum.sampling.token_counts import OwnerCache
+from ferrum.sampling.probabilities import F32, Int64
+from ferrum.sampling.rows import NEVER, EditableLogits, OwnerCache, Row
 
 Int32 = NDArray[np.int32]
 

@@ -23,11 +23,9 @@ from ferrum.core.errors import NothingAllowed, StepError
 from ferrum.core.params import SamplingParams
 from ferrum.core.rule_fields import HISTORY_RULES, Neutral, reads_history, switches
 from ferrum.core.step import Sampling
-from ferrum.sampling.probability_mass import F32, Int64, exp, mass
+from ferrum.sampling.probabilities import F32, Int64, exp, mass, top
 from ferrum.sampling.repetitions import dry, no_repeat_ngram, truncate_matches
-from ferrum.sampling.rows import NEVER, EditableLogits, Row
-from ferrum.sampling.token_counts import OwnerCache, TokenCounts
-from ferrum.sampling.top_k import top
+from ferrum.sampling.rows import NEVER, EditableLogits, OwnerCache, Row, TokenCounts
 
 _MAX_FLOAT = np.finfo(np.float32).max
 _MAX_INT64: Final = int(np.iinfo(np.int64).max)

@@ -22,9 +22,8 @@ from ferrum.core.rule_fields import Neutral
 from ferrum.core.step import Sampling, Score, TokenLogprobs
 from ferrum.kernels.operations import Array
 from ferrum.kernels.reference.reference_math import log
-from ferrum.sampling.logprobs import token_logprobs
 from ferrum.sampling.philox import uniform
-from ferrum.sampling.probability_mass import F32
+from ferrum.sampling.probabilities import F32, token_logprobs
 from ferrum.sampling.rows import Row
 from ferrum.sampling.rules import Candidates, distribution, permitted, takes_best
 

@@ -33,8 +33,7 @@ from ferrum.kernels.reference import page_sums
 from ferrum.kernels.services import PageSums
 from ferrum.quant.backend_quantizer import quantizer_of
 from ferrum.quant.block_format import BLOCK_FORMATS
-from ferrum.quant.block_products import PRODUCTS_ID
-from ferrum.quant.block_weight import over_panels
+from ferrum.quant.block_weight import PRODUCTS_ID, over_panels
 from ferrum.quant.dense import FORMATS
 from ferrum.quant.panels import panel_shape
 from ferrum.quant.schemes import SCHEMES
