@@ -39,6 +39,7 @@ def refusal(*command: str) -> str:
     [
         ("path.py", "'ferrum-llm[server]'"),
         ("own_server.py", "'ferrum-llm[server]'"),
+        ("wire_forms.py", "'ferrum-llm[test]'"),
         ("overhead.py", "'ferrum-llm[server]'"),
         ("slow_readers.py", "'ferrum-llm[server]'"),
         ("quality_peers.py", "gguf"),
