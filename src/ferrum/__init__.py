@@ -48,9 +48,10 @@ _HOMES: Final = {
         "ferrum.server.server_config": "ServerConfig",
         "ferrum.verbs.adapted_llm": "AdaptedLLM MinimalLLM",
         "ferrum.verbs.async_executor": "AsyncModelExecutor",
-        "ferrum.verbs.capabilities": "AttentionType ExecutorCapabilities",
         "ferrum.verbs.executor_registry": "AnyExecutor BatchModelExecutor ExecutorRegistry SpeculativeExecutor",
-        "ferrum.verbs.executor_reports": "ExecutorMemoryUsage ExecutorMetrics ExecutorStatus",
+        "ferrum.verbs.executor_reports": (
+            "AttentionType ExecutorCapabilities ExecutorMemoryUsage ExecutorMetrics ExecutorStatus"
+        ),
         "ferrum.verbs.factory": (
             "ExecutorAttentionConfig ExecutorConfig ExecutorMemoryConfig ExecutorType ModelExecutorFactory "
             "OptimizationConfig"

@@ -85,12 +85,12 @@ from ferrum.server.server_config import ServerConfig as ServerConfig
 from ferrum.verbs.adapted_llm import AdaptedLLM as AdaptedLLM
 from ferrum.verbs.adapted_llm import MinimalLLM as MinimalLLM
 from ferrum.verbs.async_executor import AsyncModelExecutor as AsyncModelExecutor
-from ferrum.verbs.capabilities import AttentionType as AttentionType
-from ferrum.verbs.capabilities import ExecutorCapabilities as ExecutorCapabilities
 from ferrum.verbs.executor_registry import AnyExecutor as AnyExecutor
 from ferrum.verbs.executor_registry import BatchModelExecutor as BatchModelExecutor
 from ferrum.verbs.executor_registry import ExecutorRegistry as ExecutorRegistry
 from ferrum.verbs.executor_registry import SpeculativeExecutor as SpeculativeExecutor
+from ferrum.verbs.executor_reports import AttentionType as AttentionType
+from ferrum.verbs.executor_reports import ExecutorCapabilities as ExecutorCapabilities
 from ferrum.verbs.executor_reports import ExecutorMemoryUsage as ExecutorMemoryUsage
 from ferrum.verbs.executor_reports import ExecutorMetrics as ExecutorMetrics
 from ferrum.verbs.executor_reports import ExecutorStatus as ExecutorStatus

@@ -22,7 +22,7 @@ from ferrum.core.errors import ConfigError, ExecutorInUse, InvalidTransition, Re
 from ferrum.core.params import SamplingParams
 from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.step import CARRY, Hidden, Rows, Sampling, Span, SpanResult, StepBatch, Want
-from ferrum.verbs.capabilities import AttentionType
+from ferrum.verbs.executor_reports import AttentionType
 from ferrum.verbs.io_types import DecodeInput, PrefillInput, UnifiedBatch, UnifiedBatchItem
 from ferrum.verbs.load_executor import LocalExecutor
 from tiny import directory_of, find, model_of, reference_logits, tokens_of

@@ -31,7 +31,7 @@ from ferrum.runtime.load import build_executor
 from ferrum.runtime.memory import PoolLimits, pool_groups, pool_part
 from ferrum.sources.random_checkpoint import RandomCheckpoint
 from ferrum.sources.viewed_tensors import index_of
-from ferrum.verbs.capabilities import AttentionType
+from ferrum.verbs.executor_reports import AttentionType
 from ferrum.verbs.load_executor import LocalExecutor
 from native_twin import TIERS, Twin, normal, require_native, same_bits, tables_of
 

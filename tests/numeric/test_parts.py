@@ -36,7 +36,7 @@ from ferrum.nn.linear import Linear, Norm, named_weights
 from ferrum.runtime.load import build_executor
 from ferrum.sources.parameters import Parameters
 from ferrum.sources.random_checkpoint import RandomCheckpoint
-from ferrum.verbs.capabilities import AttentionType
+from ferrum.verbs.executor_reports import AttentionType
 from ferrum.verbs.load_executor import LocalExecutor
 from held_arrays import owned_arrays
 from native_twin import require_native

@@ -14,8 +14,8 @@ from ferrum.contract.step_executor import ExecutorState
 from ferrum.core.config import PAGE_SIZE
 from ferrum.core.errors import CapacityError, ConfigError, ExecutorInUse, ModelNotFound, RequestError, Unsupported
 from ferrum.core.registry import Registry
-from ferrum.verbs.capabilities import AttentionType
 from ferrum.verbs.executor_registry import ExecutorRegistry
+from ferrum.verbs.executor_reports import AttentionType
 from ferrum.verbs.factory import (
     ExecutorAttentionConfig,
     ExecutorConfig,

@@ -17,8 +17,16 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, PrefixCounts, SpeculationCounts
 from ferrum.core.step import Rows, Sampling, Span, SpanExtras, StepBatch, Want
 from ferrum.scheduler.step_plan import fastest_batch_size
-from ferrum.verbs.capabilities import AttentionType, ExecutorCapabilities, capabilities
-from ferrum.verbs.executor_reports import ExecutorMemoryUsage, ExecutorMetrics, ExecutorStatus, StepRecorder, percentile
+from ferrum.verbs.executor_reports import (
+    AttentionType,
+    ExecutorCapabilities,
+    ExecutorMemoryUsage,
+    ExecutorMetrics,
+    ExecutorStatus,
+    StepRecorder,
+    capabilities,
+    percentile,
+)
 from ferrum.verbs.io_types import DecodeInput, PrefillInput
 
 contract = pytest.mark.contract

@@ -14,7 +14,7 @@ from ferrum.core.errors import NonFiniteLogits, RequestError, StepError, Unsuppo
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Span, SpanResult, StepBatch, Want
 from ferrum.verbs.adapted_llm import AdaptedLLM
-from ferrum.verbs.capabilities import AttentionType
+from ferrum.verbs.executor_reports import AttentionType
 from ferrum.verbs.io_types import PrefillInput
 from ferrum.verbs.llm_executor import LlmExecutor
 

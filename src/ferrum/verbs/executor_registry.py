@@ -13,8 +13,7 @@ from ferrum.core.errors import ExecutorInUse, FerrumError, ModelNotFound, Reques
 from ferrum.core.registry import Registry
 from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot
 from ferrum.core.values import kept_length, shown
-from ferrum.verbs.capabilities import ExecutorCapabilities
-from ferrum.verbs.executor_reports import ExecutorMetrics, ExecutorStatus
+from ferrum.verbs.executor_reports import ExecutorCapabilities, ExecutorMetrics, ExecutorStatus
 from ferrum.verbs.io_types import (
     DecodeInput,
     DecodeOutput,

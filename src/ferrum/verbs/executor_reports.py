@@ -1,27 +1,149 @@
-"""An executor's reports: its status, the counts and speed of its last steps, and what its pool holds.
+"""An executor's reports: capabilities, best batch size, counts and speed of its last steps, status, and its pool.
 
-Reports change nothing and take no lock.
+Only the measurement of the best batch size runs steps; the others change nothing and take no lock.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final, NamedTuple
 
+from ferrum.contract.model_info import DataType, Device, ExecutorTraits, ModelInfo
 from ferrum.contract.sequences import SequenceStore
 from ferrum.contract.step_executor import ExecutorState
-from ferrum.core.errors import UnknownSequence
+from ferrum.core.errors import FerrumError, KvExhausted, UnknownSequence
 from ferrum.core.json_record import JsonRecord
-from ferrum.core.memory_plan import MemoryPlan
+from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements, memory_requirements
 from ferrum.core.snapshots import CacheMetricsSnapshot, SpeculationCounts
-from ferrum.core.step import Span
+from ferrum.core.step import Span, StepBatch, StepOutput, Want
+from ferrum.verbs.handles import NamedSequences
 
 WINDOW: Final = 1024
 """Steps in the window of latencies, throughput and utilisation."""
+
+_PROBES: Final = 3
+"""Measurements of a batch size, of which the fastest counts."""
+
+# Capabilities
+
+
+class AttentionType(StrEnum):
+    """Kinds of attention: the first three are how heads are shared, the others how keys are stored and read."""
+
+    MULTI_HEAD = "MultiHead"
+    MULTI_QUERY = "MultiQuery"
+    GROUPED_QUERY = "GroupedQuery"
+    FLASH = "Flash"
+    PAGED = "Paged"
+    SLIDING_WINDOW = "SlidingWindow"
+    LATENT = "Latent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorCapabilities(JsonRecord):
+    """The capabilities of an executor.
+
+    Attributes:
+        max_batch_size: maximum sequences of one step, each of which needs a page of the pool.
+        max_sequence_length: maximum tokens of a sequence: the context, but at most what the pool holds.
+        attention_mechanisms: how heads are shared, and how keys are stored and read.
+        supports_dynamic_batching: several sequences share a forward pass.
+        supports_continuous_batching: sequences join and leave between any two steps.
+        supports_speculative_decoding: a span may carry drafts.
+        supports_tensor_parallelism, supports_pipeline_parallelism: the model is split over several devices.
+        supported_dtypes, supported_devices: formats and devices that the model can be loaded in.
+        memory_requirements: the formula of its memory.
+    """
+
+    max_batch_size: int
+    max_sequence_length: int
+    attention_mechanisms: frozenset[AttentionType]
+    supports_dynamic_batching: bool
+    supports_continuous_batching: bool
+    supports_speculative_decoding: bool
+    supports_tensor_parallelism: bool
+    supports_pipeline_parallelism: bool
+    supported_dtypes: frozenset[DataType]
+    supported_devices: frozenset[Device]
+    memory_requirements: MemoryRequirements
+
+
+def capabilities(info: ModelInfo, traits: ExecutorTraits) -> ExecutorCapabilities:
+    """Return the capabilities of an executor of this model with these traits."""
+    return ExecutorCapabilities(
+        max_batch_size=traits.largest_batch,
+        max_sequence_length=traits.longest_sequence,
+        attention_mechanisms=_mechanisms(info, traits),
+        supports_dynamic_batching=traits.largest_batch > 1,
+        # Any span may begin, end or pause its sequence; a draft is one more token of a span.
+        supports_continuous_batching=True,
+        supports_speculative_decoding=traits.longest_sequence > 1,
+        # One executor holds all layers on one device.
+        supports_tensor_parallelism=False,
+        supports_pipeline_parallelism=False,
+        supported_dtypes=traits.dtypes | {info.dtype},
+        supported_devices=frozenset({info.device}),
+        memory_requirements=memory_requirements(
+            traits.memory, info.kv_bytes_per_token(traits.kv_dtype), info.num_layers, traits.max_batch_size
+        ),
+    )
+
+
+def head_sharing(num_heads: int, num_kv_heads: int) -> AttentionType:
+    """Return how query heads share KV heads: one each, one for all (Shazeer 2019), or groups (Ainslie et al. 2023)."""
+    if num_heads == num_kv_heads:
+        return AttentionType.MULTI_HEAD
+    return AttentionType.MULTI_QUERY if num_kv_heads == 1 else AttentionType.GROUPED_QUERY
+
+
+def _mechanisms(info: ModelInfo, traits: ExecutorTraits) -> frozenset[AttentionType]:
+    if not info.num_heads:
+        return frozenset()
+    found = {head_sharing(info.num_heads, info.num_kv_heads)}
+    if traits.paged:
+        found.add(AttentionType.PAGED)
+    if traits.windows:
+        found.add(AttentionType.SLIDING_WINDOW)
+    if traits.latent:
+        found.add(AttentionType.LATENT)
+    if traits.flash:
+        found.add(AttentionType.FLASH)
+    return frozenset(found)
+
+
+# The best batch size
+
+
+def step_seconds(run: Callable[[StepBatch], StepOutput], sequences: NamedSequences, size: int) -> float:
+    """Return the seconds of a step of `size` one-token sequences, the best of a few; infinite without room.
+
+    Args:
+        run: runs a step.
+        sequences: of the executor; none is left behind.
+        size: number of sequences.
+    """
+    names = [sequences.passing_id("probe") for _ in range(size)]
+    spans = tuple(Span(name, 0, (0,), Want.LOGITS) for name in names)
+    best = float("inf")
+    for _ in range(_PROBES):
+        output = run(StepBatch(spans))
+        for name in names:
+            sequences.pages.release(name)
+        errors = [outcome for outcome in output.results if isinstance(outcome, FerrumError)]
+        if any(isinstance(error, KvExhausted) for error in errors):
+            break
+        if errors:
+            raise errors[0]
+        best = min(best, output.seconds)
+    return best
+
+
+# Counts and speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +237,9 @@ def _mean(values: Iterable[float]) -> float:
 def percentile(ordered: Sequence[float], percent: int) -> float:
     """Return the nearest-rank percentile of ascending values, at rank ceil(percent / 100 x n); 0 without any."""
     return ordered[-(-percent * len(ordered) // 100) - 1] if ordered else 0.0
+
+
+# Status and memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ferrum.core.json_record import JsonRecord
 from ferrum.core.option_fields import check_flag, check_number
 from ferrum.core.span_checks import check_kind, is_one_of
 from ferrum.core.values import shown
-from ferrum.verbs.capabilities import AttentionType, head_sharing
+from ferrum.verbs.executor_reports import AttentionType, head_sharing
 from ferrum.verbs.model_executor import ModelExecutor
 
 _MODEL_OPTIONS: Final = frozenset({"quantize", "kv_dtype", "kernels", "isa", "threads", "kv_capacity"})

@@ -27,15 +27,16 @@ from ferrum.core.span_checks import check_kind, check_tokens, inputs_of
 from ferrum.core.step import AdapterUse, Array, Hidden, Rows, Span, SpanExtras, SpanResult, StepBatch, StepOutput, Want
 from ferrum.core.values import kept_length, shown, whole
 from ferrum.scheduler.step_plan import fastest_batch_size
-from ferrum.verbs.batch_probe import step_seconds
-from ferrum.verbs.capabilities import ExecutorCapabilities, capabilities
 from ferrum.verbs.executor_reports import (
+    ExecutorCapabilities,
     ExecutorMetrics,
     ExecutorStatus,
     MemoryUse,
     StepRecorder,
     cache_snapshot,
+    capabilities,
     memory_efficiency,
+    step_seconds,
 )
 from ferrum.verbs.handles import NamedSequences, check_name
 from ferrum.verbs.io_types import (
