@@ -1,4 +1,4 @@
-"""Writes the reference part of docs/executor.md from signatures, docstrings and option metadata.
+"""Writes docs/executor-reference.md, its table of Rust names aside, from signatures, docstrings and option metadata.
 
     python tests/support/executor_reference.py
 
@@ -19,7 +19,7 @@ from ferrum.core.config import Switches
 from ferrum.core.option_fields import accepted
 from ferrum.verbs.factory import OPTIONS
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "executor.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "executor-reference.md"
 BEGIN, END = "<!-- reference: rendered by tests/support/executor_reference.py -->\n", "<!-- end of the reference -->\n"
 
 RECORDS = {
