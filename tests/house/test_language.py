@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prose import banned_words
-from source_tree import MODULES, NATIVE, REPOSITORY, SOURCE, TESTS, TOOLS
+from source_tree import MODULES, NATIVE, REPOSITORY, SOURCE, TESTS, TOOLS, nodes
 
 CEILING = 43_100
 """Lines of `src/` without docstrings, blanks, comments and imports. It only goes down: what a change adds, it saves
@@ -85,6 +85,12 @@ def test_public_methods_have_docstrings_unless_they_may_override() -> None:
     bare = "class A:\n    def f(self): ...\n"
     assert undocumented_methods([bare]) == ["A.f"]
     assert undocumented_methods([bare, 'class B(Protocol):\n    def f(self):\n        """Return 1."""\n']) == []
+
+
+def test_names_of_tests_have_at_most_75_characters() -> None:
+    """A longer one must be parsed like a sentence."""
+    functions = (node for path in TESTS for node in nodes(path) if isinstance(node, ast.FunctionDef))
+    assert [node.name for node in functions if node.name.startswith("test_") and len(node.name) > 75] == []
 
 
 def test_code_keeps_its_ceiling() -> None:

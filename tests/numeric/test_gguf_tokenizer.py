@@ -141,7 +141,7 @@ def test_user_defined_tokens_may_hold_spaces_and_are_matched_first(prefix: bool)
     assert tokenizer.decode(ids).replace(" ", "") == "abc"
 
 
-def test_merges_of_a_byte_level_vocabulary_split_at_the_first_space_after_their_first_character() -> None:
+def test_byte_level_merges_split_at_the_first_space_after_their_first_character() -> None:
     lines = {"a b": ("a", "b"), "  a": (" ", "a"), "#version 1": ("#version", "1"), "a  b": ("a", " b")}
     made = tokenizer_json({**BYTES, "tokenizer.ggml.merges": list(lines)})
     assert made is not None and made["model"]["merges"] == list(lines.values())

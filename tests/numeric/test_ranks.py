@@ -111,7 +111,7 @@ def test_copies_that_failed_on_one_rank_are_made_again_on_all(ranks: TwoRanks) -
     assert ranks.kernels[1].copies > 0
 
 
-def test_an_engine_on_two_ranks_gives_the_same_answers_and_restores_pages_on_both() -> None:
+def test_engine_on_two_ranks_gives_the_same_answers_and_restores_pages_on_both() -> None:
     prompts = [tokens_of(find("llama3"), 40, seed) for seed in range(6)]
     config = engine_config(str(directory_of(find("llama3"))), {"swap_gib": 1, "max_batch_size": 4})
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=30, ignore_eos=True)

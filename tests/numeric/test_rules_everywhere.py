@@ -145,7 +145,7 @@ def test_a_rule_may_count_tokens_without_reading_them(monkeypatch: pytest.Monkey
     assert counts == [(5, 3)]
 
 
-def test_a_history_without_the_newest_tokens_is_an_error_only_for_rules_that_read_it() -> None:
+def test_history_without_the_newest_tokens_fails_only_rules_that_read_it() -> None:
     behind, logits = Row(request([1, 2, 3], frequency_penalty=1.0), (9,), start=5), np.zeros(9, np.float32)
     with pytest.raises(StepError, match="needs the 5 tokens"):
         rules.edited(logits, behind)

@@ -280,7 +280,7 @@ def test_sequences_of_other_threads_survive_an_undo() -> None:
     play(body)
 
 
-def test_leaving_the_context_shuts_down_and_later_calls_have_the_executors_errors() -> None:
+def test_leaving_the_context_shuts_down_and_later_calls_raise_its_errors() -> None:
     kit = make_fake()
 
     async def run() -> None:

@@ -71,7 +71,7 @@ def test_plan_lists_powers_of_two_up_to_the_context() -> None:
         assert [length for length, _ in plan.fitting(context)] == lengths
 
 
-def test_bench_compare_exits_with_one_for_a_regression_and_two_for_an_invalid_file(
+def test_bench_compare_exits_with_1_for_a_regression_and_2_for_an_invalid_file(
     ferrum: Callable[..., Outcome], tmp_path: Path
 ) -> None:
     good, bad, none = (str(tmp_path / name) for name in ("good.json", "bad.json", "none.json"))

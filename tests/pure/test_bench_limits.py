@@ -124,7 +124,7 @@ def test_latent_attention_reads_a_vector_per_key_and_each_heads_matrices_once():
     assert seconds(costs, [(SpanShape(5, 3, 1),)], MULTIPLYING) == pytest.approx(products + attention)
 
 
-def test_a_state_is_read_and_written_once_per_sequence_and_advanced_by_every_row():
+def test_state_is_read_and_written_once_per_sequence_and_advanced_by_every_row():
     """Of the delta rule a row takes a product by the decay and three multiply-adds of each number of the state."""
     shape, costs = DeltaShape(0, 0, 4, 2, 8, 12), costs_of("tiny", "float32")
     x = Value(Extent.ROWS, shape.input_columns)

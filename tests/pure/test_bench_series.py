@@ -70,7 +70,7 @@ def test_a_lower_bandwidth_is_a_level_only_if_three_probes_confirm_it():
     assert state_levels([80, 52, 52, 52]) == (80, 52), "the best is always a level"
 
 
-def test_a_sample_counts_if_its_probes_agree_on_a_level_and_the_machine_was_quiet():
+def test_sample_counts_if_probes_agree_and_the_machine_was_quiet():
     slow = [taken(rates(52), rates(52))] * 2
     judge = Judge.of([taken(rates(80), rates(80)), *slow])
     assert judge.levels == (80e9, 52e9)

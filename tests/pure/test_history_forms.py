@@ -78,7 +78,7 @@ def test_reasoning_is_written_whatever_the_client_calls_it(
     assert written in rendered(TEMPLATES[name], calling("{}", **fields), **options)
 
 
-def test_reasoning_and_content_before_a_call_are_joined_where_the_template_refuses_both() -> None:
+def test_reasoning_and_content_before_a_call_join_if_the_template_refuses_both() -> None:
     text = rendered(TEMPLATES["openai-gpt-oss-120b"], calling("{}", content="Let me look.", reasoning=THOUGHT))
     assert f"<|channel|>analysis<|message|>{THOUGHT}\nLet me look.<|end|>" in text
 

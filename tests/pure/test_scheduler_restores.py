@@ -231,7 +231,7 @@ def test_fetch_takes_no_pages_that_running_sequences_need() -> None:
     assert bench.end("again").cached_tokens == 28 and not bench.scheduler.preemptions
 
 
-def test_requests_that_wait_for_the_same_pages_are_looked_up_once_over_several_steps(
+def test_requests_waiting_for_the_same_pages_are_looked_up_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked: list[str] = []

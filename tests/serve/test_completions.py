@@ -173,7 +173,7 @@ def test_truncation_keeps_the_end_of_the_prompt(server: Served) -> None:
     assert len(long.prompt) == server.service.model().context - 10
 
 
-def test_recommended_max_tokens_leaves_half_of_the_context_to_a_truncated_prompt() -> None:
+def test_recommended_max_tokens_leaves_half_the_context_to_a_truncated_prompt() -> None:
     with serving(chat_parts(sampling={"max_tokens": 1_000_000})) as server:
         long = [{"role": "user", "content": "a" * 5000}]
         assert server.chat(messages=long, max_tokens=None, truncate_prompt_tokens=-1, stop=["a"]).status_code == 200

@@ -201,7 +201,7 @@ def test_a_plan_names_formats(ferrum: Callable[..., Outcome]) -> None:
     assert 98 <= sum(int(share.rstrip("%")) for share in shares.values()) <= 102
 
 
-def test_a_name_without_its_tag_means_the_latest_or_the_preferred_or_the_only_one() -> None:
+def test_name_without_a_tag_means_the_latest_or_preferred_or_only_one() -> None:
     models = [
         FoundModel(name, (Path(name),)) for name in ("a:Q8_0", "a:Q4_K_M", "b:x", "b:latest", "c:1b", "d:1", "d:2")
     ]

@@ -131,7 +131,7 @@ def test_text_offsets_fit_for_every_tokenizer_layout(layout: str, tmp_path: Path
                 assert "\ufffd" in name or echoed[offset:end] in (name, name.lstrip()) or tokenizer.is_special(token)
 
 
-def test_begin_token_of_the_tokenizer_stands_before_one_that_the_text_spells_out(tmp_path: Path) -> None:
+def test_begin_token_stands_before_one_that_the_text_spells_out(tmp_path: Path) -> None:
     directory = text_samples.write(tmp_path, text_samples.LAYOUTS["byte_fallback"]())
     tokenizer = load_tokenizer(DirectoryFiles(directory))
     assert tokenizer is not None
