@@ -13,8 +13,8 @@ from adapter_cases import BASES, EXPERTS
 from adapter_kit import (
     TOLERANCE,
     AdapterCase,
-    adapted_logits,
     adapted_twin,
+    assert_logits_of_peft,
     error_of,
     executor_of,
     loaded,
@@ -54,8 +54,7 @@ def tensors_of(case: AdapterCase, directory: Path) -> dict[str, np.ndarray]:
 def test_logits_are_those_of_peft(model: str, tmp_path) -> None:
     case = case_of(model)
     write_gguf_adapter(tmp_path / "a.gguf", KINDS[model], tensors_of(case, tmp_path))
-    expected = twin_logits(adapted_twin(case), text_of(case))
-    assert error_of(adapted_logits(tmp_path / "a.gguf", case, text_of(case)), expected) < TOLERANCE
+    assert_logits_of_peft(tmp_path / "a.gguf", case)
 
 
 @pytest.mark.parametrize("model", ["llama2", "qwen3"])
@@ -73,16 +72,14 @@ def test_files_of_adapters_fit_files_of_models(model: str, tmp_path) -> None:
 def test_embedding_and_head_are_changed(tmp_path) -> None:
     case = case_of("qwen3", "embedding", target_modules=["embed_tokens", "lm_head"])
     write_gguf_adapter(tmp_path / "a.gguf", "qwen3", tensors_of(case, tmp_path))
-    expected = twin_logits(adapted_twin(case), text_of(case))
-    assert error_of(adapted_logits(tmp_path / "a.gguf", case, text_of(case)), expected) < TOLERANCE
+    assert_logits_of_peft(tmp_path / "a.gguf", case)
 
 
 @pytest.mark.parametrize("alpha", [0.0, None])
 def test_alpha_0_leaves_products_as_they_are(alpha: float | None, tmp_path) -> None:
     case = case_of("qwen3", "alpha", lora_alpha=4)
     write_gguf_adapter(tmp_path / "a.gguf", "qwen3", tensors_of(case, tmp_path), alpha)
-    expected = twin_logits(adapted_twin(case), text_of(case))
-    assert error_of(adapted_logits(tmp_path / "a.gguf", case, text_of(case)), expected) < TOLERANCE
+    assert_logits_of_peft(tmp_path / "a.gguf", case)
 
 
 @pytest.mark.parametrize("type", ["Q8_0", "F16", "BF16"])
@@ -93,8 +90,7 @@ def test_numbers_are_those_of_the_file(type: str, tmp_path) -> None:
     with torch.no_grad():
         for name, values in gguf_names(case).items():
             dict(twin.named_parameters())[name].copy_(torch.from_numpy(held[values].copy()))
-    expected = twin_logits(twin, text_of(case))
-    assert error_of(adapted_logits(tmp_path / "a.gguf", case, text_of(case)), expected) < TOLERANCE
+    assert_logits_of_peft(tmp_path / "a.gguf", case, twin)
 
 
 def gguf_names(case: AdapterCase) -> dict[str, str]:
@@ -126,8 +122,7 @@ def test_stacks_of_experts_are_applied(tmp_path) -> None:
             for part, rows in parts.items():
                 stored |= {f"{block}.ffn_{part}_exps.weight.lora_a": a, f"{block}.ffn_{part}_exps.weight.lora_b": rows}
     write_gguf_adapter(tmp_path / "a.gguf", "qwen3moe", stored, alpha=3.0)
-    expected = twin_logits(adapted_twin(case), text_of(case))
-    assert error_of(adapted_logits(tmp_path / "a.gguf", case, text_of(case)), expected) < TOLERANCE
+    assert_logits_of_peft(tmp_path / "a.gguf", case)
 
 
 def test_metadata_says_what_an_adapter_is(tmp_path) -> None:

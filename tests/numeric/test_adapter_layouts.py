@@ -18,6 +18,7 @@ from adapter_kit import (
     AdapterCase,
     adapted_logits,
     adapted_twin,
+    assert_logits_of_peft,
     error_of,
     executor_of,
     loaded,
@@ -61,8 +62,7 @@ def test_experts_of_peft_0_17_and_0_18_are_transposed(shape: str, version: str |
             tensors[f"{stem}.lora_B.weight"] = a.transpose(2, 1, 0).reshape(a.shape[2], -1)
 
     edit(save(adapted_twin(case), tmp_path), transpose)
-    expected = twin_logits(adapted_twin(case), text_of(case))
-    assert error_of(adapted_logits(tmp_path, case, text_of(case)), expected) < TOLERANCE
+    assert_logits_of_peft(tmp_path, case)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_embeddings_saved_without_training_are_the_bases(model: str, tmp_path) -
     twin.save_pretrained(tmp_path, save_embedding_layers=True)
     found, name = opened(tmp_path, directory_of(case.model)), f"{PREFIX}model.embed_tokens.weight"
     assert all(change.replaced is None for change in found.changes.values())
-    assert error_of(adapted_logits(tmp_path, case, text_of(case)), twin_logits(twin, text_of(case))) < TOLERANCE
+    assert_logits_of_peft(tmp_path, case, twin)
     edit(tmp_path, lambda tensors, _: tensors.update({name: tensors[name] * np.float32(1.1)}))
     with pytest.raises(CheckpointError, match=r"embed_tokens\.weight'.*differs from the base"):
         opened(tmp_path, directory_of(case.model))

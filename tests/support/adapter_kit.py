@@ -130,6 +130,13 @@ def adapted_logits(path: Path, case: AdapterCase, tokens: list[int], kernels: st
         return logits(tokens)
 
 
+def assert_logits_of_peft(path: Path, case: AdapterCase, twin: PreTrainedModel | None = None) -> None:
+    """Compare ferrum's logits with the adapter in a directory or file to those of PEFT's model."""
+    tokens = text_of(case)
+    expected = twin_logits(adapted_twin(case) if twin is None else twin, tokens)
+    assert error_of(adapted_logits(path, case, tokens), expected) < TOLERANCE
+
+
 def text_of(case: AdapterCase) -> list[int]:
     """Return the tokens that a case compares."""
     return tokens_of(case.model, LENGTH)
