@@ -12,7 +12,7 @@ import pytest
 from test_gguf_tokenizer import MetadataFiles
 
 from ferrum.core.errors import CheckpointError, FerrumError
-from ferrum.text.generation_config import generation_config
+from ferrum.text.generation_config import gguf_generation_config
 from ferrum.text.gguf_tokenizer import special_ids, tokenizer_config
 from ferrum.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -136,20 +136,20 @@ def test_odd_metadata_of_a_tokenizer_are_read_or_refused(kind: str) -> None:
             try:
                 load_tokenizer(MetadataFiles(changed))
                 special_ids(changed)
-                generation_config(changed)
+                gguf_generation_config(changed)
             except FerrumError as error:
                 assert "tokenizer" in str(error)
 
 
 def test_recommended_sampling_has_the_names_and_numbers_of_the_directory() -> None:
-    assert generation_config({"general.name": "a"}) is None
+    assert gguf_generation_config({"general.name": "a"}) is None
     nearest = {"temp": 0.6000000238418579, "top_p": 0.949999988079071, "penalty_repeat": 1.0499999523162842}
     metadata = {f"general.sampling.{key}": value for key, value in {**nearest, "top_k": 20, "mirostat": 2}.items()}
-    assert generation_config({**metadata, "tokenizer.ggml.suppress_tokens": [7]}) == {
-        **(generation_config(metadata) or {}),
+    assert gguf_generation_config({**metadata, "tokenizer.ggml.suppress_tokens": [7]}) == {
+        **(gguf_generation_config(metadata) or {}),
         "suppress_tokens": [7],
     }
-    assert generation_config(metadata) == {
+    assert gguf_generation_config(metadata) == {
         "temperature": 0.6,
         "top_p": 0.95,
         "repetition_penalty": 1.05,

@@ -16,8 +16,7 @@ from ferrum.kernels.reference import ReferenceKernels, page_sums
 from ferrum.models.decoder import build_decoder
 from ferrum.models.families import decoder_spec
 from ferrum.sources.checkpoint import Checkpoint
-from ferrum.sources.checksum import checksum
-from ferrum.sources.packed import PackedParameters
+from ferrum.sources.packed import PackedParameters, checksum
 from native_twin import TIERS
 from packed_kit import packed_of
 

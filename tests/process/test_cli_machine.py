@@ -12,7 +12,7 @@ from bench_kit import cell_of, report_of
 from command_kit import Outcome
 from ferrum.core.errors import ConfigError
 from ferrum.core.memory_plan import MemoryPlan
-from ferrum.sources import hub_pull, local_models
+from ferrum.sources import hub, local_models
 
 
 @pytest.mark.contract("0.ferrum")
@@ -21,9 +21,7 @@ def test_list_and_pull_show_models(
 ) -> None:
     here = local_models.LocalModel("org/name", tmp_path, 3 << 20, "Qwen3ForCausalLM")
     monkeypatch.setattr(local_models, "list_models", lambda _: [here])
-    monkeypatch.setattr(
-        hub_pull, "pull", lambda name, revision: here if (name, revision) == ("org/name", "v1") else None
-    )
+    monkeypatch.setattr(hub, "pull", lambda name, revision: here if (name, revision) == ("org/name", "v1") else None)
     for code, out, _ in (ferrum("list"), ferrum("pull", "org/name", "--revision", "v1")):
         assert code == 0
         assert out.splitlines()[-1].split() == ["org/name", "3.0", "MiB", "Qwen3ForCausalLM", str(tmp_path)]

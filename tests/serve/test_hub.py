@@ -15,8 +15,7 @@ from huggingface_hub.utils import close_session
 
 from fake_hub import FakeRepo, hub_of
 from ferrum.core.errors import CheckpointError, ConfigError, HubUnreachable, ModelGated, ModelNotFound, Unsupported
-from ferrum.sources.hub import BUILT_IN, resolve_model
-from ferrum.sources.hub_pull import pull
+from ferrum.sources.hub import BUILT_IN, pull, resolve_model
 from ferrum.sources.local_models import list_models
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

@@ -13,9 +13,8 @@ from fake_hub import CLOSED, FakeHub, FakeRepo, hub_of
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import FerrumError, HubUnreachable, ModelNotFound
 from ferrum.runtime.load import plan_model
-from ferrum.sources.hub import resolve_model
-from ferrum.sources.hub_gguf import hub_name
-from ferrum.sources.hub_pull import pull
+from ferrum.sources.hub import pull, resolve_model
+from ferrum.sources.hub_files import hub_name
 from ferrum.sources.local_models import list_models
 from ferrum.verbs.load_executor import load_executor
 from gguf_twin import write_gguf

@@ -35,10 +35,10 @@ def pull(
 ) -> None:
     """Download a model from the hub, so that it loads without a network."""
     from ferrum.cli.run import show_log
-    from ferrum.sources import hub_pull
+    from ferrum.sources import hub
 
     show_log()
-    print_table([_row(hub_pull.pull(model, revision=revision))])
+    print_table([_row(hub.pull(model, revision=revision))])
 
 
 def _row(model: LocalModel) -> tuple[str, str, str, str]:

@@ -27,9 +27,8 @@ from ferrum.quant.schemes import SCHEMES
 from ferrum.runtime.adapters.merged_adapters import ScaledAdapter, with_adapters
 from ferrum.runtime.backend import choose_kernels
 from ferrum.sources.checkpoint import TensorStore
-from ferrum.sources.checksum import checksum
 from ferrum.sources.model_source import ModelSource
-from ferrum.sources.packed import PackedHeader
+from ferrum.sources.packed import PackedHeader, checksum
 from ferrum.sources.parameters import Parameters, Progress, model_spec
 from ferrum.sources.tensor_file import file_header
 from ferrum.sources.viewed_tensors import with_views

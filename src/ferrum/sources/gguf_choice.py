@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from ferrum.core.errors import ModelNotFound
-from ferrum.sources.gguf_header import is_model
+from ferrum.sources.gguf_file import is_model
 from ferrum.sources.readable_files import DEPTH, files_below
 
 SUFFIX: Final = ".gguf"

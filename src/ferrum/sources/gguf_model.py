@@ -250,7 +250,7 @@ class GgufModel(ModelSource):
         return _split_experts(GgufTensors(self.path, self._opened()))
 
     def digest(self, memory: Path) -> str:
-        from ferrum.sources.model_digest import files_digest
+        from ferrum.sources.model_source import files_digest
 
         return files_digest([shard.path for shard in open_shards(self.path)], memory)
 

@@ -13,15 +13,23 @@ from pathlib import Path
 from typing import Final
 
 from ferrum.core.errors import CheckpointError, ConfigError, FerrumError, HubUnreachable, ModelNotFound
+from ferrum.core.logging import warn_once
 from ferrum.sources.gguf_choice import Wanted, choose, gguf_below, is_gguf_name, models_below, models_in
-from ferrum.sources.hub_cache import snapshot_of
-from ferrum.sources.hub_errors import hub_errors, incomplete_snapshot, transport_error
-from ferrum.sources.hub_gguf import HubName, cached_file, fetch, files_of, hub_name
+from ferrum.sources.hub_cache import MAIN, snapshot_of
+from ferrum.sources.hub_files import (
+    HubName,
+    cached_file,
+    fetch,
+    files_of,
+    hub_errors,
+    hub_name,
+    incomplete_snapshot,
+    transport_error,
+)
 from ferrum.sources.loadable import has_model_files, refuse_unloadable
-from ferrum.sources.local_models import suggested_path, suggestion
+from ferrum.sources.local_models import BUILT_IN as BUILT_IN
+from ferrum.sources.local_models import LocalModel, built_in, describe, existing, suggested_path, suggestion
 from ferrum.sources.model_folders import find, models_directory, models_in_folder, models_of_others
-from ferrum.sources.model_paths import BUILT_IN as BUILT_IN
-from ferrum.sources.model_paths import built_in, existing
 from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.pooling import module_files
 
@@ -86,7 +94,7 @@ def locate(
 
     Args:
         name: "ferrum-tiny", a directory, a GGUF file, DIRECTORY:TAG, a name as `ferrum list` shows it, or a name on the
-            hub (see `hub_gguf`).
+            hub (see `hub_files`).
         revision: branch, tag or commit of a hub model.
         models_dir: folder of models; None takes FERRUM_MODELS_DIR.
         elsewhere: also look into `models_dir` and the caches of other programs.
@@ -275,3 +283,42 @@ def _usable_snapshot(error: Exception) -> Path:
     if any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         return path
     raise error
+
+
+# ---- Downloads of hub models, so that they load without a network ----
+
+
+def pull(name: str, *, revision: str | None = None) -> LocalModel:
+    """Download a model, so that it loads without a network; log a warning if the hub cannot be reached.
+
+    Errors as `resolve_model`.
+    """
+    found = locate(name, revision, elsewhere=False)
+    if isinstance(found, HubName) and (problem := _unreachable(found)) is not None:
+        try:
+            path = fetched(found, offline=True)
+        except HubUnreachable:
+            path = fetched(found)  # its error has the reason
+        warn_once(
+            f"the hub cannot be reached ({problem}): nothing was downloaded, and the copy in the cache may be old"
+        )
+    else:
+        path = fetched(found)
+    return describe(name, path)
+
+
+def _unreachable(name: HubName) -> str | None:
+    """Return why the hub gives no answer about a model; None if it does, also if it refuses."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    with suppress(HFValidationError):
+        try:
+            HfApi().repo_info(name.repo, revision=name.revision or MAIN)
+        except HfHubHTTPError as error:
+            return str(error) if error.response.status_code >= 500 else None
+        except (transport_error(), OSError) as error:
+            return str(error)
+    return None

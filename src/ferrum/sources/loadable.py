@@ -8,9 +8,8 @@ from typing import Final
 
 from ferrum.core.errors import CheckpointError, FerrumError
 from ferrum.models.families import decoder_spec
-from ferrum.sources.checkpoint import has_weights, read_config
+from ferrum.sources.checkpoint import PACKED, has_weights, read_config
 from ferrum.sources.parameters import refuse_quantized
-from ferrum.sources.quantization_config import PACKED
 from ferrum.sources.quantized_checkpoint import METHODS
 from ferrum.sources.readable_files import is_file
 from ferrum.text.text_config import text_config

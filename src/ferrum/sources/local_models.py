@@ -7,14 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Final
 
 from ferrum.core.errors import CheckpointError, ConfigError, ModelNotFound
 from ferrum.sources.checkpoint import read_config
-from ferrum.sources.gguf_choice import is_gguf_name
-from ferrum.sources.gguf_file import open_shards
+from ferrum.sources.gguf_choice import Wanted, choose, is_gguf_name, models_below
+from ferrum.sources.gguf_file import is_gguf, open_shards
 from ferrum.sources.hub_cache import hub_folder
 from ferrum.sources.model_folders import FoundModel, hub_models, models_directory, models_in_folder, models_of_others
-from ferrum.sources.model_paths import BUILT_IN, built_in, existing
 from ferrum.sources.readable_files import files_below, is_file, is_folder
 
 
@@ -121,3 +121,25 @@ def suggested_path(path: Path) -> str:
 
 def _meant(names: list[str]) -> str:
     return f"; did you mean {' or '.join(names)}?" if names else "; `ferrum list` shows the local models"
+
+
+# ---- Models that a path or the package itself holds: the built-in one, directories and GGUF files ----
+
+BUILT_IN: Final = "ferrum-tiny"
+
+
+def built_in() -> Path:
+    """Return the directory of the built-in model."""
+    # Not by importlib.resources: an editable install has several roots, and the data is next to the source.
+    return Path(__file__).parents[1] / "assets" / BUILT_IN
+
+
+def existing(path: Path) -> Path | None:
+    """Return a directory, a GGUF file, or the file of DIRECTORY:TAG; None for any other path. Raises ModelNotFound."""
+    if path.is_dir() or (path.is_file() and (is_gguf_name(path.name) or is_gguf(path))):
+        return path
+    folder, _, tag = str(path).rpartition(":")
+    if folder and tag and not path.exists() and Path(folder).is_dir():
+        files = models_below(Path(folder))
+        return Path(folder) / choose(Wanted(folder, tag), files)[0] if files else None
+    return None

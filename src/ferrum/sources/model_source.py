@@ -5,14 +5,19 @@ Here are the interface and the source of a directory. `open_model.py` finds the 
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
+from ferrum.core.errors import CheckpointError
 from ferrum.text.model_files import DirectoryFiles, ModelFiles
 
-if TYPE_CHECKING:  # a client needs no tensors, and an engine no text
+if TYPE_CHECKING:
     from ferrum.core.types import Pooling
     from ferrum.sources.checkpoint import TensorStore
     from ferrum.text.chat_template import ChatTemplate
@@ -116,7 +121,6 @@ class DirectoryModel(DirectoryFiles, ModelSource):
         return open_checkpoint(self.path)
 
     def digest(self, memory: Path) -> str:
-        from ferrum.sources.model_digest import files_digest
 
         # Folders and broken links with such names do not matter.
         names = (each for pattern in ("*.safetensors", "*.json") for each in self.path.glob(pattern))
@@ -124,3 +128,52 @@ class DirectoryModel(DirectoryFiles, ModelSource):
 
     def copy_file(self, name: str, target: Path) -> None:
         shutil.copyfile(self.path / name, target)
+
+
+# ---- A digest of a model's files, so that a persistent prefix cache is never used with another model ----
+
+_MEMO: Final = "models.json"
+
+
+def files_digest(files: Sequence[Path], memory: Path) -> str:
+    """Return a digest of the names and contents of files, as hexadecimal.
+
+    Reading a gigabyte takes about a second. So digests are remembered by the files' names, sizes, devices, inodes and
+    times of change, as git does. A copy may share all of these but the last, which users cannot set.
+
+    Args:
+        files: all files that determine a model's output, sorted.
+        memory: directory where digests are remembered.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    seen = hashlib.sha256(repr([_identity(path) for path in files]).encode()).hexdigest()
+    memo = memory / _MEMO
+    known: dict[str, str] = {}
+    with suppress(OSError, ValueError):
+        loaded = json.loads(memo.read_text("utf-8"))
+        known = loaded if isinstance(loaded, dict) else {}
+    if not isinstance(known.get(seen), str):
+        known[seen] = _digest(files)
+        temporary = memo.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):  # the next start reads the files again
+            temporary.write_text(json.dumps(known), "utf-8")
+            temporary.replace(memo)
+    return known[seen]
+
+
+def _digest(files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                digest.update(os.fsencode(path.name) + hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    return digest.hexdigest()
+
+
+def _identity(path: Path) -> tuple[str | int, ...]:
+    state = path.stat()
+    return path.name, state.st_size, state.st_dev, state.st_ino, state.st_mtime_ns, state.st_ctime_ns

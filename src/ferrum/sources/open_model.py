@@ -8,9 +8,9 @@ from pathlib import Path
 from ferrum.core.errors import CheckpointError, HubUnreachable, ModelNotFound
 from ferrum.sources.checkpoint import has_weights
 from ferrum.sources.gguf_choice import names_in
-from ferrum.sources.gguf_header import other_kind
+from ferrum.sources.gguf_file import other_kind
 from ferrum.sources.hub import fetched, locate, preferred_gguf, snapshot
-from ferrum.sources.hub_gguf import HubName
+from ferrum.sources.hub_files import HubName
 from ferrum.sources.model_source import DirectoryModel, ModelSource
 from ferrum.sources.readable_files import entries_of
 

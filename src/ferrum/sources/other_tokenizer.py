@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ferrum.core.errors import ConfigError, HubUnreachable, ModelNotFound
 from ferrum.sources.hub import locate
 from ferrum.sources.hub_cache import snapshot_of
-from ferrum.sources.hub_errors import hub_errors
-from ferrum.sources.hub_gguf import HubName
+from ferrum.sources.hub_files import HubName, hub_errors
 from ferrum.sources.model_source import DirectoryModel, ModelSource
 from ferrum.sources.open_model import open_model
 from ferrum.text.generation_config import load_generation_config

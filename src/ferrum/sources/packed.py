@@ -24,6 +24,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
 from ferrum.core.values import shown
@@ -37,10 +40,8 @@ from ferrum.quant.block_weight import PRODUCTS_ID, over_panels
 from ferrum.quant.dense import FORMATS
 from ferrum.quant.panels import panel_shape
 from ferrum.quant.schemes import SCHEMES
-from ferrum.sources.checkpoint import Checkpoint, TensorStore
-from ferrum.sources.checksum import checksum
+from ferrum.sources.checkpoint import PACKED, Checkpoint, TensorStore
 from ferrum.sources.parameters import Parameters, PlannedParameters, Progress
-from ferrum.sources.quantization_config import PACKED
 
 VERSION: Final = 3
 
@@ -233,3 +234,11 @@ def parameters_of(
     if planning:
         return PlannedParameters(checkpoint, dtype, quantize=scheme)
     return Parameters(checkpoint, dtype, progress, quantize=scheme, quantizer=quantizer_of(kernels))
+
+
+# ---- Checksums of the tensors of packed directories. They find damage, not tampering ----
+
+
+def checksum(data: NDArray[np.uint8], sums: PageSums = page_sums) -> int:
+    """Return the checksum of a tensor's bytes: CRC-32 of its pages' sums."""
+    return zlib.crc32(sums(data).astype("<u8").tobytes())

@@ -31,8 +31,7 @@ from ferrum.quant.dense import FORMATS, DenseWeight, cast
 from ferrum.quant.panels import panel_shape
 from ferrum.quant.scale_search import column_importance
 from ferrum.quant.schemes import SCHEMES, is_head
-from ferrum.sources.checkpoint import TensorStore, listed
-from ferrum.sources.quantization_config import quantization_method
+from ferrum.sources.checkpoint import TensorStore, listed, quantization_method
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in total, after each parameter."""

@@ -16,12 +16,12 @@ from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.core.logging import warn_once
 from ferrum.quant.block_weight import BlockWeight
 from ferrum.sources.checkpoint import Checkpoint, TensorStore
-from ferrum.sources.module_parts import ModuleParts
 from ferrum.sources.quantized_modules import (
     FUSED,
     HELPERS,
     STORED,
     Layout,
+    ModuleParts,
     StoredMatrix,
     read_experts,
     read_module,

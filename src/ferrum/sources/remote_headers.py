@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.sources.checkpoint import (
+    FILES,
     INDEX,
     SINGLE,
     TensorStore,
@@ -23,11 +24,9 @@ from ferrum.sources.checkpoint import (
     whole_names,
 )
 from ferrum.sources.hub import NO_WEIGHTS
-from ferrum.sources.hub_errors import hub_errors
-from ferrum.sources.hub_gguf import HubName, files_of
+from ferrum.sources.hub_files import HubName, files_of, hub_errors
 from ferrum.sources.loadable import NO_CONFIG
 from ferrum.sources.model_source import ModelSource
-from ferrum.sources.quantization_config import FILES
 from ferrum.sources.tensor_file import TensorInfo
 from ferrum.text.text_config import text_config
 

@@ -1,12 +1,12 @@
 """`AdapterModule`: the tensors that an adapter has for one module, checked, and the changes that they are.
 
-It knows no file format: PEFT directories and GGUF files give the same parts. Modules of all experts are in
-`expert_module.py`.
+It knows no file format: PEFT directories and GGUF files give the same parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.kernels.adapters import Change, LowRank, Replacement
 from ferrum.models.tensor_names import EMBEDDING, HEAD
-from ferrum.sources.adapters.adapter_targets import Target, Targets
-from ferrum.sources.adapters.base_copy import differs
+from ferrum.quant.block_format import BLOCK_FORMATS
+from ferrum.quant.block_weight import BlockWeight, over_panels
+from ferrum.quant.dense import FORMATS
+from ferrum.sources.adapters.adapter_targets import ExpertMatrices, Target, Targets
+from ferrum.sources.checkpoint import Checkpoint, TensorStore
 
 
 class Part(Enum):
@@ -262,3 +265,178 @@ def _cut_product(low_rank: LowRank, target: Target) -> LowRank:
     if target.transposed:  # (B A)^T = A^T B^T
         a, b = np.ascontiguousarray(b.swapaxes(1, 2)), np.ascontiguousarray(a.T)
     return LowRank(a, b, low_rank.scale, None if low_rank.bias is None else target.cut(low_rank.bias))
+
+
+# ---- Copies of the base model's embedding that adapters hold: whether they are copies ----
+
+_ROUNDING: Final = 0.25
+"""Largest error of a quantised matrix, as a share of its numbers' root mean square."""
+
+_ROWS: Final = 1024
+
+
+def differs(store: TensorStore, name: str, copy: NDArray[Any]) -> bool:
+    """Return whether a matrix differs from the model's by more than the formats of both explain.
+
+    Args:
+        store: has the matrix.
+        name: of the matrix in the store.
+        copy: of the same shape.
+    """
+    blocks, info = _blocks(store, name, copy.shape), store.tensors[name]
+    rounded = blocks is not None or info.nbytes != math.prod(info.shape) * _item(info.format)
+    whole = None if blocks is not None else store.read(name)
+    for begin in range(0, len(copy), _ROWS):
+        theirs = copy[begin : begin + _ROWS]
+        if blocks is None:
+            assert whole is not None
+            ours = whole[begin : begin + _ROWS]
+        else:
+            ours = blocks.rows(np.arange(begin, begin + len(theirs), dtype=np.int32))
+        if rounded:
+            error = np.square(ours.astype(np.float32) - theirs.astype(np.float32)).mean()
+            if error > _ROUNDING**2 * np.square(ours.astype(np.float32)).mean():
+                return True
+        elif not np.array_equal(ours.astype(theirs.dtype), theirs) and not np.array_equal(
+            theirs.astype(ours.dtype), ours
+        ):
+            return True
+    return False
+
+
+def _item(format: str | None) -> int:
+    return 0 if format is None else FORMATS[format].itemsize
+
+
+def _blocks(store: TensorStore, name: str, shape: tuple[int, ...]) -> BlockWeight | None:
+    """Return a matrix of quantised blocks, or None for floats."""
+    if store.mapped:
+        format = store.config["quantization_config"]["blocks"].get(name)
+        if format is not None and isinstance(store, Checkpoint):
+            return over_panels(store.read_bytes(name), BLOCK_FORMATS[format], (shape[0], shape[1]))
+    return store.blocks(name) if store.block_format(name) is not None else None
+
+
+# ---- Modules of all experts: `target_parameters` of PEFT, stacks of GGUF files, and experts that come one by one ----
+
+FIRST_PLAIN: tuple[int, ...] = (0, 19)
+"""Version of PEFT from which on A multiplies the inputs, whatever the order of a checkpoint's axes."""
+
+
+def parameter_of(module: AdapterModule, experts: ExpertMatrices) -> str:
+    """Return which parameter a module of all experts changes, from the shapes of its matrices.
+
+    Raises:
+        CheckpointError: a matrix is missing, or has the shape of none.
+    """
+    module.check_partners()
+    a, b = module.parts[Part.A], module.parts[Part.B]
+    found = frozenset((a.values.shape[-1], b.values.shape[0])) if a.values.ndim == b.values.ndim == 2 else None
+    if found == frozenset((experts.inputs, 2 * experts.inner)):
+        return "gate_up_proj"
+    if found == frozenset((experts.inputs, experts.inner)):
+        return "down_proj"
+    sizes = f"{experts.inputs} and {experts.inner} or {2 * experts.inner}"
+    shapes = f"{list(a.values.shape)} and {list(b.values.shape)}"
+    raise a.wrong(f"A and B of {experts.count} experts must have {sizes} numbers in a row and a column, not {shapes}")
+
+
+def expert_products(
+    module: AdapterModule, experts: ExpertMatrices, parameter: str, version: tuple[int, ...]
+) -> Iterator[tuple[str, LowRank]]:
+    """Yield the products of a module of all experts by the names of the network's matrices.
+
+    A is [experts x r, K], by experts; B is [N, r x experts], by ranks (`ParamWrapper` of PEFT).
+
+    Args:
+        parameter: `gate_up_proj` or `down_proj`.
+        version: of the PEFT that wrote it.
+
+    Raises:
+        CheckpointError: a matrix has a wrong shape, or numbers that are not finite.
+        Unsupported: the module has other parts.
+    """
+    for part, tensor in module.parts.items():
+        if part not in (Part.A, Part.B):
+            raise tensor.refused("of experts only low-rank products can be changed")
+    count, rank = experts.count, module.rank or 1
+    inputs, outputs = experts.inputs, 2 * experts.inner
+    if parameter == "down_proj":
+        inputs, outputs = experts.inner, experts.inputs
+    turned = module.parts[Part.A].values.shape[1] != inputs
+    if inputs == outputs:
+        turned = version < FIRST_PLAIN and not experts.transposed
+    wide, high = (outputs, inputs) if turned else (inputs, outputs)
+    a = module.parts[Part.A].expect(count * rank, wide).reshape(count, rank, wide)
+    b = module.parts[Part.B].expect(high, rank * count).reshape(high, rank, count).transpose(2, 0, 1)
+    if turned:  # the files hold the transposed matrix: (B A)^T = A^T B^T
+        a, b = np.ascontiguousarray(b.swapaxes(1, 2)), a.swapaxes(1, 2)
+    if parameter == "down_proj":
+        yield f"{experts.prefix}down_proj.weight", LowRank(a, np.ascontiguousarray(b), module.scale)
+        return
+    for name, rows in (("gate_proj", experts.gate_rows), ("up_proj", experts.up_rows)):
+        yield f"{experts.prefix}{name}.weight", LowRank(a, np.ascontiguousarray(b[:, rows]), module.scale)
+
+
+def stacked(products: Mapping[int, LowRank], groups: int, where: str) -> LowRank:
+    """Return the products of single experts as one; experts without a product have zeros.
+
+    Args:
+        products: by expert.
+        groups: number of experts.
+        where: their matrix, for messages.
+
+    Raises:
+        CheckpointError: the products have several scales.
+    """
+    scales = {each.scale for each in products.values()}
+    if len(scales) > 1:
+        raise CheckpointError(f"{where}: its experts must have one scale, not {sorted(scales)}")
+    one = next(iter(products.values()))
+    rank = max(len(each.a) for each in products.values())
+    dtype = np.result_type(*[each.a.dtype for each in products.values()], *[each.b.dtype for each in products.values()])
+    a = np.zeros((groups, rank, one.a.shape[1]), dtype)
+    b = np.zeros((groups, one.b.shape[0], rank), dtype)
+    for expert, each in products.items():
+        a[expert, : len(each.a)], b[expert, :, : len(each.a)] = each.a, each.b
+    return LowRank(a, b, one.scale)
+
+
+# ---- The changes of all modules of an adapter, by the names of the network's matrices ----
+
+
+def merged(modules: Iterable[AdapterModule], targets: Targets) -> dict[str, Change]:
+    """Return the changes of modules. Raises as `AdapterModule.changes`."""
+    changes: dict[str, Change] = {}
+    experts: dict[str, tuple[int, dict[int, LowRank]]] = {}
+    for module in modules:
+        for target, change in module.changes(targets):
+            if target.expert is None:
+                add(changes, target.name, change, module.first.where)
+            elif change.low_rank is not None:
+                experts.setdefault(target.name, (target.groups, {}))[1][target.expert] = change.low_rank
+    for name, (groups, products) in experts.items():
+        add(changes, name, Change(stacked(products, groups, name)), name)
+    return changes
+
+
+def add(changes: dict[str, Change], name: str, change: Change, where: str) -> None:
+    """Add the change of a matrix. Raises CheckpointError if the adapter has another one of it."""
+    if name in changes:
+        raise CheckpointError(f"{where}: the adapter changes {name} twice")
+    changes[name] = change
+
+
+def tie_rows(changes: dict[str, Change]) -> None:
+    """Let the head follow new rows of the embedding, which it is. Raises Unsupported."""
+    new = changes.get(EMBEDDING, Change()).replaced
+    if new is not None and new.rows is not None:
+        own = changes.get(HEAD, Change())
+        if own.magnitude is not None:
+            raise Unsupported(f"magnitudes (DoRA) of {HEAD}", f"the adapter replaces rows of {EMBEDDING}, which it is")
+        changes[HEAD] = own if own.replaced is not None else replace(own, replaced=new)
+
+
+def largest_rank(changes: dict[str, Change]) -> int:
+    """Return the largest rank of the products."""
+    return max((each.low_rank.b.shape[-1] for each in changes.values() if each.low_rank is not None), default=0)

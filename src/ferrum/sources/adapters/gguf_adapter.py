@@ -23,9 +23,8 @@ from ferrum.models.gguf_architecture import ARCHITECTURES, VARIANTS, GgufArchite
 from ferrum.models.tensor_names import EMBEDDING
 from ferrum.quant.dense import FORMATS
 from ferrum.quant.gguf_blocks import dequantize
-from ferrum.sources.adapters.adapter_changes import largest_rank, merged
 from ferrum.sources.adapters.adapter_file import AdapterFile
-from ferrum.sources.adapters.adapter_module import AdapterModule, AdapterTensor, Part
+from ferrum.sources.adapters.adapter_module import AdapterModule, AdapterTensor, Part, largest_rank, merged
 from ferrum.sources.adapters.adapter_targets import Targets
 from ferrum.sources.gguf_file import GgufFile
 from ferrum.sources.gguf_model import unpermuted

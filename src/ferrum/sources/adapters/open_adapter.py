@@ -7,11 +7,9 @@ from pathlib import Path
 from ferrum.core.errors import CheckpointError, HubUnreachable, ModelNotFound
 from ferrum.sources.adapters.adapter_file import AdapterFile
 from ferrum.sources.adapters.gguf_adapter import read_gguf_adapter
-from ferrum.sources.adapters.peft_adapter import TENSORS, read_peft
-from ferrum.sources.adapters.peft_config import CONFIG
+from ferrum.sources.adapters.peft_adapter import CONFIG, TENSORS, read_peft
 from ferrum.sources.hub_cache import snapshot_of
-from ferrum.sources.hub_errors import hub_errors
-from ferrum.sources.hub_gguf import HubName, fetch, hub_name
+from ferrum.sources.hub_files import HubName, fetch, hub_errors, hub_name
 from ferrum.sources.read_model import ReadModel
 
 

@@ -1,4 +1,4 @@
-"""GGUF files of the hub: names, and the download of the file that a name means. The cache is the hub library's.
+"""Files of the hub: names, the download of the GGUF file that a name means, and errors. The cache is the hub library's.
 
     ORG/REPO:TAG, ORG/REPO/FOLDER/F.gguf, ORG/REPO    as `gguf_choice` has them
 
@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import glob
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from ferrum.core.errors import HubUnreachable
+from ferrum.core.errors import HubUnreachable, ModelGated, ModelNotFound
+from ferrum.sources.checkpoint import has_weights
 from ferrum.sources.gguf_choice import Wanted, choose, gguf_below, is_whole, matches, models_below, names_in
 from ferrum.sources.hub_cache import MAIN, snapshot_of
-from ferrum.sources.hub_errors import hub_errors, transport_error
+from ferrum.sources.local_models import suggestion
 
 REVISION: Final = r"(@(?P<revision>(?!.*\.\.)[\w.-][\w./-]*))?"
 """Pattern of the end of a name, which may be a revision."""
@@ -135,3 +138,55 @@ def _refuse(wanted: HubName, reason: str) -> NoReturn:
     has = f", which has {there}" if there else ""
     problem = f"{wanted.text!r} is not in the local cache{has}, and the hub is unreachable ({reason})"
     raise HubUnreachable(f"{problem}; run `ferrum pull {wanted.text}` with a connection", param="model")
+
+
+# ---- The errors of the hub's library as errors of ferrum ----
+
+
+def transport_error() -> type[Exception]:
+    """Return the root error of the hub library's HTTP client, which depends on its version."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return HfHubHTTPError.__bases__[0]
+
+
+@contextmanager
+def hub_errors(repo: str, revision: str | None) -> Iterator[str]:
+    """Raise the hub library's errors as ours; yields the model's name for messages. Raises as `resolve_model`."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    named = repo if revision is None else f"{repo}@{revision}"
+    try:
+        yield named
+    except HFValidationError as error:
+        raise ModelNotFound(f"{repo!r} is not a valid hub id: {error}", param="model") from error
+    except GatedRepoError as error:
+        raise ModelGated(
+            f"{repo!r} is gated: accept its terms on its hub page, then log in (`hf auth login`, or HF_TOKEN)",
+            param="model",
+        ) from error
+    except RepositoryNotFoundError as error:
+        reason = f"{repo!r} is not on the hub, or private: log in to an account that may read it"
+        raise ModelNotFound(reason + suggestion(repo), param="model") from error
+    except RevisionNotFoundError as error:
+        raise ModelNotFound(f"{repo!r} has no revision {revision!r}", param="revision") from error
+    except LocalEntryNotFoundError as error:
+        found = incomplete_snapshot(error)
+        lacks = "" if found is None or has_weights(found) else ": it has no safetensors weights there"
+        reason = f"{named!r} is not complete in the local cache{lacks}, and the hub is unreachable"
+        raise HubUnreachable(f"{reason} ({error.__cause__ or 'offline'}){suggestion(repo)}", param="model") from error
+    except (transport_error(), OSError) as error:
+        reason = f"the download of {named!r} did not finish; run it again to resume: {error}"
+        raise HubUnreachable(reason, param="model") from error
+
+
+def incomplete_snapshot(error: Exception) -> Path | None:
+    """Return the directory that the hub library calls incomplete; older versions of the library do not say."""
+    found = getattr(error, "snapshot_path", None)
+    return None if found is None else Path(found)
