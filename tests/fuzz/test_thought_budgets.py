@@ -46,7 +46,7 @@ def test_thoughts_close_within_one_token_of_their_budgets(
     count: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("ferrum.client.build.StepCosts", SetCosts)
+    monkeypatch.setattr("ferrum.engine.recipe.StepCosts", SetCosts)
     budgets, jobs = zip(*map(random_job, range(count)), strict=True)
     plain, drafted = run(list(jobs), None), run(list(jobs), "ngram")
     assert essence(plain) == essence(drafted)

@@ -28,7 +28,7 @@ def test_the_bound_is_two_standard_errors_below_the_mean() -> None:
 
 
 def test_copies_take_fewer_steps_and_a_report_can_be_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ferrum.client.build.StepCosts", SetCosts)  # else the clock decides what is drafted
+    monkeypatch.setattr("ferrum.engine.recipe.StepCosts", SetCosts)  # else the clock decides what is drafted
     report = tmp_path / "gains.json"
     given = ["ferrum-tiny", "--batch", "1", "2", "--pairs", "1", "--tokens", "40", "--out", str(report), "--add"]
     for text in ("copy", "noise"):

@@ -193,7 +193,7 @@ def test_a_closed_model_makes_room_for_the_next_one_at_once(
         held.extend(map(weakref.ref, (executor, executor.lm.kernels, built.scheduler)))
         return built
 
-    monkeypatch.setattr("ferrum.client.build.with_scheduler", watched)
+    monkeypatch.setattr("ferrum.engine.recipe.with_scheduler", watched)
     gc.disable()
     try:
         with LLM(BUILT_IN, kernels="reference", kv_capacity=256, **options) as model:

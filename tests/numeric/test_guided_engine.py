@@ -121,7 +121,7 @@ def test_tokens_that_a_grammar_forces_are_drafts_with_any_option(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("ferrum.client.build.StepCosts", SetCosts)
+    monkeypatch.setattr("ferrum.engine.recipe.StepCosts", SetCosts)
     text = "which the model has no choice about, " * 3
     with LLM(str(spoken("qwen3"))) as llm:
         (output,) = generate(llm, [Job("x", WARM.but(max_tokens=200), grammar(f'start: ("a" | "b") "{text}"'))])

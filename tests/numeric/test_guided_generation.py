@@ -88,7 +88,7 @@ def test_bits_do_not_depend_on_serving(
 ) -> None:
     caplog.set_level(logging.INFO)
     if way == "preempted":
-        monkeypatch.setattr("ferrum.client.build.Scheduler", partial(Scheduler, reserve=admit_all))
+        monkeypatch.setattr("ferrum.engine.recipe.Scheduler", partial(Scheduler, reserve=admit_all))
     assert essence(served(**WAYS[way])) == essence(alone)
     assert ("preempted" in caplog.text) is (way == "preempted")
 
