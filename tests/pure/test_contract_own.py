@@ -1,4 +1,4 @@
-"""Executors and models written by hand, through the names of `ferrum` alone."""
+"""Executors and models written by hand, and registries of executors, through the names of `ferrum`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import ferrum
 from ferrum import (
     AsyncModelExecutor,
+    ConfigError,
     DataType,
     DecodeInput,
     ExecutorInUse,
@@ -18,8 +19,11 @@ from ferrum import (
     LlmExecutor,
     LlmRuntimeConfig,
     ModelInfo,
+    ModelNotFound,
     RequestError,
+    Unsupported,
 )
+from ferrum.core.registry import Registry
 
 contract = pytest.mark.contract
 CONFIG = LlmRuntimeConfig(hidden_size=1, num_layers=1, num_kv_heads=1, head_dim=1, vocab_size=10, max_seq_len=32)
@@ -174,6 +178,56 @@ class Remote:
 
 
 @contract("2.ExecutorRegistry")
+def test_a_registry_refuses_a_duplicate_name() -> None:
+    registry: Registry[int] = Registry("number")
+    assert registry.register("one")(1) == 1
+    registry.add("two", 2)
+    with pytest.raises(ConfigError, match="number 'one'"):
+        registry.add("one", 3)
+    assert registry.get("one") == 1 and "one" in registry and len(registry) == 2 and list(registry) == ["one", "two"]
+
+
+@contract("2.ExecutorRegistry")
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    registry: Registry[int] = Registry("number")
+    with pytest.raises(Unsupported, match=r"number .one.*none"):
+        registry.get("one")
+    registry.add("two", 2)
+    registry.add("three", 3)
+    with pytest.raises(Unsupported, match=r"number 'one'.*three, two"):
+        registry.get("one")
+
+
+@contract("2.ExecutorRegistry")
+def test_executors_are_registered_by_name() -> None:
+    registry, executor = ExecutorRegistry(), Echo()
+    registry.register("main", executor)
+    registry.register("draft", Echo())
+    assert registry.list_names() == ["draft", "main"] and registry.get("main") is executor
+    executor.prefill([1, 2])
+    assert registry.get_metrics("main").prefill_operations == 1
+    with pytest.raises(ConfigError):
+        registry.register("main", executor)
+    for call in (registry.get, registry.remove, registry.get_metrics):
+        with pytest.raises(ModelNotFound, match="draft, main"):
+            call("other")
+    with executor.lease("an engine"), pytest.raises(ExecutorInUse):
+        registry.remove("main")
+    assert registry.remove("main") is executor and registry.list_names() == ["draft"]
+    for other in (None, object(), Echo):
+        with pytest.raises(RequestError) as caught:
+            registry.register("x", other)
+        assert caught.value.param == "executor" and registry.list_names() == ["draft"]
+    for other in (None, 5, ["draft"]):
+        with pytest.raises(ConfigError) as caught:
+            registry.register(other, executor)
+        assert caught.value.param == "name"
+        for call in (registry.get, registry.remove, registry.get_metrics):
+            with pytest.raises(ModelNotFound):
+                call(other)
+
+
+@contract("2.ExecutorRegistry")
 def test_a_registry_takes_anything_that_has_the_verbs() -> None:
     registry, inner = ExecutorRegistry(), LlmExecutor(Sum(), INFO)
     remote, awaited = Remote(inner), AsyncModelExecutor(inner)
@@ -262,15 +316,6 @@ def test_executors_are_instances_of_their_protocols() -> None:
 def test_a_required_method_is_not_left_out_silently(protocol: type) -> None:
     with pytest.raises(TypeError, match="abstract"):
         type("Lacking", (protocol,), {})()
-
-
-@contract("2.speculative_decode")
-def test_a_threshold_works_for_an_executor_by_hand() -> None:
-    with Echo() as executor:
-        handle = executor.prefill([1, 2]).kv_cache
-        output = executor.speculative_decode(DecodeInput([3], handle), [3, 4, 5], np.exp(-1.001))
-        assert output.accepted_tokens == (3, 4, 5)
-        assert executor.speculative_decode(DecodeInput([3], output.kv_cache), [3, 4], 0.4).accepted_tokens == (3,)
 
 
 @contract("2.status")
