@@ -167,6 +167,28 @@ def test_an_executor_by_hand_has_every_verb() -> None:
         assert executor.cache_metrics_snapshot().sequences == 2
 
 
+class OneByOne(Echo):
+    """An executor that replaces verbs by calls of others."""
+
+    def batch_prefill(self, inputs: Any) -> Any:
+        return [self.prefill(each) for each in inputs]
+
+    def batch_decode(self, inputs: Any) -> Any:
+        return [self.decode(each) for each in inputs]
+
+    def truncate_kv_for_cache_id(self, cache_id: str, new_len: int) -> ferrum.KvCacheHandle:
+        return self.truncate_kv(self.handle(cache_id), new_len)
+
+
+@contract("2.submit")
+def test_a_verb_may_be_replaced_by_calls_of_others() -> None:
+    with OneByOne() as executor:
+        one, two = executor.batch_prefill([ferrum.PrefillInput([1, 2]), ferrum.PrefillInput([3])])
+        executor.batch_decode([DecodeInput([4], one.kv_cache), DecodeInput([5], two.kv_cache)])
+        assert executor.truncate_kv_for_cache_id(one.kv_cache.cache_id, 1).sequence_length == 1
+        assert executor.metrics().total_operations == 4
+
+
 class Remote:
     """An executor by hand that passes its verbs on."""
 

@@ -80,6 +80,10 @@ class NamedSequences:
             executor_id=self._executor_id,
         )
 
+    def newest(self, cache_id: str) -> KvCacheHandle:
+        """Return a handle of all stored tokens. Raises UnknownSequence."""
+        return self.handle(cache_id, self.pages.length(cache_id))
+
     def name_of(self, value: str | KvCacheHandle) -> str:
         """Return the sequence of a name or handle, stale or not. Raises InvalidHandle."""
         if isinstance(value, KvCacheHandle):

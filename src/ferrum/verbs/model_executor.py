@@ -62,7 +62,10 @@ _HIDDEN: Final[dict[bool | str, Hidden]] = {False: Hidden.NONE, True: Hidden.ALL
 
 
 class ModelExecutor(StepExecutor):
-    """A `StepExecutor` with named verbs, capabilities and reports.
+    """An executor of a model's steps with named verbs, capabilities and reports. The first step warms it up.
+
+    Calls may come from any thread; one step runs at a time. It is a context manager: leaving it shuts the executor
+    down. No verb calls another one that a subclass may replace.
 
     Args:
         info: the model.
@@ -92,7 +95,8 @@ class ModelExecutor(StepExecutor):
 
     def prefill(self, inputs: PrefillInput | Sequence[int]) -> PrefillOutput:
         """Process a prompt, given as an input or token ids, or its next chunk. Raises as `batch_prefill`."""
-        return self.batch_prefill([inputs if isinstance(inputs, PrefillInput) else as_prompt(inputs)])[0]
+        prompt = inputs if isinstance(inputs, PrefillInput) else as_prompt(inputs)
+        return self._run_all(PrefillInput, [prompt], self._prefill_span, prefill_output)[0]
 
     def batch_prefill(self, inputs: Sequence[PrefillInput]) -> list[PrefillOutput]:
         """Process several prompts or chunks in one forward pass, bit for bit equal to one by one.
@@ -126,7 +130,7 @@ class ModelExecutor(StepExecutor):
 
     def decode(self, inputs: DecodeInput) -> DecodeOutput:
         """Process one more token, at the position of the handle's length. Raises as `batch_decode`."""
-        return self.batch_decode([inputs])[0]
+        return self._run_all(DecodeInput, [inputs], self._decode_span, decode_output)[0]
 
     def batch_decode(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
         """Process one more token of each of several sequences in one forward pass; outputs in input order.
@@ -198,7 +202,7 @@ class ModelExecutor(StepExecutor):
                 self.pages.truncate(span.cache_id, span.start + 1 + accepted)
             if drafts:
                 self._count_drafts(len(drafts), accepted)
-            logits, handle = row_of(result.logits, accepted), self.handle(span.cache_id)
+            logits, handle = row_of(result.logits, accepted), self.sequences.newest(span.cache_id)
             return SpeculativeDecodeOutput(drafts[:accepted], logits, handle)
 
     # Any mixture
@@ -223,7 +227,7 @@ class ModelExecutor(StepExecutor):
     def handle(self, cache_id: str) -> KvCacheHandle:
         """Return a handle of the sequence as it is now. Raises UnknownSequence, or InvalidHandle for no name."""
         check_name(cache_id)
-        return self.sequences.handle(cache_id, self.pages.length(cache_id))
+        return self.sequences.newest(cache_id)
 
     def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> KvCacheHandle:
         """Forget the tokens from position `new_len` on; takes any handle of the current generation.
@@ -235,14 +239,17 @@ class ModelExecutor(StepExecutor):
         """
         with self._exclusive():
             self.sequences.check(handle, exact=False)
-            return self.truncate_kv_for_cache_id(handle.cache_id, new_len)
+            return self._truncated(handle.cache_id, new_len)
 
     def truncate_kv_for_cache_id(self, cache_id: str, new_len: int) -> KvCacheHandle:
         """Truncate a sequence by name, as `truncate_kv`. Raises InvalidHandle for no name."""
         check_name(cache_id)
         with self._exclusive():
-            self.pages.truncate(cache_id, kept_length("new_len", new_len, self.pages.length(cache_id)))
-            return self.handle(cache_id)
+            return self._truncated(cache_id, new_len)
+
+    def _truncated(self, cache_id: str, new_len: int) -> KvCacheHandle:
+        self.pages.truncate(cache_id, kept_length("new_len", new_len, self.pages.length(cache_id)))
+        return self.sequences.newest(cache_id)
 
     def fork(self, handle: KvCacheHandle) -> KvCacheHandle:
         """Begin an independent continuation, `<base>-clone-<n>`, that shares the stored pages.
@@ -254,7 +261,7 @@ class ModelExecutor(StepExecutor):
             self.sequences.check(handle, exact=True)
             clone = self.sequences.clone_id(handle.cache_id)
             self.pages.fork(handle.cache_id, clone)
-            return self.handle(clone)
+            return self.sequences.newest(clone)
 
     def set_lora_adapter(self, cache_id: str | KvCacheHandle, name: str | None) -> KvCacheHandle:
         """Use a loaded adapter for the next tokens of a sequence; None: the base model. An unknown name begins one.
@@ -270,7 +277,7 @@ class ModelExecutor(StepExecutor):
         with self._exclusive():
             self.sequences.check_new(cache_id, param="cache_id")
             self.pages.choose(cache_id, self._adapters_for(cache_id, name))
-            return self.handle(cache_id)
+            return self.sequences.newest(cache_id)
 
     def release_cache(self, cache_id: str | KvCacheHandle) -> None:
         """Free a sequence by name or handle; an unknown one is no error. Raises InvalidHandle for anything else."""
@@ -294,7 +301,10 @@ class ModelExecutor(StepExecutor):
         with self._exclusive():
             spans = [to_span(each) for each in inputs]
             results = self._step(spans, "input_ids")
-            return [to_output(result, self.handle(span.cache_id)) for span, result in zip(spans, results, strict=True)]
+            return [
+                to_output(result, self.sequences.newest(span.cache_id))
+                for span, result in zip(spans, results, strict=True)
+            ]
 
     def _prefill_span(self, inputs: PrefillInput) -> Span:
         if inputs.batch_size != 1:
