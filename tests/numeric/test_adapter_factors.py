@@ -15,8 +15,8 @@ from ferrum.core.errors import RequestError, Unsupported
 from ferrum.core.step import AdapterUse, Rows, Span, SpanExtras, StepBatch, Want
 from ferrum.kernels.adapters import AdapterSite, Change, LowRank, Replacement, SiteKind
 from ferrum.quant.dense import DenseWeight
-from ferrum.runtime.adapters.adapter_checks import refuse_change
 from ferrum.runtime.adapters.adapter_factors import column_norms, row_norms, with_column_factors, with_factors
+from ferrum.runtime.adapters.adapter_slots import refuse_change
 from ferrum.verbs.load_executor import load_executor
 from native_twin import normal
 from native_weights import weight_of

@@ -14,7 +14,7 @@ from ferrum.kernels.recorded_program import record
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.models.tensor_names import EMBEDDING
 from ferrum.nn.linear import named_weights, weight_names
-from ferrum.runtime.probed_network import ProbedNetwork
+from ferrum.runtime.calibration import ProbedNetwork
 from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from native_twin import require_native
 from tiny import CASES, Case, directory_of, find, tokens_of

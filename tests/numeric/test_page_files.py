@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ferrum.core.errors import CheckpointError, ConfigError
-from ferrum.runtime.kv_tiers.page_files import PageFiles
+from ferrum.runtime.kv_tiers.page_tier import PageFiles
 from ferrum.sources.model_source import DirectoryModel
 
 SIZE = 200

@@ -25,7 +25,7 @@ from ferrum.core.errors import ConfigError
 from ferrum.core.step import Span, StepBatch, Want
 from ferrum.kernels.operations import Bytes
 from ferrum.kernels.reference import ReferenceKernels
-from ferrum.runtime.kv_tiers.page_files import PageFiles
+from ferrum.runtime.kv_tiers.page_tier import PageFiles
 from ferrum.verbs.load_executor import load_executor
 from native_twin import require_native
 from tiny import directory_of, find, tokens_of

@@ -15,7 +15,7 @@ from ferrum.core.config import ModelConfig
 from ferrum.core.errors import ConfigError
 from ferrum.core.kv_shape import KvShape
 from ferrum.runtime import memory
-from ferrum.runtime.assembly import Bounds, assemble
+from ferrum.runtime.load import Bounds, assemble
 from ferrum.runtime.memory import MOST_SNAPSHOTS, MOST_STATEFUL, PoolLimits, pool_groups, sized_for_states
 from ferrum.sources.random_checkpoint import RandomCheckpoint
 from recurrent_model import load

@@ -24,7 +24,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.step import Rows as Wanted
 from ferrum.core.step import Sampling, Score, Span, SpanExtras, SpanResult, StepBatch, Want
 from ferrum.kernels.reference import ReferenceKernels
-from ferrum.runtime import assembly
+from ferrum.runtime import load
 from ferrum.runtime.backend import ChosenKernels
 from ferrum.sampling.backend_sampler import sampler_of
 from ferrum.verbs.load_executor import load_executor
@@ -65,7 +65,7 @@ def verified() -> SpanResult:
 
 def test_drafts_verified_in_two_passes_keep_rows_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = verified()
-    monkeypatch.setattr(assembly, "choose_kernels", lambda *_, **__: ChosenKernels(ReferenceKernels()))
+    monkeypatch.setattr(load, "choose_kernels", lambda *_, **__: ChosenKernels(ReferenceKernels()))
     assert ours == verified()
 
 
@@ -101,7 +101,7 @@ def test_only_the_choice_of_a_backend_decides_about_a_device(monkeypatch: pytest
         asked.append(device)
         return ChosenKernels(ToyKernels())
 
-    monkeypatch.setattr(assembly, "choose_kernels", chosen)
+    monkeypatch.setattr(load, "choose_kernels", chosen)
     with load_executor(directory_of(CASE), device="cuda", kv_capacity=256) as executor:
         assert executor.traits.backend == "toy" and asked == ["cuda"]
 

@@ -21,7 +21,7 @@ from ferrum.core.types import Request
 from ferrum.engine.engine_executor import EngineExecutor
 from ferrum.engine.host import ThreadHost
 from ferrum.engine.recipe import with_scheduler
-from ferrum.runtime.kv_tiers.page_files import PageFiles
+from ferrum.runtime.kv_tiers.page_tier import PageFiles
 from ferrum.verbs.load_executor import LocalExecutor
 
 

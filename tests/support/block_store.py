@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import RowWeight
-from ferrum.runtime.known_answers import fixed_weight
-from ferrum.runtime.known_inputs import Inputs
+from ferrum.runtime.known_answers import Inputs, fixed_weight
 from ferrum.sampling.philox import fixed_numbers
 from ferrum.sources.checkpoint import Checkpoint, TensorStore
 

@@ -150,5 +150,5 @@ class LateReplay:
 def late_backend() -> Iterator[None]:
     """Load models on the late backend in this context, whichever kernels are asked for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ferrum.runtime.assembly.choose_kernels", lambda *_, **__: ChosenKernels(LateKernels()))
+        patch.setattr("ferrum.runtime.load.choose_kernels", lambda *_, **__: ChosenKernels(LateKernels()))
         yield

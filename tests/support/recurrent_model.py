@@ -270,7 +270,7 @@ def recurrent_family(kind: str) -> Iterator[None]:
         return ChosenKernels(kernels_of(kind, name, isa, threads, **options))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ferrum.runtime.assembly.choose_kernels", chosen)
+        patch.setattr("ferrum.runtime.load.choose_kernels", chosen)
         FAMILIES.add("RecurrentForCausalLM", spec_of)
         try:
             yield

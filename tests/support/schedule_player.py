@@ -14,7 +14,7 @@ from background_sequences import MOST, Strangers
 from fakes import Guesses, admit_all, scope_of
 from ferrum.core.step import SpanResult
 from ferrum.core.types import FinishReason, TokenEvent
-from ferrum.runtime.kv_tiers.page_files import PageFiles
+from ferrum.runtime.kv_tiers.page_tier import PageFiles
 from ferrum.scheduler.drafts import Drafter, NoDrafts
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler

@@ -201,5 +201,5 @@ class ToySampler:
 def toy_backend() -> Iterator[None]:
     """Load models on the toy backend in this context, whichever kernels are asked for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ferrum.runtime.assembly.choose_kernels", lambda *_, **__: ChosenKernels(ToyKernels()))
+        patch.setattr("ferrum.runtime.load.choose_kernels", lambda *_, **__: ChosenKernels(ToyKernels()))
         yield

@@ -21,9 +21,9 @@ from ferrum.core.errors import ConfigError, FerrumError, ModelNotFound, RequestE
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.kernels.operations import F32
 from ferrum.kernels.recorded_program import record
+from ferrum.runtime.calibration import opening, text_spans
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalStepExecutor
-from ferrum.runtime.text_spans import opening, text_spans
 from ferrum.sources.model_source import ModelSource
 from ferrum.sources.open_model import open_model
 from ferrum.sources.parameters import Progress

@@ -16,7 +16,7 @@ from ferrum.core.adapter_facts import AdapterFacts
 from ferrum.core.step import PendingStep, StepBatch
 
 if TYPE_CHECKING:  # numpy is imported in the engine's process only
-    from ferrum.runtime.kv_tiers.page_files import PageFiles
+    from ferrum.runtime.kv_tiers.page_tier import PageFiles
 
 
 class EngineExecutor(Protocol):

@@ -22,7 +22,7 @@ from ferrum.scheduler.step_plan import StepCosts
 if TYPE_CHECKING:
     from ferrum.contract.model_info import ExecutorTraits
     from ferrum.engine.engine_executor import EngineExecutor
-    from ferrum.runtime.kv_tiers.page_files import PageFiles
+    from ferrum.runtime.kv_tiers.page_tier import PageFiles
     from ferrum.sources.model_source import ModelSource
     from ferrum.speculative.draft_model import DraftModel
     from ferrum.text.tokenizer import Tokenizer
@@ -158,7 +158,7 @@ def _prefixes(
     """Return what the KV values of equal tokens depend on, and the files of shared prefixes, if there are any."""
     model, files = config.model.model, None
     if config.prefix_cache_dir is not None:
-        from ferrum.runtime.kv_tiers.page_files import PageFiles
+        from ferrum.runtime.kv_tiers.page_tier import PageFiles
         from ferrum.sources.open_model import open_model
 
         directory = path_of("prefix_cache_dir", config.prefix_cache_dir)

@@ -22,16 +22,14 @@ from ferrum.kernels.interface import Kernels, Network, NetworkOutput, RawPages, 
 from ferrum.kernels.op_spec import Extent
 from ferrum.kernels.operations import F32, Array
 from ferrum.kernels.recorded_program import record, run_eager
-from ferrum.runtime.adapters.adapted_steps import AdaptedSteps
+from ferrum.runtime.adapters.adapted_network import AdaptedSteps
 from ferrum.runtime.adapters.adapter_slots import AdapterSlots
 from ferrum.runtime.fault_isolation import run_isolated, split_refused
 from ferrum.runtime.flights import Flights, carries
-from ferrum.runtime.prepared_step import PreparedStep
 from ferrum.runtime.sharded_replay import ShardedReplay
 from ferrum.runtime.span_results import SpanRows
-from ferrum.runtime.step_passes import cut_into_passes, distribute
-from ferrum.runtime.step_states import StepStates
-from ferrum.runtime.step_tables import DecodeTables, KeptRows, Piece, refuse_inputs, stage
+from ferrum.runtime.step_passes import PreparedStep, cut_into_passes, distribute
+from ferrum.runtime.step_tables import DecodeTables, KeptRows, Piece, StepStates, refuse_inputs, stage
 from ferrum.sampling.backend_sampler import sampler_of
 from ferrum.sampling.sampler import Verification, accept
 

@@ -6,18 +6,20 @@ The expected ones are in `assets/self-check`; `self_check` compares.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ferrum.core.params import SamplingParams
+from ferrum.core.state_shape import StateShape
 from ferrum.core.step import Sampling
 from ferrum.kernels.adapters import AdapterSite, Change, LowRank, Replacement, SiteKind
-from ferrum.kernels.interface import AdapterRows, Kernels, PoolGroup, StepTables
-from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, Routing
+from ferrum.kernels.interface import AdapterRows, Kernels, PoolGroup, StatePool, StateTables, StepTables
+from ferrum.kernels.op_attributes import SIGMOID, SILU, Activation, AttentionShape, DeltaShape, Routing
 from ferrum.kernels.operations import F32, Weight
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.rope import rope_spec
@@ -26,11 +28,58 @@ from ferrum.quant.block_format import BLOCK_FORMATS, BlockFormat
 from ferrum.quant.block_quantizers import QUANTIZERS
 from ferrum.quant.block_weight import BlockRows, RowWeight
 from ferrum.quant.dense import FORMATS, DenseWeight
-from ferrum.runtime.known_inputs import KV_FORMATS, Answer, Inputs, known_tables
-from ferrum.runtime.known_states import STATES, state_answers
 from ferrum.sampling.backend_sampler import sampler_of
+from ferrum.sampling.philox import fixed_numbers
 from ferrum.sampling.rows import Row
 from ferrum.sampling.sampler import LogprobsQuery, SamplerInput
+
+# ---- Fixed inputs: numbers from a counter-based generator, the same everywhere, and tables of steps ----
+
+KV_FORMATS: Final = ("float32", "bfloat16", "int8")
+
+_EXPONENTS: Final = (0, 0, 0, 2, -3, 0, 0, 0, -124, -127, -140, 60, 127)
+"""Scales of the rows as powers of two: tiny ones lose bits to subnormal numbers, huge ones give infinities. There
+processors differ first."""
+
+Answer = NDArray[Any]
+
+
+@dataclass
+class Inputs:
+    """Fixed numbers, in one run that all operations read from different places."""
+
+    _pool: F32 = field(default_factory=lambda: fixed_numbers(1 << 14, seed=0))
+
+    def numbers(self, *shape: int, at: int = 0) -> F32:
+        """Return an array of numbers in [-1, 1] from a place on."""
+        size = int(np.prod(shape))
+        numbers: F32 = np.resize(self._pool[at:], size).reshape(shape)
+        return numbers
+
+    def rows(self, columns: int) -> F32:
+        """Return rows of ordinary, tiny and huge numbers [13, columns]."""
+        scales: F32 = np.ldexp(np.float32(1), np.array(_EXPONENTS)).astype(np.float32)
+        return self.numbers(len(scales), columns, at=7) * scales[:, None]
+
+
+def known_tables(
+    spans: Sequence[tuple[int, int]],
+    token_ids: NDArray[np.int32] | None = None,
+    logit_rows: Sequence[int] = (),
+    hidden_rows: Sequence[int] = (),
+) -> StepTables:
+    """Return the tables of spans (start, rows). Sequence s has the pages s and s + 2."""
+    positions = np.concatenate([np.arange(start, start + count) for start, count in spans]).astype(np.int32)
+    pages = np.array([[s % 2, s % 2 + 2] for s in range(len(spans))], np.int32)
+    return StepTables(
+        token_ids=np.zeros(len(positions), np.int32) if token_ids is None else token_ids,
+        positions=positions,
+        span_rows=np.cumsum([0, *(count for _, count in spans)]).astype(np.int32),
+        pages=(pages,) * (len(KV_FORMATS) + 2),
+        logit_rows=np.array(logit_rows, np.int32),
+        hidden_rows=np.array(hidden_rows, np.int32),
+    )
+
 
 _INPUTS: Final = 200  # 32 inputs six times and a part, in each kind of vector too
 _OUTPUTS: Final = 70  # two panels and a part
@@ -353,3 +402,42 @@ def _checksums(kernels: Kernels, inputs: Inputs) -> list[Answer]:
 
 def _with_best(logits: F32) -> list[tuple[F32, int]]:
     return [(row, int(np.argmax(row))) for row in logits]
+
+
+# ---- Operations of recurrent layers: two steps of two sequences, the first of them with drafts ----
+
+_TAPS: Final = 3
+_CHANNELS: Final = 70  # four vectors of 16 and a part
+_STATE_SHAPE: Final = DeltaShape(group=1, layer=0, num_heads=4, num_key_heads=2, key_dim=41, value_dim=40)
+
+STATES: Final = StatePool(
+    num_slots=4,
+    shapes=(
+        StateShape((_TAPS - 1) * _CHANNELS, _CHANNELS),
+        StateShape(_STATE_SHAPE.state_numbers, _STATE_SHAPE.input_columns + 2 * _STATE_SHAPE.num_heads),
+    ),
+    kept_rows=2,
+)
+
+_FIRST: Final = ((0, 4), (0, 9)), StateTables(*np.array([(-1, -1), (0, 1), (0, 0), (2, 0)], np.int32))
+_SECOND: Final = ((3, 9), (9, 4)), StateTables(*np.array([(0, 1), (2, 3), (1, 0), (0, 0)], np.int32))
+"""Spans, and slots: of the first sequence two rows are kept, of which one counts. The last rows of the second step are
+tiny and huge; they are of the second sequence."""
+
+
+def state_answers(kernels: Kernels, inputs: Inputs) -> list[Answer]:
+    """Advance states, read one of them, norm heads and gate them, and activate by the gate's curve."""
+    heads, columns = _STATE_SHAPE.num_heads, _STATE_SHAPE.input_columns
+    weight, bias = (kernels.vector(inputs.numbers(size, at=size)) for size in (_TAPS * _CHANNELS, _CHANNELS))
+    decay, shift = kernels.vector(-1 - inputs.numbers(heads, at=5)), kernels.vector(3 * inputs.numbers(heads, at=9))
+    found: list[Answer] = []
+    for spans, states in (_FIRST, _SECOND):
+        kernels.begin(known_tables(spans)._replace(states=states))
+        x, z = inputs.rows(_CHANNELS), inputs.rows(columns)
+        a, b = 8 * inputs.numbers(len(z), heads, at=31), 8 * inputs.numbers(len(z), heads, at=61)
+        found.append(kernels.short_conv(x, weight, (0, 0), bias, SILU))
+        found.append(kernels.delta_rule(z, a, b, decay, shift, _STATE_SHAPE))
+    y, gate = inputs.rows(3 * 40), inputs.rows(3 * 40)[::-1].copy()
+    norm = kernels.vector(inputs.numbers(40, at=17))
+    found += [kernels.read_slot(2), kernels.gated_norm(y, gate, norm, 1e-6, 3), kernels.gate(y, gate, SIGMOID)]
+    return [*found, kernels.gated_norm(y, gate, norm, 1e-5, 3, SIGMOID), kernels.activate(y, SIGMOID)]

@@ -6,24 +6,43 @@ Files are read in `checkpoint.py`, weights made in `parameters.py`, the pool siz
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 from weakref import ref
 
-from ferrum.core.config import MAX_PAGE_SIZE, MAX_RUN_AHEAD, PAGE_SIZE, ModelConfig
+from ferrum.contract.decoder_llm import LlmRuntimeConfig
+from ferrum.core.config import MAX_DRAFT, MAX_PAGE_SIZE, MAX_RUN_AHEAD, PAGE_SIZE, ModelConfig, auto_kv_dtype
 from ferrum.core.errors import ConfigError
 from ferrum.core.option_fields import check_number
 from ferrum.core.values import shown
-from ferrum.runtime.assembly import MAX_ROWS, Bounds, assemble
+from ferrum.kernels.interface import Kernels
+from ferrum.models.decoder import Decoder, build_decoder
+from ferrum.models.tensor_names import EMBEDDING
+from ferrum.runtime.backend import choose_kernels
+from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.local_executor import LocalStepExecutor
+from ferrum.runtime.memory import (
+    PoolLimits,
+    bytes_to_load,
+    memory_for,
+    refuse_too_large,
+)
 from ferrum.runtime.model_report import ModelPlan as ModelPlan
+from ferrum.runtime.model_report import plan_of
+from ferrum.runtime.pool_plan import PoolPlan, plan_pool
 from ferrum.sources.adapters.adapter_file import AdapterFile
 from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.open_model import open_model
-from ferrum.sources.parameters import Progress
-from ferrum.sources.read_model import read_spec
+from ferrum.sources.packed import parameters_of
+from ferrum.sources.parameters import Parameters, PlannedParameters, Progress
+from ferrum.sources.read_model import ReadModel, read_spec
 
 Executor = TypeVar("Executor", bound=LocalStepExecutor)
+
+
+MAX_ROWS: Final = 512
+"""Default limit of tokens in one forward pass."""
 
 
 def build_executor(
@@ -85,3 +104,149 @@ def plan_model(config: ModelConfig, reserved: int = 0) -> ModelPlan:
     """
     source = open_model(config.model, headers_only=True, models_dir=config.models_dir)
     return assemble(config, Bounds(reserved=reserved), source.checkpoint(), planning=True)[1]
+
+
+# ---- From a configuration to a language model, in three steps: the spec, the sized pool, the weights ----
+#
+# Planning takes the same steps without tensors and memory.
+
+_LOGIT_BYTES: Final = 64 << 20
+"""Size limit of the buffer of a pass's logits."""
+
+_MAX_STEP_ROWS: Final = 1 << 32
+"""Limit of tokens of a step: beyond it, sizes of buffers could overflow 64 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Arguments of `load_executor` that `ModelConfig` lacks."""
+
+    memory_pool_size: int | None = None
+    page_size: int = PAGE_SIZE
+    max_rows: int = MAX_ROWS
+    run_ahead: int = 0
+    reserved: int = 0
+
+
+def assemble(
+    config: ModelConfig,
+    bounds: Bounds,
+    store: TensorStore | None = None,
+    progress: Progress | None = None,
+    *,
+    planning: bool = False,
+) -> tuple[DecoderLM, ModelPlan]:
+    """Return a model with its kernels and its pool, and its plan. A planned model cannot run steps.
+
+    Args:
+        config, bounds, progress: as of `load_executor`.
+        store: the tensors; None opens the configuration's model.
+        planning: read no tensor and take no memory for matrices and pages.
+
+    Raises: as `load_executor`.
+    """
+    model = read_spec(config, store, planning=planning)
+    options = config.kernels, config.isa, config.threads
+    chosen = choose_kernels(config.device, *options, head_dim=model.widest, planning=planning)
+    kernels = chosen.kernels
+    if not planning and kernels.quantizer() is not None:
+        refuse_too_large(config, model.store, model.asks)
+    parameters = parameters_of(model.store, config, kernels, progress, planning=planning)
+    parameters.expect(model.asks.shapes, model.spec.ignored_names, model.asks.exact)
+    pool = size_pool(config, bounds, model, parameters, kernels, planning=planning)
+    decoder = load_weights(model, parameters, kernels, pool.longest, planning=planning)
+    held = pool.without_pages() if planning else pool
+    lm = _language_model(model, decoder, kernels, held, replay=not config.switches.disable_graphs)
+    return lm, plan_of(config, model, parameters, chosen.notes, lm, decoder, pool)
+
+
+def size_pool(
+    config: ModelConfig,
+    bounds: Bounds,
+    model: ReadModel,
+    parameters: Parameters,
+    kernels: Kernels,
+    *,
+    planning: bool = False,
+) -> PoolPlan:
+    """Return everything that sequences will store, sized. Raises ConfigError if not even a page fits."""
+    sequences = config.max_batch_size or min(config.max_sequences, bounds.max_rows)
+    # Slots of states follow the memory that weights leave, also where pages have a given size.
+    sized = config.kv_capacity is not None and not model.asks.state_layers
+    limits = PoolLimits(
+        page_size=bounds.page_size,
+        max_batch_size=sequences,
+        batch_given=config.max_batch_size is not None,
+        full_sequences=config.full_sequences,
+        max_sequence_length=model.context,
+        max_rows=max(bounds.max_rows, sequences),
+        max_draft=MAX_DRAFT,
+        run_ahead=bounds.run_ahead,
+        kv_capacity=config.kv_capacity,
+        memory_pool_size=bounds.memory_pool_size,
+        bytes_to_load=0 if sized else bytes_to_load(config, model.store, model.asks) + bounds.reserved,
+        mapped=model.store.mapped,
+        device_memory=kernels.device_memory(),
+        planning=planning,
+    )
+    return plan_pool(model.asks, _kv_format(config, model, parameters), limits, kernels.planned_page_bytes)
+
+
+def load_weights(
+    model: ReadModel, parameters: Parameters, kernels: Kernels, positions: int, *, planning: bool = False
+) -> Decoder:
+    """Return the decoder with its parameters.
+
+    Args:
+        positions: of the rope tables: no sequence has a token after them.
+
+    Raises:
+        CheckpointError: a tensor is missing, left over, damaged or misshapen.
+        CapacityError: not enough memory.
+    """
+    with memory_for(f"the weights, and the rotations of {positions:,} positions (max_sequence_length)"):
+        decoder = build_decoder(model.spec, parameters, kernels, 1 if planning else positions)
+    if planning:
+        kernels.table_bytes += 2 * 4 * model.asks.rope_numbers * (positions - 1)  # cosines and sines
+    parameters.finish(model.spec.ignored_names)
+    return decoder
+
+
+def _kv_format(config: ModelConfig, model: ReadModel, parameters: Parameters) -> str:
+    """Return the format of keys and values: the configured one, or that of the embedding's numbers."""
+    if config.kv_dtype != "auto":
+        return config.kv_dtype
+    if not parameters.format:  # no matrix was read yet
+        parameters = PlannedParameters(model.store, config.dtype, quantize=config.quantize)
+        shape = model.asks.shapes[EMBEDDING]
+        parameters.matrix(EMBEDDING, (shape[0], shape[1]))
+    return auto_kv_dtype(parameters.format)
+
+
+def _language_model(model: ReadModel, decoder: Decoder, kernels: Kernels, pool: PoolPlan, *, replay: bool) -> DecoderLM:
+    pool.allocate(kernels)
+    limits = pool.limits
+    with memory_for(f"the buffers of steps of {limits.max_rows:,} tokens (max_rows)"):
+        if limits.max_rows > _MAX_STEP_ROWS:
+            raise MemoryError
+        return DecoderLM(
+            decoder,
+            kernels,
+            pool.table(),
+            config=_runtime_config(model),
+            max_rows=limits.max_rows,
+            max_logit_rows=max(MAX_DRAFT + 1, _LOGIT_BYTES // (4 * decoder.spec.vocab_size)),
+            replay=replay,
+        )
+
+
+def _runtime_config(model: ReadModel) -> LlmRuntimeConfig:
+    spec, (heads, head_dim) = model.spec, model.first_stored
+    return LlmRuntimeConfig(
+        hidden_size=spec.hidden_size,
+        num_layers=len(spec.layers),
+        num_kv_heads=heads,
+        head_dim=head_dim,
+        vocab_size=spec.vocab_size,
+        max_seq_len=model.context,
+    )

@@ -20,11 +20,9 @@ from ferrum.core.step import PendingStep, Span, StepBatch, StepOutput
 from ferrum.core.threads import Pauses
 from ferrum.core.values import shown
 from ferrum.kernels.operations import F32
-from ferrum.runtime.adapters.adapter_copies import in_memory
-from ferrum.runtime.adapters.adapter_slots import PreparedAdapter
+from ferrum.runtime.adapters.adapter_slots import PreparedAdapter, in_memory
 from ferrum.runtime.decoder_lm import DecoderLM
-from ferrum.runtime.kv_tiers.page_files import PageFiles
-from ferrum.runtime.kv_tiers.page_tier import DiskTier
+from ferrum.runtime.kv_tiers.page_tier import DiskTier, PageFiles
 from ferrum.runtime.kv_tiers.swap import SwapTier
 from ferrum.runtime.memory import free_memory, memory_for, return_free_memory
 from ferrum.runtime.step_queue import StepInFlight, StepQueue

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ferrum.core.errors import EngineDead
 from ferrum.core.step import PendingStep, StepBatch, StepOutput
 from ferrum.runtime.decoder_lm import DecoderLM
-from ferrum.runtime.prepared_step import PreparedStep
+from ferrum.runtime.step_passes import PreparedStep
 
 
 @dataclass(slots=True, eq=False)

@@ -13,9 +13,8 @@ from ferrum.core.option_fields import as_text, check_flag
 from ferrum.core.snapshots import LoraMetricsSnapshot
 from ferrum.core.span_checks import check_kind
 from ferrum.core.step import AdapterUse
-from ferrum.runtime.assembly import MAX_ROWS
 from ferrum.runtime.decoder_lm import DecoderLM
-from ferrum.runtime.load import build_executor
+from ferrum.runtime.load import MAX_ROWS, build_executor
 from ferrum.runtime.local_executor import LocalStepExecutor
 from ferrum.sources.adapters.adapter_file import AdapterFile
 from ferrum.sources.parameters import Progress

@@ -6,17 +6,22 @@ change, so here they are separate operations. Rows without an adapter have the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import zip_longest
 from typing import Any
 
+from ferrum.core.errors import FerrumError
+from ferrum.core.snapshots import LoraMetricsSnapshot
+from ferrum.core.step import Span
 from ferrum.kernels.adapters import AdapterSite, AdapterSites, SiteKind
-from ferrum.kernels.interface import Network, NetworkOutput
+from ferrum.kernels.interface import Kernels, Network, NetworkOutput, Replay
 from ferrum.kernels.op_attributes import SILU, Activation
-from ferrum.kernels.op_spec import OpSpec
+from ferrum.kernels.op_spec import Extent, OpSpec
 from ferrum.kernels.operations import Array, Operations, Vector, Weight
+from ferrum.kernels.recorded_program import record
 from ferrum.models.tensor_names import HEAD
 from ferrum.nn.linear import norm_names, weight_names
+from ferrum.runtime.adapters.adapter_slots import AdapterSlots
 
 
 class AdaptedNetwork:
@@ -130,3 +135,46 @@ class _AdaptedOperations(Operations):
     ) -> AdapterSite:
         names = tuple(self._names[id(weight)] for weight in weights)
         return self._sites.site(kind, names, tuple(zip_longest(weights, biases)), groups)
+
+
+# ---- `AdaptedSteps`: the program of a model's steps with adapters, made with the first adapter ----
+
+
+class AdaptedSteps:
+    """Steps with adapters of one model. Until `load` nothing is recorded, and no buffer allocated.
+
+    Args:
+        network, kernels: of the model.
+        limits: rows of a pass; None walks the network at each step.
+
+    Attributes:
+        network, replay: of steps with adapters.
+        slots: the adapters; None before `load`.
+    """
+
+    def __init__(self, network: Network, kernels: Kernels, limits: Mapping[Extent, int] | None) -> None:
+        self.network = network
+        self._kernels, self._limits = kernels, limits
+        self.replay: Replay | None = None
+        self.slots: AdapterSlots | None = None
+
+    def load(self) -> AdapterSlots:
+        """Return the adapters. The first call records the program and allocates its buffers."""
+        if self.slots is None:
+            network = AdaptedNetwork(self.network)
+            program = record(network)
+            self.replay = None if self._limits is None else self._kernels.prepare(program, self._limits)
+            self.network, self.slots = network, AdapterSlots(self._kernels, network.sites.found.values())
+        return self.slots
+
+    def refuse(self, span: Span) -> FerrumError | None:
+        """Return why a span cannot use its adapters, or None."""
+        return self.load().refuse(span.adapters)
+
+    def snapshot(self, used: Collection[str]) -> LoraMetricsSnapshot:
+        """Return the counters; `used` are the keys of all sequences' adapters."""
+        slots = self.slots
+        if slots is None:
+            return LoraMetricsSnapshot()
+        active = tuple(key for key in slots.keys if key in used)
+        return LoraMetricsSnapshot(loaded=slots.keys, active=active, nbytes=slots.nbytes)

@@ -6,7 +6,7 @@ Files of adapters become changes in `sources/adapters/`; who loads and frees ada
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,9 +14,8 @@ import numpy as np
 from ferrum.core.errors import RequestError, Unsupported
 from ferrum.core.step import AdapterUse
 from ferrum.core.values import shown
-from ferrum.kernels.adapters import AdapterSite, Change, SiteKind
+from ferrum.kernels.adapters import AdapterSite, Change, LowRank, Replacement, SiteKind
 from ferrum.kernels.interface import AdapterRows, Kernels
-from ferrum.runtime.adapters.adapter_checks import refuse_change
 from ferrum.runtime.adapters.adapter_factors import with_column_factors, with_factors
 
 
@@ -197,3 +196,98 @@ class AdapterSlots:
 
 def _table(values: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
     return np.fromiter(values, np.int32, len(values))
+
+
+# ---- Checks of an adapter's changes against the matrices of a model ----
+
+
+def refuse_change(site: AdapterSite, index: int, change: Change) -> None:
+    """Check that kernels can apply a change to a matrix of a site.
+
+    Raises:
+        Unsupported: names the matrix, and what of the change is wrong.
+    """
+    name, (outputs, inputs) = site.names[index], site.shapes[index]
+    outputs, grouped = outputs // site.groups, site.kind in (SiteKind.HEADS, SiteKind.EXPERTS)
+
+    def check(what: str, found: tuple[int, ...], *wanted: tuple[int, ...]) -> None:
+        if found not in wanted:
+            raise Unsupported(f"the adapter's {what} of {name}", f"its shape is {list(found)}, not {list(wanted[0])}")
+
+    if site.kind is SiteKind.NORM:
+        _check_norm(name, change, outputs)
+        return
+    low_rank, embeds = change.low_rank, site.kind is SiteKind.EMBEDDING
+    if low_rank is not None:
+        _check_rank(name, low_rank)
+        rank, groups = low_rank.b.shape[-1], (site.groups,) if grouped else ()
+        shapes = (outputs, rank, inputs, rank) if embeds else (rank, inputs, outputs, rank)
+        check("A", low_rank.a.shape, (*groups, *shapes[:2]), shapes[:2])
+        check("B", low_rank.b.shape, (*groups, *shapes[2:]), shapes[2:])
+    if embeds:
+        _check_embedding(name, change)
+    if grouped and not (change.scales and (low_rank is None or low_rank.bias is None)):
+        raise Unsupported(f"the adapter's change of {name}", "of heads and experts only low-rank products are changed")
+    if change.replaced is not None:
+        _check_rows(name, change.replaced, *site.shapes[index])
+    bias = None if low_rank is None else low_rank.bias
+    vectors = {"factor": change.factor, "offset": change.offset, "magnitude": change.magnitude, "bias": change.bias}
+    for what, vector in {**vectors, "bias of B": bias}.items():
+        if vector is not None:
+            check(what, vector.shape, (inputs if embeds else outputs,))
+
+
+def _check_norm(name: str, change: Change, size: int) -> None:
+    new, others = change.replaced, (change.low_rank, change.factor, change.offset, change.magnitude)
+    if any(each is not None for each in others) or (new is not None and new.rows is not None):
+        raise Unsupported(f"the adapter's change of {name}", "of norms only whole weights and biases are replaced")
+    for what, vector in (("weight", None if new is None else new.values), ("bias", change.bias)):
+        shape: tuple[int, ...] = (size, 1) if what == "weight" else (size,)
+        if vector is not None and (vector.shape != shape or vector.dtype != np.float32):
+            found = f"{vector.dtype} {list(vector.shape)}"
+            raise Unsupported(f"the adapter's {what} of {name}", f"it is {found}, not float32 {list(shape)}")
+
+
+def _check_rank(name: str, low_rank: LowRank) -> None:
+    if min(*low_rank.a.shape, *low_rank.b.shape) == 0:
+        raise Unsupported(f"the adapter's matrices of {name}", "they are empty")
+
+
+def _check_embedding(name: str, change: Change) -> None:
+    """Refuse biases, and factors without a product."""
+    low_rank, factors = change.low_rank, (change.factor, change.offset, change.magnitude)
+    if change.bias is not None or (low_rank is not None and low_rank.bias is not None):
+        raise Unsupported(f"the adapter's change of {name}", "embeddings have no biases")
+    if low_rank is None and any(each is not None for each in factors):
+        raise Unsupported(f"the adapter's factors of {name}", "they need a low-rank product")
+
+
+def _check_rows(name: str, replaced: Replacement, outputs: int, inputs: int) -> None:
+    count = outputs if replaced.rows is None else len(replaced.rows)
+    if replaced.values.shape != (count, inputs):
+        found = list(replaced.values.shape)
+        raise Unsupported(f"the adapter's new rows of {name}", f"their shape is {found}, not {[count, inputs]}")
+    rows = replaced.rows
+    if rows is not None and len(rows) and (rows[0] < 0 or rows[-1] >= outputs or (rows[1:] <= rows[:-1]).any()):
+        raise Unsupported(f"the adapter's new rows of {name}", f"must ascend from 0 to {outputs - 1} at most")
+
+
+# ---- Copies of adapters' numbers in memory: their files may change or end while a model uses them ----
+
+
+def in_memory(changes: Mapping[str, Change]) -> dict[str, Change]:
+    """Return the changes with copies of all arrays. An array that several of them share stays one."""
+    copies = dict[int, tuple[Any, Any]]()
+    return {name: _copy(change, copies) for name, change in changes.items()}
+
+
+def _copy(value: Any, copies: dict[int, tuple[Any, Any]]) -> Any:
+    if isinstance(value, np.ndarray):
+        if id(value) not in copies:
+            copies[id(value)] = value, value.copy()  # with the original, so that its id stays taken
+        return copies[id(value)][1]
+    if isinstance(value, tuple):
+        return tuple(_copy(each, copies) for each in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{each.name: _copy(getattr(value, each.name), copies) for each in fields(value)})
+    return value

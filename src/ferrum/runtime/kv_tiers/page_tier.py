@@ -1,24 +1,158 @@
 """The disk tier: writes published pages behind the engine, and restores them while the engine computes.
 
-The files are in `page_files.py`; which pages to restore is decided in `cache/tiered_restore.py`.
+Which pages to restore is decided in `cache/tiered_restore.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import secrets
 import threading
+import zlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures.thread import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
+
+import numpy as np
 
 from ferrum.cache.page_table import PageTable
 from ferrum.cache.pool import HashedPage, PageHash
 from ferrum.cache.tiered_restore import PageTier, WantedPage
+from ferrum.core.errors import ConfigError
 from ferrum.kernels.interface import RawPages
-from ferrum.runtime.kv_tiers.page_files import PageFiles
+from ferrum.kernels.operations import Bytes
+
+# ---- KV pages in files of a directory: verified on reading, and limited in total bytes ----
+#
+# A file's name is its content's hash (`cache/page_hashes.py`), which includes model, formats and numerics. So processes
+# that compute the same share files. A file is written under a temporary name and then renamed, so a crash leaves no
+# partial page. A page is used only if its header, its size and the checksum of its content match.
+
+_MAGIC: Final = b"ferrum page 1\n"
+_SUFFIX: Final = ".page"
+_NAME_BYTES: Final = 32
+_HEADER: Final = len(_MAGIC) + _NAME_BYTES + 8 + 4
+"""Magic, page hash, content bytes and their CRC-32, little-endian."""
+
+_SHRINK_TO: Final = 0.9
+"""Fraction of the capacity left after deleting files, so that not every new page causes a scan of the directory."""
+
+_RESCAN_AFTER: Final = 1 / 32
+"""Fraction of the capacity written between two scans for files of other processes."""
+
+
+class PageFiles:
+    """Page files in a directory that any number of processes may share.
+
+    Args:
+        directory: created if missing.
+        capacity: maximum bytes of all files; the least recently used are deleted first. Each of several writing
+            processes may exceed it by a 32nd before it sees the others' files.
+
+    Raises:
+        ConfigError: the directory cannot be created or read.
+    """
+
+    def __init__(self, directory: Path, capacity: int) -> None:
+        self._directory = directory
+        self._capacity = capacity
+        self._failing = False
+        # Unique: other writers, also in this process, may write the same page at the same time.
+        self._temporary = f".{os.getpid()}-{secrets.token_hex(4)}"
+        try:
+            # Keys and values reveal parts of the prompts that they were computed from.
+            directory.mkdir(0o700, parents=True, exist_ok=True)
+            self._bytes = sum(size for _, size, _ in self._files())
+            self._unscanned = 0
+        except OSError as error:
+            raise ConfigError(f"cannot use {directory}: {error}", param="prefix_cache_dir") from None
+
+    def put(self, name: bytes, content: Bytes) -> None:
+        """Write a page, replacing an existing file, which was missing or damaged. The first failure is logged.
+
+        Args:
+            name: 32 bytes.
+            content: u8 [n].
+        """
+        path = self._path(name)
+        temporary = path.with_suffix(self._temporary)
+        header = _MAGIC + name + len(content).to_bytes(8, "little") + zlib.crc32(content.data).to_bytes(4, "little")
+        try:
+            # Readable by the owner only, since prompts can be inferred from pages; the directory may be open.
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(header)
+                file.write(content.data)
+            temporary.replace(path)
+        except OSError as error:
+            if not self._failing:
+                _LOG.warning("cannot write pages of the prefix cache: %s", error)
+            self._failing = True
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            return
+        self._failing = False
+        # A replaced file is counted twice until the next scan.
+        self._bytes += _HEADER + len(content)
+        self._unscanned += _HEADER + len(content)
+        if self._bytes > self._capacity or self._unscanned > _RESCAN_AFTER * self._capacity:
+            self._shrink()
+
+    def get(self, name: bytes, size: int) -> Bytes | None:
+        """Return the page of that name, u8 [size], or None. A damaged file is deleted."""
+        path = self._path(name)
+        try:
+            data = np.fromfile(path, np.uint8)
+        except OSError:
+            return None
+        content = data[_HEADER:]
+        header = _MAGIC + name + size.to_bytes(8, "little") + zlib.crc32(content.data).to_bytes(4, "little")
+        if len(content) != size or data[:_HEADER].tobytes() != header:
+            _LOG.warning("%s is damaged and was deleted; its page is recomputed", path.name)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            return None
+        with suppress(OSError):
+            os.utime(path)  # marks it as used now
+        return content
+
+    def _path(self, name: bytes) -> Path:
+        assert len(name) == _NAME_BYTES
+        return self._directory / (name.hex() + _SUFFIX)
+
+    def _files(self) -> list[tuple[float, int, str]]:
+        """Return time of last use, bytes and path of each page, temporary files included."""
+        found = []
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                if len(Path(entry.name).stem) == 2 * _NAME_BYTES:
+                    with suppress(OSError):  # another process may have deleted it
+                        state = entry.stat()
+                        found.append((state.st_mtime, state.st_size, entry.path))
+        return found
+
+    def _shrink(self) -> None:
+        """Scan the directory; if it is too large, delete the least recently used files."""
+        try:
+            files = sorted(self._files())
+        except OSError:
+            return
+        self._bytes, self._unscanned = sum(size for _, size, _ in files), 0
+        if self._bytes <= self._capacity:
+            return
+        for _, size, path in files:
+            if self._bytes <= _SHRINK_TO * self._capacity:
+                return
+            with suppress(OSError):
+                os.unlink(path)  # noqa: PTH108 - a path from scandir
+                self._bytes -= size
+
 
 _LOG: Final = logging.getLogger(__name__)
 
