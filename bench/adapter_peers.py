@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters import PROMPT, RANK, SHAPE, Cell
-from ferrum.bench.machine import Prober
+from ferrum.bench.bench_run import Prober
 from ferrum.bench.shapes import shape_config
 from ferrum.cli.doctor import processor_name
 from ferrum.cli.tables import print_table
-from ferrum.client.build import engine_config
+from ferrum.client.client_base import engine_config
 from ferrum.core.step import AdapterUse
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalStepExecutor

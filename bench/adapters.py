@@ -21,10 +21,10 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from ferrum.bench.machine import Prober
+from ferrum.bench.bench_run import Prober
 from ferrum.bench.shapes import shape_config
 from ferrum.cli.doctor import processor_name
-from ferrum.client.build import engine_config
+from ferrum.client.client_base import engine_config
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import AdapterUse, Rows, Sampling, Span, SpanExtras, SpanResult, StepBatch, Want
 from ferrum.kernels.adapters import Change, LowRank, SiteKind

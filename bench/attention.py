@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ferrum.bench.machine import Prober
+from ferrum.bench.bench_run import Prober
 from ferrum.cache.page_table import PageCopy
 from ferrum.core.config import MAX_THREADS
 from ferrum.core.option_fields import check_number

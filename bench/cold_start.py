@@ -59,7 +59,7 @@ mark("first token")
 _TEXT: Final = """
 from ferrum import LLM, SamplingParams
 from ferrum.text import tokenizer
-import ferrum.client.build
+import ferrum.client.client_base
 import ferrum.runtime.load
 mark("import numpy, the engine and the runtime")
 load_tokenizer = tokenizer.load_tokenizer

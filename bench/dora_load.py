@@ -25,7 +25,7 @@ import numpy as np
 from adapters import PROMPT, QUANTIZE, RANK, SHAPE, Cell, random_adapter
 from ferrum.bench.shapes import shape_config
 from ferrum.cli.doctor import processor_name
-from ferrum.client.build import engine_config
+from ferrum.client.client_base import engine_config
 from ferrum.core.threads import Pauses, yield_to_steps
 from ferrum.kernels.adapters import Change
 from ferrum.runtime.decoder_lm import DecoderLM

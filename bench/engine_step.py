@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from engine_loop import time_engine_steps
 from ferrum.bench.shapes import shape_config
-from ferrum.client.build import engine_config
+from ferrum.client.client_base import engine_config
 from ferrum.core.params import SamplingParams
 from ferrum.engine.recipe import with_scheduler
 from ferrum.runtime.load import build_executor

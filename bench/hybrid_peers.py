@@ -21,8 +21,8 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
+from ferrum.bench.bench_run import Prober
 from ferrum.bench.limits import seconds_of
-from ferrum.bench.machine import Prober
 from ferrum.bench.workloads import Kind, Workload
 from ferrum.cli.bench import load_subject
 from ferrum.cli.doctor import processor_name

@@ -20,8 +20,7 @@ from statistics import median
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
 from ferrum.bench.report import Document, median_error
-from ferrum.bench.serve_options import USUAL_VOCABULARY, Arrivals, Level, Load, Target
-from ferrum.bench.serve_plan import plan
+from ferrum.bench.serve_options import USUAL_VOCABULARY, Arrivals, Level, Load, Target, plan
 from ferrum.cli.doctor import processor_name
 from ferrum.cli.tables import print_table
 from ferrum.client.llm import LLM

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import ferrum
 from ferrum.client.async_engine import AsyncEngine
-from ferrum.client.build import build
+from ferrum.client.client_base import build
 from ferrum.text.chat_template import ChatTemplate
 from script import needs, positive, run_script
 

@@ -21,8 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import ClassVar, Final, Self
 
-from ferrum.bench.bench_run import setting_of
-from ferrum.bench.machine import Prober
+from ferrum.bench.bench_run import Prober, setting_of
 from ferrum.bench.report import Cell, Document, Report
 from ferrum.bench.workloads import chosen_workloads, fitting_workloads
 from ferrum.cli.bench import load_subject, origin_of, print_report

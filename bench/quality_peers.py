@@ -26,7 +26,7 @@ import numpy as np
 from ferrum.bench.quality import Predictor, QualityReport, Subject
 from ferrum.bench.quality_run import DEFAULT_TEXT, config_of, reference_of, side_by_side
 from ferrum.bench.report import Document, Origin
-from ferrum.cli.bench_quality import print_report
+from ferrum.cli.bench import print_quality_report
 from ferrum.cli.doctor import processor_name
 from ferrum.core.config import QUANTIZATIONS, ModelConfig
 from ferrum.engine.progress import loading_bar, progress_bar
@@ -188,7 +188,7 @@ def main() -> None:
         judged = [*(config_of(str(path), {}) for path in made), *(config_of(str(base), {"quantize": q}) for q in own)]
         off_grid = report(given.text, reference_of(str(base), {}), judged, given.python, made)
     for each in (published, off_grid):
-        print_report(each)
+        print_quality_report(each)
         print()
     if given.out is not None:
         QualityPeers(version=QualityPeers.LAYOUT, published=published, off_grid=off_grid).write(given.out)

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ferrum.bench.bench_run import Prober
 from ferrum.bench.limits import Costs, Rates, matrices
-from ferrum.bench.machine import Prober
 from ferrum.bench.subject import ExecutorSubject
 from ferrum.bench.workloads import Kind, Workload, chosen_workloads
 from ferrum.cli.bench import load_subject

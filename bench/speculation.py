@@ -23,7 +23,7 @@ from ferrum.bench.report import Document
 from ferrum.bench.shapes import shape_config
 from ferrum.cli.doctor import processor_name
 from ferrum.cli.tables import print_table
-from ferrum.client.build import engine_config
+from ferrum.client.client_base import engine_config
 from ferrum.core.config import NGRAM, PAGE_SIZE, USUAL_DRAFT, EngineConfig
 from ferrum.core.errors import ConfigError, StepError
 from ferrum.core.json_record import JsonRecord

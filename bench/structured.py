@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from ferrum import LLM, SamplingParams
 from ferrum.bench.shapes import shape_config
-from ferrum.client.build import engine_config
+from ferrum.client.client_base import engine_config
 from ferrum.client.input_processor import RequestOptions
 from ferrum.client.model_client import Parts
 from ferrum.client.offline_batch import Batch, stream

@@ -27,7 +27,7 @@ from ferrum.bench.shapes import shape_config
 from ferrum.bench.subject import ExecutorSubject
 from ferrum.bench.workloads import Kind, Workload
 from ferrum.cli.doctor import processor_name
-from ferrum.client.build import engine_config
+from ferrum.client.client_base import engine_config
 from ferrum.core.policy_config import POLICY
 from ferrum.kernels.cpu.library import available_threads
 from ferrum.kernels.cpu.team_size import StepTeam

@@ -18,7 +18,7 @@ from ferrum.bench.shapes import SHAPES
 from ferrum.bench.subject import ExecutorSubject
 from ferrum.bench.workloads import Kind, Workload
 from ferrum.cli.main import execute
-from ferrum.client.build import engine_config
+from ferrum.client.client_base import engine_config
 from ferrum.core.errors import KvExhausted
 from ferrum.kernels.interface import StepTables
 from ferrum.runtime.load import build_executor

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_span_property import SEQUENCES, Player, options_of
 
-from ferrum.client.build import engine_config
+from ferrum.client.client_base import engine_config
 from ferrum.client.llm import LLM
 from ferrum.client.model_client import Parts
 from ferrum.core.errors import StepError

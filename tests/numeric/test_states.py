@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from contract_kit import same
-from ferrum.client.build import engine_config
+from ferrum.client.client_base import engine_config
 from ferrum.core.errors import ConfigError, KvExhausted, StepError, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Rows, Sampling, Span, SpanExtras, SpanResult, StepBatch, Want

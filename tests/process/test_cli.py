@@ -13,12 +13,10 @@ from typer.main import get_command
 
 from command_kit import Outcome, answer
 from engine_fakes import POISON, LetterTokenizer
-from ferrum.cli.error_lines import NEXT_STEPS, explain
-from ferrum.cli.main import app
-from ferrum.cli.options import NOT_FOR_TEXT, engine_fields, option_names, sampling_fields
-from ferrum.cli.options_file import read_options
+from ferrum.cli.main import NEXT_STEPS, app, explain
+from ferrum.cli.options import NOT_FOR_TEXT, engine_fields, option_names, read_options, sampling_fields
 from ferrum.cli.run import DEMONSTRATION
-from ferrum.client.build import engine_config
+from ferrum.client.client_base import engine_config
 from ferrum.client.request_output import Delta
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import CapacityError, FerrumError, RequestError

@@ -18,7 +18,7 @@ import pytest
 import agent_script
 from agent_kit import QWEN3
 from command_kit import command_line
-from ferrum.cli.launched_server import address, find
+from ferrum.cli.launch_agent import address, find
 from ferrum.client.async_engine import AsyncEngine
 from ferrum.core.errors import ConfigError
 from ferrum.server.common.service import State

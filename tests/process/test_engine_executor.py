@@ -13,7 +13,7 @@ from contract_kit import INFO, Options, traits_of
 from engine_fakes import CONTEXT, VOCABULARY, LetterTokenizer, ServedFake
 from fakes import FakeModel
 from ferrum.cache.page_table import PageGroup, PageTable
-from ferrum.client.build import engine_config
+from ferrum.client.client_base import engine_config
 from ferrum.client.llm import LLM
 from ferrum.client.model_client import Parts
 from ferrum.core.params import SamplingParams

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from bench_kit import cell_of, report_of, sample
-from ferrum.bench.compare import LEAST, compare
-from ferrum.bench.report import Cell, Report, median_error
+from ferrum.bench.report import LEAST, Cell, Report, compare, median_error
 from ferrum.cli.tables import BAR, bar
 from ferrum.core.errors import RequestError
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bench_kit import cell_of, costs_of, rates
-from ferrum.bench import machine
+from ferrum.bench import bench_run
 from ferrum.bench.limits import Rates
 from ferrum.bench.serve_options import Load
 from ferrum.bench.subject import Times
@@ -113,14 +113,14 @@ def test_time_of_others_is_busy_and_stolen_time_minus_our_own(tmp_path, monkeypa
 
 
 def test_a_probe_reads_more_than_the_caches_hold(tmp_path):
-    assert machine.probed_bytes(tmp_path) == 256 << 20
+    assert bench_run.probed_bytes(tmp_path) == 256 << 20
     for number in range(16):
         cache = tmp_path / f"cpu{number}" / "cache" / "index3"
         cache.mkdir(parents=True)
         (cache / "size").write_text("98304K\n")
         first = number // 8 * 8
         (cache / "shared_cpu_list").write_text(f"{first}-{first + 7}\n")
-    assert machine.probed_bytes(tmp_path) == 4 * 2 * 96 << 20
+    assert bench_run.probed_bytes(tmp_path) == 4 * 2 * 96 << 20
 
 
 class PeerScript:

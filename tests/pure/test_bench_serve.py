@@ -16,11 +16,9 @@ import pytest
 
 from ferrum.bench import serve_client
 from ferrum.bench.serve_client import Timeline
-from ferrum.bench.serve_load import run_load
-from ferrum.bench.serve_options import Level, Load, Target
-from ferrum.bench.serve_plan import Planned, plan
+from ferrum.bench.serve_options import Level, Load, Planned, Target, plan
 from ferrum.bench.serve_report import ServeReport, Spread, Summary
-from ferrum.bench.serve_run import completed
+from ferrum.bench.serve_run import completed, run_load
 from ferrum.core.errors import ConfigError, RequestError
 
 

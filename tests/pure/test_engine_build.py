@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ferrum.client.build import build, engine_config
+from ferrum.client.client_base import build, engine_config
 from ferrum.client.engine_process import ProcessHost
 from ferrum.core.errors import CheckpointError, ConfigError, ModelNotFound
 from ferrum.core.logging import info_once, warn_once

@@ -13,8 +13,8 @@ import pytest
 
 from engine_fakes import greedy
 from ferrum.client.adapter_registry import AdapterRegistry, LoRARequest
-from ferrum.core.adapter_facts import AdapterFacts
 from ferrum.core.errors import RequestError
+from ferrum.core.lora_option import AdapterFacts
 from ferrum.core.types import Adapter, Request
 from ferrum.engine import held_adapters
 from ferrum.engine.held_adapters import HeldAdapters

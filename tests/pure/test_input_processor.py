@@ -10,8 +10,8 @@ import pytest
 from engine_fakes import CONTEXT, EOS, VOCABULARY, LetterTokenizer, greedy, input_processor
 from ferrum.client.adapter_registry import NamedAdapter
 from ferrum.client.input_processor import FieldNames, RequestOptions, bad_word_tokens
-from ferrum.core.adapter_facts import AdapterFacts
 from ferrum.core.errors import ContextOverflow, InvalidToken, RequestError, Unsupported
+from ferrum.core.lora_option import AdapterFacts
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Adapter
 

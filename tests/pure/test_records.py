@@ -24,7 +24,7 @@ from ferrum.client.records.record_files import OpenRecord, RecordFiles, file_nam
 from ferrum.core.errors import ConfigError, RecordDamaged, RecordNotFound, RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Pooling, Request
-from ferrum.engine.step_shares import ComputedStep, StepShare
+from ferrum.engine.messages import ComputedStep, StepShare
 from record_kit import ORIGIN, record_files
 
 REQUEST = Request(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ferrum.client.build import engine_config
+from ferrum.client.client_base import engine_config
 from ferrum.core.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ferrum.client.written_calls import with_written_calls
+from ferrum.client.model_client import with_written_calls
 from ferrum.core.errors import FerrumError, RequestError
 from ferrum.formats.find import find_format
 from ferrum.text.chat_template import ChatTemplate

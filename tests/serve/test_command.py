@@ -15,7 +15,7 @@ import pytest
 
 from ferrum.cli.main import execute
 from ferrum.client.async_engine import AsyncEngine
-from ferrum.client.build import build
+from ferrum.client.client_base import build
 from ferrum.core.errors import ModelNotFound
 from ferrum.core.logging import JsonFormatter
 from ferrum.server.server_config import ServerConfig

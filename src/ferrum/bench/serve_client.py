@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 import h11
 
-from ferrum.bench.serve_options import LOWEST_TOKEN, USUAL_VOCABULARY, Endpoint, Target
-from ferrum.bench.serve_plan import Planned
+from ferrum.bench.serve_options import LOWEST_TOKEN, USUAL_VOCABULARY, Endpoint, Planned, Target
 from ferrum.core.json_record import JsonRecord
 
 _CHUNK: Final = 1 << 16

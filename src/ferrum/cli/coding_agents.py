@@ -1,7 +1,7 @@
 """The coding agents that `ferrum launch` starts: their programs, and the settings that lead them to a server.
 
 Settings go into arguments, environment variables and files of a temporary directory: those override the user's own
-settings, and change none of the user's files. Finding a server is in `launched_server`.
+settings, and change none of the user's files. Finding a server is in `launch_agent`.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from threading import Lock
 from typing import Final, TypeAlias
 
 from ferrum.client.router import Router
-from ferrum.core.adapter_facts import AdapterFacts, start_of
 from ferrum.core.errors import RequestError
+from ferrum.core.lora_option import AdapterFacts, start_of
 from ferrum.core.memory_plan import size
 from ferrum.core.types import Adapter
 from ferrum.core.values import shown

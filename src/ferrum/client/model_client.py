@@ -5,6 +5,7 @@ How requests are queued is in `router`, how they are checked in `input_processor
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,20 +17,24 @@ from ferrum.client.records.recorder import Recorder
 from ferrum.client.router import DEFAULT_MAX_REQUESTS, Router, wake_here
 from ferrum.core.config import EngineConfig
 from ferrum.core.errors import RequestError
+from ferrum.core.output_format import OutputFormat
 from ferrum.core.params import over_recommended
 from ferrum.core.types import Pooling
 from ferrum.engine.host import Host
 from ferrum.engine.messages import EngineInfo
+from ferrum.formats.writing import write_output
 from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.generation_config import GenerationConfig
 from ferrum.text.model_files import ModelFiles
 from ferrum.text.reranker import Reranker
 from ferrum.text.template_messages import has_calls, refuse_lost_texts
+from ferrum.text.template_turns import text_of
 from ferrum.text.tokenizer import Tokenizer
 from ferrum.text.turn_openers import turn_openers
 
 if TYPE_CHECKING:
     from ferrum.formats.find import FoundFormat
+
 
 Message: TypeAlias = Mapping[str, Any]
 """An object with `role`, `content` and further fields of the model's template."""
@@ -204,7 +209,6 @@ class ModelClient:
         chat = template.prepare(messages)
         if not has_calls(messages) or template.writes_calls:
             return chat
-        from ferrum.client.written_calls import with_written_calls  # few templates need it
 
         return with_written_calls(chat, self.output_format(chat_template, untrusted=untrusted).format)
 
@@ -239,3 +243,32 @@ def _given_template(source: str, special_tokens: Mapping[str, str], *, untrusted
     from ferrum.text.untrusted_template import UntrustedTemplate  # slow to import: it starts processes
 
     return UntrustedTemplate(source, special_tokens)
+
+
+# ---- Calls as text of a message, for chat templates that write none: what the model wrote when it called ----
+
+
+def with_written_calls(chat: Sequence[dict[str, Any]], format: OutputFormat | None) -> list[dict[str, Any]]:
+    """Return messages whose calls are part of their text.
+
+    Args:
+        chat: as `ChatTemplate.prepare` returns it.
+        format: of the model. Without one for calls, a call is a line of JSON.
+    """
+    return [_written(message, format) if message.get("tool_calls") else message for message in chat]
+
+
+def _written(message: dict[str, Any], format: OutputFormat | None) -> dict[str, Any]:
+    said = text_of(message.get("content")) or None
+    calls = [(call["function"]["name"], _arguments(call["function"]["arguments"])) for call in message["tool_calls"]]
+    if format is None or format.calls is None:
+        lines = [json.dumps({"name": name, "arguments": given}, ensure_ascii=False) for name, given in calls]
+        content = "\n".join([*([said] if said else ()), *lines])
+    else:
+        content = write_output(format, content=said, calls=calls)
+    return {**{name: value for name, value in message.items() if name != "tool_calls"}, "content": content}
+
+
+def _arguments(given: Any) -> dict[str, Any]:
+    arguments: dict[str, Any] = json.loads(given) if isinstance(given, str) else given
+    return arguments

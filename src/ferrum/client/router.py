@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from ferrum.client.output_stream import RequestStream
 from ferrum.client.records.recorder import Recorder
 from ferrum.client.request_output import Delta
-from ferrum.core.adapter_facts import AdapterFacts
 from ferrum.core.errors import EngineDead, FerrumError, QueueFull, RequestError, as_step_error
+from ferrum.core.lora_option import AdapterFacts
 from ferrum.core.types import Request, TokenEvent
 from ferrum.engine.host import Host
 from ferrum.engine.messages import (
     Abort,
     AdapterReply,
+    ComputedStep,
     Ended,
     EngineInfo,
     EngineStats,
@@ -36,7 +37,6 @@ from ferrum.engine.messages import (
     Report,
     UnloadAdapter,
 )
-from ferrum.engine.step_shares import ComputedStep
 from ferrum.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

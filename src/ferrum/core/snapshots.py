@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ferrum.core.json_record import JsonRecord
-from ferrum.core.pickling import pickled_by_fields
+from ferrum.core.values import pickled_by_fields
 
 
 @pickled_by_fields

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from ferrum.core.errors import FerrumError, RequestError
 from ferrum.core.params import HISTORY, SamplingParams
-from ferrum.core.pickling import pickled_by_fields
+from ferrum.core.values import pickled_by_fields
 
 Array = Any
 """An array of the executor's own kind (numpy on the CPU). The core only passes it on and indexes it."""

@@ -12,8 +12,8 @@ from ferrum.core.errors import FerrumError
 from ferrum.core.guidance import Guidance
 from ferrum.core.output_format import Reading
 from ferrum.core.params import SamplingParams
-from ferrum.core.pickling import pickled_by_fields
 from ferrum.core.step import AdapterUse, Inputs, TokenLogprobs
+from ferrum.core.values import pickled_by_fields
 
 
 class FinishReason(StrEnum):

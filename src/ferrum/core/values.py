@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 import re
 import reprlib
-from operator import index
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import fields
+from operator import attrgetter, index
+from typing import Any, Final, TypeVar
 
 from ferrum.core.errors import RequestError
 
@@ -99,3 +101,22 @@ def kept_length(param: str, value: Any, length: int) -> int:
     if not 0 <= kept <= length:
         raise RequestError(f"{kept} is not in [0, {length}], the stored length", param=param)
     return kept
+
+
+# ---- Fast pickling of messages that cross to another process in great numbers ----
+
+Message = TypeVar("Message")
+
+
+def pickled_by_fields(kind: type[Message]) -> type[Message]:
+    """Pickle a dataclass of two or more fields as one call with all of them, in C.
+
+    Frozen dataclasses with slots would loop over their fields in Python, two to three times slower on both sides.
+    """
+    read: Callable[[Message], tuple[Any, ...]] = attrgetter(*(each.name for each in fields(kind)))  # type: ignore[arg-type]
+
+    def reduce(self: Message) -> tuple[type[Message], tuple[Any, ...]]:
+        return kind, read(self)
+
+    kind.__reduce__ = reduce  # type: ignore[method-assign, assignment]
+    return kind

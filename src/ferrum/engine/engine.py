@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Final
 from ferrum.core.errors import FerrumError, RequestError, as_step_error
 from ferrum.core.step import PendingStep
 from ferrum.core.types import FinishReason, Request, TokenEvent
-from ferrum.engine.compiling import CompilingRequests
 from ferrum.engine.held_adapters import DEFAULT_ADAPTER_BYTES, HeldAdapters
 from ferrum.engine.inbox import Inbox
 from ferrum.engine.messages import (
     Abort,
     AdapterRead,
     Compiled,
+    ComputedStep,
     EngineStats,
     Events,
     LoadAdapter,
@@ -32,9 +32,9 @@ from ferrum.engine.messages import (
     Report,
     Shutdown,
     UnloadAdapter,
+    computed_step,
 )
-from ferrum.engine.step_shares import ComputedStep, computed_step
-from ferrum.engine.waiting_requests import last_events
+from ferrum.engine.waiting_requests import CompilingRequests, last_events
 from ferrum.scheduler.guides import Guides, StartGuide
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_plan import Plan

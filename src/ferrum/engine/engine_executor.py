@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ferrum.cache.page_table import PageTable
 from ferrum.contract.model_info import ExecutorTraits, ModelInfo
-from ferrum.core.adapter_facts import AdapterFacts
+from ferrum.core.lora_option import AdapterFacts
 from ferrum.core.step import PendingStep, StepBatch
 
 if TYPE_CHECKING:  # numpy is imported in the engine's process only

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ferrum.core.adapter_facts import AdapterFacts
 from ferrum.core.errors import CapacityError, CheckpointError, FerrumError, RequestError, as_step_error
+from ferrum.core.lora_option import AdapterFacts
 from ferrum.core.memory_plan import size
 from ferrum.core.threads import yield_to_steps
 from ferrum.core.types import FinishReason, Request, TokenEvent

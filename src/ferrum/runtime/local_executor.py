@@ -11,9 +11,9 @@ from typing import Final
 from ferrum.cache.page_table import PageTable
 from ferrum.contract.model_info import ExecutorTraits, ModelInfo
 from ferrum.contract.step_executor import ExecutorState, StepExecutor
-from ferrum.core.adapter_facts import AdapterFacts
 from ferrum.core.config import MAX_RUN_AHEAD
 from ferrum.core.errors import ConfigError, InvalidTransition, RequestError, Unsupported
+from ferrum.core.lora_option import AdapterFacts
 from ferrum.core.memory_plan import size
 from ferrum.core.option_fields import check_flag, check_number
 from ferrum.core.step import PendingStep, Span, StepBatch, StepOutput

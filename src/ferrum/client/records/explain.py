@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from ferrum.client.records.record import Record, RecordedShare
 from ferrum.core.json_record import JsonRecord
-from ferrum.engine.step_shares import StepShare
+from ferrum.engine.messages import StepShare
 
 
 class Work(StrEnum):

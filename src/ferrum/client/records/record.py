@@ -25,7 +25,7 @@ from ferrum.core.json_record import JsonRecord
 from ferrum.core.output_format import Reading
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Adapter, Pooling, Request
-from ferrum.engine.step_shares import ComputedStep, StepShare
+from ferrum.engine.messages import ComputedStep, StepShare
 
 _Kind = TypeVar("_Kind", bound=JsonRecord)
 

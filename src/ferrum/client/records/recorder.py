@@ -14,8 +14,7 @@ from ferrum.client.records.record_files import OpenRecord, RecordFiles, file_nam
 from ferrum.client.request_output import Delta
 from ferrum.core.config import EngineConfig
 from ferrum.core.types import Request
-from ferrum.engine.messages import EngineInfo
-from ferrum.engine.step_shares import ComputedStep
+from ferrum.engine.messages import ComputedStep, EngineInfo
 
 if TYPE_CHECKING:
     from ferrum.sources.model_source import ModelSource

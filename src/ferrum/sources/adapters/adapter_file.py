@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ferrum.core.adapter_facts import start_of
+from ferrum.core.lora_option import start_of
 from ferrum.kernels.adapters import Change
 
 
