@@ -1,7 +1,7 @@
 """`InputProcessor`: turns a prompt and its parameters into a `Request`, or raises an error that names the field.
 
 Everything that can be checked without the engine is checked here, before anything is queued. Values of single sampling
-parameters are checked by `SamplingParams`, bodies of HTTP requests by `server.validation`.
+parameters are checked by `SamplingParams`, bodies of HTTP requests by the server.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ class EngineConfig(JsonRecord):
     )
     run_ahead: int = option(
         0,
-        "Steps that may be in flight when the next one is planned; no answer changes. For one user 0 is the fastest.",
+        "Steps that may be in flight when the next one is planned; no answer changes. 0 is fastest for a single user.",
         least=0,
         most=MAX_RUN_AHEAD,
     )

@@ -20,7 +20,7 @@ class _Waiting:
 
     request: Request
     cancel: Callable[[], object]
-    left: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
 
 
 class WaitingRequests:
@@ -45,17 +45,17 @@ class WaitingRequests:
     @property
     def choices(self) -> int:
         """Number of choices that wait."""
-        return sum(each.request.params.n - len(each.left) for each in self.held.values())
+        return sum(each.request.params.n - len(each.ended) for each in self.held.values())
 
-    def hold(self, request: Request, left: frozenset[int], cancel: Callable[[], object] = bool) -> None:
+    def hold(self, request: Request, ended: frozenset[int], cancel: Callable[[], object] = bool) -> None:
         """Let a request wait.
 
         Args:
             request: with an id that no waiting one has.
-            left: the choices that have ended already.
+            ended: the choices that have ended already.
             cancel: called if all choices end before.
         """
-        self.held[request.request_id] = _Waiting(request, cancel, set(left))
+        self.held[request.request_id] = _Waiting(request, cancel, set(ended))
 
     def take(self, request: Request) -> frozenset[int] | None:
         """Remove a request that need not wait; return its choices that have ended, or None if all have."""
@@ -63,7 +63,7 @@ class WaitingRequests:
         if kept is None or kept.request is not request:
             return None
         del self.held[request.request_id]
-        return frozenset(kept.left)
+        return frozenset(kept.ended)
 
     def abort(
         self, request_id: str, choice: int | None = None, reason: FinishReason = FinishReason.ABORT
@@ -72,10 +72,10 @@ class WaitingRequests:
         if request_id not in self.held:
             return []
         kept = self.held[request_id]
-        request, left = kept.request, kept.left
-        events = [each for each in last_events(request, reason, left=left) if choice in (None, each.choice)]
-        left.update(each.choice for each in events)
-        if len(left) == request.params.n:
+        request, ended = kept.request, kept.ended
+        events = [each for each in last_events(request, reason, ended=ended) if choice in (None, each.choice)]
+        ended.update(each.choice for each in events)
+        if len(ended) == request.params.n:
             del self.held[request_id]
             kept.cancel()  # else those who leave would keep others waiting
         return events
@@ -92,13 +92,13 @@ class WaitingRequests:
 
 
 def last_events(
-    request: Request, reason: FinishReason, error: FerrumError | None = None, left: Collection[int] = ()
+    request: Request, reason: FinishReason, error: FerrumError | None = None, ended: Collection[int] = ()
 ) -> list[TokenEvent]:
     """Return the last events of a request that never ran, except for the choices that have ended already."""
     return [
         TokenEvent(request.request_id, choice, finish_reason=reason, error=error, trace_id=request.trace_id)
         for choice in range(request.params.n)
-        if choice not in left
+        if choice not in ended
     ]
 
 
@@ -119,18 +119,18 @@ class CompilingRequests(WaitingRequests):
         super().__init__()
         self._guides, self._inbox = guides, inbox
 
-    def add(self, request: Request, left: frozenset[int] = frozenset()) -> list[TokenEvent]:
+    def add(self, request: Request, ended: frozenset[int] = frozenset()) -> list[TokenEvent]:
         """Begin to compile a request's grammar; return its last events if it is refused.
 
         Args:
             request: the request, with a guidance.
-            left: the choices that have ended already.
+            ended: the choices that have ended already.
         """
         if self._guides is None or request.guidance is None:
             error = RequestError(_NO_GUIDES, param="guidance")
-            return last_events(request, FinishReason.ERROR, error, left)
+            return last_events(request, FinishReason.ERROR, error, ended)
         done = partial(_report, self._inbox, request)
-        self.hold(request, left, self._guides.compile(request.guidance, request.eos_token_ids, done))
+        self.hold(request, ended, self._guides.compile(request.guidance, request.eos_token_ids, done))
         return []
 
 

@@ -30,8 +30,8 @@ class Sequence:
     """One choice of a request in the scheduler, and the scheduler's only mutable state of it.
 
     Attributes:
-        tokens: prompt and generated ids; `sampling.history` is the same list. Choices that have generated nothing share
-            one list, since prompts are long and many choices may wait.
+        tokens: prompt and generated ids; the `history` of `sampling` is the same list. Choices that have generated
+            nothing share one list, since prompts are long and many choices may wait.
         computed: tokens in the KV cache. Spans process the rest.
         ahead: tokens that steps in flight process, drafts not counted.
         pending: tokens that steps in flight sample: each will be one more known token.
