@@ -22,7 +22,7 @@ from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.sequence import Sequence as Choice
-from ferrum.scheduler.step_plan import Plan
+from ferrum.scheduler.step_plan import StepPlan
 from random_load import RandomLoad
 
 CONTEXT = 48
@@ -104,7 +104,7 @@ class Fuzz(RandomLoad):
     events_of: dict[tuple[str, int], list[TokenEvent]] = field(default_factory=dict)
     live: set[tuple[str, int]] = field(default_factory=set)
     ahead: int = 0
-    submitted: list[tuple[Plan, FinishedStep | FerrumError]] = field(default_factory=list)
+    submitted: list[tuple[StepPlan, FinishedStep | FerrumError]] = field(default_factory=list)
     ends: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
     preemptions: int = 0
     accepted: int = 0

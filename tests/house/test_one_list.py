@@ -22,7 +22,7 @@ from ferrum.quant import schemes
 from ferrum.quant.block_format import BLOCK_FORMATS, BlockFormat
 from ferrum.quant.block_quantizers import QUANTIZERS
 from ferrum.quant.gguf_blocks import GGUF_TYPES
-from ferrum.runtime.pool_plan import PoolPlan
+from ferrum.runtime.pool_sizes import PoolSizes
 from ferrum.sampling import rules
 from one_lists import (
     checked_operations,
@@ -54,7 +54,7 @@ STORES = {
     "models/builder.py": Builder,
     "models/decoder.py, Decoder": Decoder,
     "models/decoder.py, Inventory": Inventory,
-    "runtime/pool_plan.py": PoolPlan,
+    "runtime/pool_sizes.py": PoolSizes,
 }
 """Records of what the layers of a model store."""
 KEY = {"logits", "seed", "position", "choice"}

@@ -186,7 +186,7 @@ def test_the_error_says_how_much_memory_is_missing(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_pool_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ferrum.runtime.pool_plan.free_memory", lambda: 64 << 20)
+    monkeypatch.setattr("ferrum.runtime.pool_sizes.free_memory", lambda: 64 << 20)
     with build_executor(LocalExecutor, ModelConfig(model=BUILT_IN, kv_capacity=1000)) as executor:
         fitting = executor.kv_capacity() * (64 << 20) // executor.memory_plan.kv_pool
     build_executor(LocalExecutor, ModelConfig(model=BUILT_IN, kv_capacity=fitting * 9 // 10)).shutdown()

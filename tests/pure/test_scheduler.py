@@ -13,7 +13,7 @@ from ferrum.core.step import FinishedStep, Want
 from ferrum.scheduler.queues import POLICIES, WaitingQueue
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.sequence import Sequence as Choice
-from ferrum.scheduler.step_plan import Plan
+from ferrum.scheduler.step_plan import StepPlan
 from scheduler_bench import Bench, lengths
 
 
@@ -132,7 +132,7 @@ def test_preempted_sequence_keeps_its_tokens_and_recomputes_them() -> None:
 def test_commit_may_follow_the_next_plan() -> None:
     bench = Bench(budget=4, num_pages=12)
     requests = [bench.add(name, 5, seed=index, max_tokens=9) for index, name in enumerate("abcd")]
-    behind: list[tuple[Plan, FinishedStep]] = []
+    behind: list[tuple[StepPlan, FinishedStep]] = []
     while bench.scheduler.has_work:
         plan = bench.scheduler.plan()
         submitted = [] if plan is None else [(plan, bench.executor.submit(plan.batch))]

@@ -6,7 +6,7 @@ from engine_fakes import FakeRecipe, ServedFake, expected, greedy, input_process
 from ferrum.client.input_processor import RequestOptions
 from ferrum.core.guidance import Grammar, Guidance, Marker
 from ferrum.core.types import Request
-from ferrum.scheduler.step_plan import Plan
+from ferrum.scheduler.step_plan import StepPlan
 from guides_kit import OpenGuide
 
 LIMITED = RequestOptions(guidance=Guidance(grammar=Grammar(source="any", triggers=(Marker(text="=", token=3),))))
@@ -23,7 +23,7 @@ class Played:
         self.request: Request = input_processor().process([5, 6, 7], greedy(24, ignore_eos=True), LIMITED)
         self.scheduler.add(self.request, lambda: guide)
 
-    def step(self) -> Plan:
+    def step(self) -> StepPlan:
         """Run a step."""
         plan = self.scheduler.plan()
         assert plan is not None

@@ -17,7 +17,7 @@ from ferrum.core.types import Request, TokenEvent
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.sequence import Sequence as Choice
-from ferrum.scheduler.step_plan import Plan, StepCosts
+from ferrum.scheduler.step_plan import StepCosts, StepPlan
 
 CONTEXT = 64
 
@@ -74,12 +74,12 @@ class Bench:
             assert all(earlier.finish_reason is None for earlier in self.events[event.request_id, event.choice])
             self.events[event.request_id, event.choice].append(event)
 
-    def plan(self) -> Plan:
+    def plan(self) -> StepPlan:
         plan = self.scheduler.plan()
         assert plan is not None
         return plan
 
-    def commit(self, plan: Plan) -> None:
+    def commit(self, plan: StepPlan) -> None:
         self.take(self.scheduler.commit(plan, self.executor.submit(plan.batch).result()))
         self.pages.check()
 

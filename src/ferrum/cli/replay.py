@@ -69,7 +69,7 @@ def _run_again(recorded: Record, model: str | None, digests: Path, top: int, opt
     """
     from ferrum.client.llm import LLM
     from ferrum.client.offline_batch import stream
-    from ferrum.client.records.recorder import Source
+    from ferrum.client.records.recorder import RecordedEngine
     from ferrum.client.records.replayer import Replay, check_adapters, check_origin, check_room, engine_options
     from ferrum.sources.open_model import open_model
 
@@ -80,7 +80,7 @@ def _run_again(recorded: Record, model: str | None, digests: Path, top: int, opt
     check_origin(origin, replace(origin, digest=source.digest(digests)))  # fails before the model is loaded
     with LLM(source.name, source=source, **engine_options(origin, options)) as llm:
         assert llm.client.config is not None
-        check_origin(origin, Source(llm.client.config, source, digests).origin(llm.info))
+        check_origin(origin, RecordedEngine(llm.client.config, source, digests).origin(llm.info))
         check_room(recorded, min(llm.info.max_sequence_length, llm.info.kv_capacity + 1))
         check_adapters(recorded, [each.facts.digest for each in llm.client.adapters])
         again = Replay(recorded, top)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ferrum.client.model_client import ModelClient, Parts
 from ferrum.client.records.record_files import RecordFiles
-from ferrum.client.records.recorder import Recorder, Source
+from ferrum.client.records.recorder import RecordedEngine, Recorder
 from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
 from ferrum.core.logging import info_once, warn_once
@@ -120,7 +120,7 @@ def _recorder(config: EngineConfig, model: ModelSource) -> Callable[[EngineInfo]
     if config.record_dir is None:
         return None
     files = RecordFiles(path_of("record_dir", config.record_dir), config.record_gib << 30)
-    source = Source(config, model, files.directory)
+    source = RecordedEngine(config, model, files.directory)
     return lambda info: Recorder(files, lambda: source.origin(info))
 
 

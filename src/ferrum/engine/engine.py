@@ -37,7 +37,7 @@ from ferrum.engine.messages import (
 from ferrum.engine.waiting_requests import CompilingRequests, last_events
 from ferrum.scheduler.guides import Guides, StartGuide
 from ferrum.scheduler.scheduler import Scheduler
-from ferrum.scheduler.step_plan import Plan
+from ferrum.scheduler.step_plan import StepPlan
 
 if TYPE_CHECKING:
     from ferrum.engine.engine_executor import EngineExecutor
@@ -89,7 +89,7 @@ class Engine:
         self._adapters = HeldAdapters(executor, inbox, adapter_bytes, partial(_is_live, scheduler, self._compiling))
         self._depth = depth
         self._clock = clock
-        self._submitted: deque[tuple[Plan, PendingStep | FerrumError]] = deque()
+        self._submitted: deque[tuple[StepPlan, PendingStep | FerrumError]] = deque()
         self._step_tokens: list[int] = []
         self._recorded = recorded
         self._computed_steps: list[ComputedStep] = []
@@ -162,7 +162,7 @@ class Engine:
         self._reported_usage, self._stats_due = stats.kv_usage, now + STATS_SECONDS
         return stats
 
-    def _mark(self, plan: Plan) -> None:
+    def _mark(self, plan: StepPlan) -> None:
         """Count a step that is about to be submitted, and note when its sequences left the queue."""
         self.steps += 1
         self.steps_ahead += bool(self._submitted)
@@ -258,13 +258,13 @@ class Engine:
             return last_events(request, FinishReason.ERROR, found, left)
         return self._add(request, found, left)
 
-    def _submit(self, plan: Plan) -> PendingStep | FerrumError:
+    def _submit(self, plan: StepPlan) -> PendingStep | FerrumError:
         try:
             return self._executor.submit(plan.batch)
         except Exception as error:  # noqa: BLE001 - a failed step must not end other requests
             return as_step_error(error)
 
-    def _commit(self, plan: Plan, step: PendingStep | FerrumError) -> list[TokenEvent]:
+    def _commit(self, plan: StepPlan, step: PendingStep | FerrumError) -> list[TokenEvent]:
         if isinstance(step, FerrumError):
             return self._scheduler.fail(plan, step)
         try:

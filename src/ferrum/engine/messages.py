@@ -15,7 +15,7 @@ from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.step import SpanResult, StepOutput
 from ferrum.core.types import Request, TokenEvent
 from ferrum.scheduler.guides import StartGuide
-from ferrum.scheduler.step_plan import Plan
+from ferrum.scheduler.step_plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ class ComputedStep:
     shares: tuple[StepShare, ...]
 
 
-def computed_step(number: int, plan: Plan, output: StepOutput) -> ComputedStep:
+def computed_step(number: int, plan: StepPlan, output: StepOutput) -> ComputedStep:
     """Return a plan with its results. Called before the scheduler commits them."""
     shares = []
     for sequence, span, result in zip(plan.sequences, plan.batch.spans, output.results, strict=True):

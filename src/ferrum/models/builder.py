@@ -20,7 +20,7 @@ from ferrum.kernels.op_attributes import Activation
 from ferrum.kernels.operations import Array
 from ferrum.kernels.reference.reference_math import exp
 from ferrum.kernels.vectors import ones, temperatures
-from ferrum.models.tensor_names import ParameterSource, Rows, View
+from ferrum.models.tensor_names import ParameterReader, Rows, View
 from ferrum.nn.block import Layer, Part
 from ferrum.nn.linear import Linear, NamedNorm, NamedWeight, Norm
 
@@ -114,7 +114,7 @@ class Builder:
         views: where the numbers of parameters are, for those that are not tensors of their own in every checkpoint.
     """
 
-    source: ParameterSource
+    source: ParameterReader
     kernels: ParameterForms
     hidden_size: int
     norms: NormSpec

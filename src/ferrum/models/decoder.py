@@ -13,7 +13,7 @@ from ferrum.kernels.operations import Array, Operations, Weight
 from ferrum.kernels.vectors import zeros
 from ferrum.models.builder import Builder
 from ferrum.models.spec import DecoderSpec
-from ferrum.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, LAYERS, ParameterSource, View
+from ferrum.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, LAYERS, ParameterReader, View
 from ferrum.nn.block import Layer
 from ferrum.nn.linear import NamedNorm, NamedWeight, Norm
 
@@ -56,7 +56,7 @@ class Decoder:
 
 
 def build_decoder(
-    spec: DecoderSpec, source: ParameterSource, kernels: ParameterForms, max_sequence_length: int
+    spec: DecoderSpec, source: ParameterReader, kernels: ParameterForms, max_sequence_length: int
 ) -> Decoder:
     """Build a decoder with the parameters of a source.
 
@@ -111,7 +111,7 @@ def parameter_shapes(spec: DecoderSpec) -> Mapping[str, tuple[int, ...]]:
     return inventory(spec).shapes
 
 
-def _builder(spec: DecoderSpec, source: ParameterSource, kernels: ParameterForms, positions: int) -> Builder:
+def _builder(spec: DecoderSpec, source: ParameterReader, kernels: ParameterForms, positions: int) -> Builder:
     return Builder(source, kernels, spec.hidden_size, spec.norms, positions, spec.renames)
 
 

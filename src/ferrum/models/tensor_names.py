@@ -1,4 +1,4 @@
-"""Names and source of a decoder's parameters, and views of them as parts of a checkpoint's tensors.
+"""Names and reader of a decoder's parameters, and views of them as parts of a checkpoint's tensors.
 
 The names are those of the Hugging Face Llama layout.
 """
@@ -16,8 +16,8 @@ FINAL_NORM = "model.norm"
 HEAD = "lm_head.weight"
 
 
-class ParameterSource(Protocol):
-    """A source that returns each parameter once and checks its shape."""
+class ParameterReader(Protocol):
+    """Reader that returns each parameter once and checks its shape."""
 
     def matrix(self, name: str, shape: tuple[int, int], *, exact: bool = False) -> Weight:
         """Return the matrix [N, K] of that name, in the format configured at load; if `exact`, in float32."""

@@ -30,7 +30,7 @@ from ferrum.runtime.memory import (
 )
 from ferrum.runtime.model_report import ModelPlan as ModelPlan
 from ferrum.runtime.model_report import plan_of
-from ferrum.runtime.pool_plan import PoolPlan, plan_pool
+from ferrum.runtime.pool_sizes import PoolSizes, pool_sizes
 from ferrum.sources.adapters.adapter_file import AdapterFile
 from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.open_model import open_model
@@ -168,7 +168,7 @@ def size_pool(
     kernels: Kernels,
     *,
     planning: bool = False,
-) -> PoolPlan:
+) -> PoolSizes:
     """Return everything that sequences will store, sized. Raises ConfigError if not even a page fits."""
     sequences = config.max_batch_size or min(config.max_sequences, bounds.max_rows)
     # Slots of states follow the memory that weights leave, also where pages have a given size.
@@ -189,7 +189,7 @@ def size_pool(
         device_memory=kernels.device_memory(),
         planning=planning,
     )
-    return plan_pool(model.asks, _kv_format(config, model, parameters), limits, kernels.planned_page_bytes)
+    return pool_sizes(model.asks, _kv_format(config, model, parameters), limits, kernels.planned_page_bytes)
 
 
 def load_weights(
@@ -223,7 +223,9 @@ def _kv_format(config: ModelConfig, model: ReadModel, parameters: Parameters) ->
     return auto_kv_dtype(parameters.format)
 
 
-def _language_model(model: ReadModel, decoder: Decoder, kernels: Kernels, pool: PoolPlan, *, replay: bool) -> DecoderLM:
+def _language_model(
+    model: ReadModel, decoder: Decoder, kernels: Kernels, pool: PoolSizes, *, replay: bool
+) -> DecoderLM:
     pool.allocate(kernels)
     limits = pool.limits
     with memory_for(f"the buffers of steps of {limits.max_rows:,} tokens (max_rows)"):

@@ -19,7 +19,7 @@ from ferrum.runtime.memory import (
     LIBRARY_BYTES,
     allowance,
 )
-from ferrum.runtime.pool_plan import PoolPlan
+from ferrum.runtime.pool_sizes import PoolSizes
 from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.parameters import Parameters
 from ferrum.sources.read_model import ReadModel
@@ -48,7 +48,7 @@ def plan_of(
     notes: Sequence[str],
     lm: DecoderLM,
     decoder: Decoder,
-    pool: PoolPlan,
+    pool: PoolSizes,
 ) -> ModelPlan:
     """Return the plan of an assembled model; `notes` are warnings about its kernels."""
     headless = model.spec.tied_head and not model.own.tied_head
@@ -95,7 +95,7 @@ def _info(config: ModelConfig, model: ReadModel, parameters: Parameters) -> Mode
     )
 
 
-def _traits(lm: DecoderLM, decoder: Decoder, pool: PoolPlan) -> ExecutorTraits:
+def _traits(lm: DecoderLM, decoder: Decoder, pool: PoolSizes) -> ExecutorTraits:
     limits = pool.limits
     memory = MemoryPlan(
         weights=sum(weight.nbytes for weight in decoder.weights.values()),

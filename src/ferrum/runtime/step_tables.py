@@ -92,7 +92,7 @@ class Piece(NamedTuple):
     adapters: tuple[AdapterUse, ...] = ()
 
 
-class RowSource(Protocol):
+class PageRowLookup(Protocol):
     """The part of a page table that tables are made from."""
 
     @property
@@ -104,7 +104,7 @@ class RowSource(Protocol):
 
 
 class KeptRows:
-    """The page rows of tables that were made before: a `RowSource` that later changes of the page table do not reach.
+    """The page rows of earlier tables: a `PageRowLookup` that later changes of the page table do not reach.
 
     Args:
         groups: of the page table.
@@ -130,7 +130,7 @@ class KeptRows:
 
 def stage(
     pieces: Sequence[Piece],
-    pages: RowSource,
+    pages: PageRowLookup,
     states: StepStates | None = None,
     sources: Mapping[str, Source] | None = None,
     adapters: AdapterSlots | None = None,
@@ -207,7 +207,7 @@ def _table(values: Sequence[int]) -> Int32:
     return np.fromiter(values, np.int32, len(values))
 
 
-def _page_rows(pieces: Sequence[Piece], pages: RowSource, group: str) -> Int32:
+def _page_rows(pieces: Sequence[Piece], pages: PageRowLookup, group: str) -> Int32:
     """Return [pieces, max pages of a sequence], padded with -1."""
     rows = [pages.row(piece.cache_id, group) for piece in pieces]
     lengths = list(map(len, rows))

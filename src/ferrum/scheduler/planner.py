@@ -40,7 +40,7 @@ from ferrum.core.step import Want, is_plain
 from ferrum.core.types import FinishReason
 from ferrum.scheduler.drafts import DraftRequest
 from ferrum.scheduler.live import Live
-from ferrum.scheduler.prefix_sharing import PrefixMatch, PromptSources
+from ferrum.scheduler.prefix_sharing import PrefixMatch, PromptReuse
 from ferrum.scheduler.queues import next_victim, victims_for
 from ferrum.scheduler.sequence import (
     Sequence,
@@ -52,7 +52,7 @@ from ferrum.scheduler.sequence import (
     unplanned,
 )
 from ferrum.scheduler.state_snapshots import until_snapshot
-from ferrum.scheduler.step_plan import FirstTokenSteps, OpenStep, Plan, StepBudget, StepCosts
+from ferrum.scheduler.step_plan import FirstTokenSteps, OpenStep, StepBudget, StepCosts, StepPlan
 
 
 class Planner:
@@ -79,9 +79,9 @@ class Planner:
         self._limits = live.limits
         self.budget = StepBudget(costs, decode_seconds, config)
         self._first_tokens = FirstTokenSteps(costs, config)
-        self._sources = PromptSources(live.requests, live.forks, live.prefixes, config)
+        self._reuse = PromptReuse(live.requests, live.forks, live.prefixes, config)
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> StepPlan | None:
         """Return the next step, or None if there is nothing to do until a commit, an arrival or `expire`."""
         live = self._live
         if live.in_flight and self._must_commit_first():
@@ -112,7 +112,7 @@ class Planner:
                 return True
         return False
 
-    def _plan_step(self) -> Plan | None:
+    def _plan_step(self) -> StepPlan | None:
         """Return the next step, planned in full."""
         live = self._live
         live.starved = False
@@ -153,15 +153,15 @@ class Planner:
         if not behind and not step.admits:
             return
         self.budget.bound(step, live.running, behind, self._limits.sequences)
-        self._sources.reset()
+        self._reuse.reset()
         for sequence in live.waiting.rounds(live.running, behind, lambda: step.admits):
             if not step.budget:
                 return
             if sequence in live.running:
                 live.waiting.count_prompt(sequence, self._continue(sequence, step))
             elif step.admits:
-                source = self._sources.find(sequence)
-                step.admits = self._sources.left > 0 if source is None else self._admit(sequence, source, step)
+                source = self._reuse.find(sequence)
+                step.admits = self._reuse.left > 0 if source is None else self._admit(sequence, source, step)
 
     def _running_behind(self, tokens: range) -> list[Sequence]:
         """Return the running sequences that are this many tokens behind, those in flight not counted."""

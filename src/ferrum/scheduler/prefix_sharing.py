@@ -358,12 +358,12 @@ class ChoiceForks:
         return source.computed >= shared > 0 and self._pages.can_truncate(source.cache_id, shared)
 
 
-class PromptSources:
+class PromptReuse:
     """Search for what a waiting sequence begins with, bounded per step: steps are short and queues may be long.
 
     Args:
         live: the scheduler's requests.
-        forks, prefixes: the two kinds of sources.
+        forks, prefixes: the two ways to begin with computed tokens.
         config: constants.
 
     Attributes:

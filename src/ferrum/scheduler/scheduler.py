@@ -28,7 +28,7 @@ from ferrum.scheduler.live import Limits, Live
 from ferrum.scheduler.planner import Planner
 from ferrum.scheduler.queues import Policy
 from ferrum.scheduler.sequence import Sequence, event, guide_along, judge, pool
-from ferrum.scheduler.step_plan import Plan, StepCosts
+from ferrum.scheduler.step_plan import StepCosts, StepPlan
 
 
 class Scheduler:
@@ -140,7 +140,7 @@ class Scheduler:
 
     # The end of a step
 
-    def commit(self, plan: Plan, output: StepOutput) -> list[TokenEvent]:
+    def commit(self, plan: StepPlan, output: StepOutput) -> list[TokenEvent]:
         """Apply a step's results; a span with an error ends only its own choice."""
         events: list[TokenEvent] = []
         self._costs.observe_step(plan.batch, output, plan.context_tokens)
@@ -176,7 +176,7 @@ class Scheduler:
             and (self._page_size is None or result.length % self._page_size != 0)
         )
 
-    def fail(self, plan: Plan, error: FerrumError) -> list[TokenEvent]:
+    def fail(self, plan: StepPlan, error: FerrumError) -> list[TokenEvent]:
         """Apply the failure of a whole step: all its choices end."""
         return self.commit(plan, StepOutput((error,) * len(plan.sequences)))
 

@@ -117,7 +117,7 @@ class StepCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """A step to run: its spans and their sequences, in the same order.
 
     Attributes:
@@ -165,7 +165,7 @@ class DecodeSteps:
         """Plan the next step in full."""
         self.sequences = ()
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> StepPlan | None:
         """Return the next step; None if a sequence is about to end or has more to ask, or if pages run out."""
         spans, starts = [], []
         for sequence in self.sequences:
@@ -177,7 +177,7 @@ class DecodeSteps:
             starts.append(known - 1)
         if not is_plain(spans) or not self._pages.next_tokens.reserve(self._cache_ids, starts):
             return None
-        return Plan(StepBatch(tuple(spans)), self.sequences, sum(starts), self._tenant)
+        return StepPlan(StepBatch(tuple(spans)), self.sequences, sum(starts), self._tenant)
 
 
 class OpenStep:
@@ -221,12 +221,12 @@ class OpenStep:
         spans = [span for _, span in self.spans.values()]
         return StepLoad(sum(len(span.tokens) for span in spans), total_context_cost(spans), self.budget)
 
-    def close(self) -> Plan | None:
+    def close(self) -> StepPlan | None:
         """Return the plan, or None if it has no span."""
         if not self.spans:
             return None
         sequences, spans = zip(*self.spans.values(), strict=True)
-        return Plan(StepBatch(spans), sequences)
+        return StepPlan(StepBatch(spans), sequences)
 
 
 Planned: TypeAlias = Series[tuple[Sequence, Span]]

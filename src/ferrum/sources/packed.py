@@ -149,7 +149,7 @@ def _blocks(checkpoint: Checkpoint, header: Mapping[str, Any]) -> Mapping[str, s
 
 
 class PackedParameters(Parameters):
-    """The `ParameterSource` of a packed directory: matrices stay in the mapped file.
+    """The `ParameterReader` of a packed directory: matrices stay in the mapped file.
 
     Args: as `Parameters`, where values must match the directory or be None or "auto"; and
 

@@ -83,7 +83,7 @@ def _is_embedding(checkpoint: TensorStore, *, planning: bool) -> bool:
 
 
 class Parameters:
-    """The `ParameterSource` of a checkpoint. Matrices in the checkpoint's own format stay in the mapped file.
+    """The `ParameterReader` of a checkpoint. Matrices in the checkpoint's own format stay in the mapped file.
 
     Args:
         checkpoint: the tensors.

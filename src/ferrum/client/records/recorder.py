@@ -117,7 +117,7 @@ class Recorder:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RecordedEngine:
     """What an engine was built from.
 
     Attributes:

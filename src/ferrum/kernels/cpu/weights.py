@@ -16,14 +16,14 @@ _DENSE: Final = {"float32": np.float32, "float16": np.uint16, "bfloat16": np.uin
 """Floating-point formats, and the element type that the library takes."""
 
 
-class DenseSource(Protocol):
+class DenseMatrix(Protocol):
     """A floating-point weight with its elements [N, K], row-major."""
 
     @property
     def values(self) -> NDArray[Any]: ...
 
 
-class BlockSource(Protocol):
+class BlockMatrix(Protocol):
     """A quantised weight, as `quant.block_weight.BlockWeight`.
 
     Attributes:
@@ -102,14 +102,14 @@ def native_weight(library: Any, runtime: Any, weight: Weight, *, blank: bool = F
     if blank:
         native = library.blank(format, *weight.shape)
     elif blocks:
-        native = runtime.over_panels(format, _panels(library, runtime, cast(BlockSource, weight)), *weight.shape)
+        native = runtime.over_panels(format, _panels(library, runtime, cast(BlockMatrix, weight)), *weight.shape)
     else:
-        floats = native_floats(cast(DenseSource, weight).values if dense else weight.dequantize())
+        floats = native_floats(cast(DenseMatrix, weight).values if dense else weight.dequantize())
         native = runtime.over_panels(format, runtime.pack(*floats), *weight.shape)
     return NativeWeight(native, runtime, weight.shape, format, library)
 
 
-def _panels(library: Any, runtime: Any, weight: BlockSource) -> NDArray[np.uint8]:
+def _panels(library: Any, runtime: Any, weight: BlockMatrix) -> NDArray[np.uint8]:
     """Return panels: laid out by the library if it knows the type of a file's blocks, else by `quant`."""
     if weight.gguf is None or weight.gguf[0] not in library.BLOCK_TYPES:
         return weight.panels.reshape(-1)

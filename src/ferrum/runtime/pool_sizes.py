@@ -20,7 +20,7 @@ _ADDRESS_SPACE = 1 << 47
 
 
 @dataclass(frozen=True, slots=True)
-class PoolPlan:
+class PoolSizes:
     """What sequences store.
 
     Attributes:
@@ -81,7 +81,7 @@ class PoolPlan:
                 raise MemoryError
             kernels.allocate(self.groups, self.states)
 
-    def without_pages(self) -> PoolPlan:
+    def without_pages(self) -> PoolSizes:
         """Return a pool of the same groups that takes no memory, for a model that only is planned."""
         groups = tuple(replace(group, num_pages=0) for group in self.groups)
         return replace(self, groups=groups, states=None if self.states is None else replace(self.states, num_slots=0))
@@ -96,7 +96,7 @@ class PoolPlan:
         return [PageGroup(group.name, group.num_pages, group.page_size, kv.window) for group, kv in pairs]
 
 
-def plan_pool(asks: Inventory, format: str, limits: PoolLimits, page_bytes: Callable[[PoolGroup], int]) -> PoolPlan:
+def pool_sizes(asks: Inventory, format: str, limits: PoolLimits, page_bytes: Callable[[PoolGroup], int]) -> PoolSizes:
     """Return the pool of a model, sized.
 
     Args:
@@ -115,4 +115,4 @@ def plan_pool(asks: Inventory, format: str, limits: PoolLimits, page_bytes: Call
         states = replace(slot, num_slots=limits.max_batch_size * limits.slots_per_sequence + limits.snapshots)
     groups = pool_groups(asks.kv_layers, format, limits, page_bytes)
     parts = pool_parts(groups, asks.kv_layers, limits, page_bytes)
-    return PoolPlan(asks.kv_layers, asks.state_layers, format, groups, parts, states, limits)
+    return PoolSizes(asks.kv_layers, asks.state_layers, format, groups, parts, states, limits)
