@@ -112,7 +112,7 @@ class Engine:
         """Run one iteration, starting with `message` if given; return whether a step was computed."""
         events = [] if message is None else self._take(message)
         events += [] if self._inbox.empty() else self._drain_inbox()
-        events += self._begin_adapted() if self._adapters.waiting.held else []
+        events += self._begin_adapted() if self._adapters.waiting else []
         plan = self._scheduler.plan() if self._open else None
         if plan is not None:
             self._mark(plan)
@@ -141,7 +141,7 @@ class Engine:
             return events + self._scheduler.drain(FinishReason.ABORT)
         events = self._scheduler.expire(now)
         for each in outside:
-            if each.held:
+            if each:
                 events += each.expire(now)
         return events
 

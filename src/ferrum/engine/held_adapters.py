@@ -110,7 +110,7 @@ class HeldAdapters:
 
     def _fail(self, key: str, error: FerrumError) -> list[TokenEvent]:
         events = []
-        for request in self.waiting:
+        for request in self.waiting.requests():
             if key in keys_of(request) and (left := self.waiting.take(request)) is not None:
                 events += last_events(request, FinishReason.ERROR, error, left)
         return events
@@ -145,7 +145,7 @@ class HeldAdapters:
         """
         found = []
         kept = {key for request in self.using.values() for key in keys_of(request)}
-        for request in self.waiting:
+        for request in self.waiting.requests():
             keys = keys_of(request)
             kept |= keys
             missing = [key for key in keys if key not in self._held]
@@ -215,7 +215,7 @@ class HeldAdapters:
 
     def _wanted_keys(self) -> set[str]:
         """Return the keys that requests use or wait for."""
-        return {key for request in (*self.using.values(), *self.waiting) for key in keys_of(request)}
+        return {key for request in (*self.using.values(), *self.waiting.requests()) for key in keys_of(request)}
 
     def _too_large(self, nbytes: int) -> str:
         return f"adapters of {size(nbytes)} are larger than the limit of {size(self._limit)} (raise --lora-gib)"
@@ -230,7 +230,7 @@ class HeldAdapters:
             loads=self._loads,
             evictions=self._evictions,
             running=_names(self.using.values()),
-            waiting=_names(self.waiting),
+            waiting=_names(self.waiting.requests()),
         )
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -23,29 +23,17 @@ class _Waiting:
     ended: set[int] = field(default_factory=set)
 
 
-class WaitingRequests:
-    """Requests that wait, in the order of their arrival. The engine's thread owns it.
+class WaitingRequests(dict[str, _Waiting]):
+    """Requests that wait, by id, in the order of their arrival. The engine's thread owns it."""
 
-    Attributes:
-        held: by id. The engine looks at it in each iteration, without a call.
-    """
-
-    def __init__(self) -> None:
-        self.held: dict[str, _Waiting] = {}
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter([each.request for each in self.held.values()])
-
-    def __len__(self) -> int:
-        return len(self.held)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self.held
+    def requests(self) -> list[Request]:
+        """Return the requests that wait."""
+        return [each.request for each in self.values()]
 
     @property
     def choices(self) -> int:
         """Number of choices that wait."""
-        return sum(each.request.params.n - len(each.ended) for each in self.held.values())
+        return sum(each.request.params.n - len(each.ended) for each in self.values())
 
     def hold(self, request: Request, ended: frozenset[int], cancel: Callable[[], object] = bool) -> None:
         """Let a request wait.
@@ -55,40 +43,40 @@ class WaitingRequests:
             ended: the choices that have ended already.
             cancel: called if all choices end before.
         """
-        self.held[request.request_id] = _Waiting(request, cancel, set(ended))
+        self[request.request_id] = _Waiting(request, cancel, set(ended))
 
     def take(self, request: Request) -> frozenset[int] | None:
         """Remove a request that need not wait; return its choices that have ended, or None if all have."""
-        kept = self.held.get(request.request_id)
+        kept = self.get(request.request_id)
         if kept is None or kept.request is not request:
             return None
-        del self.held[request.request_id]
+        del self[request.request_id]
         return frozenset(kept.ended)
 
     def abort(
         self, request_id: str, choice: int | None = None, reason: FinishReason = FinishReason.ABORT
     ) -> list[TokenEvent]:
         """End a request, or one choice of it; ignore those that are not here."""
-        if request_id not in self.held:
+        if request_id not in self:
             return []
-        kept = self.held[request_id]
+        kept = self[request_id]
         request, ended = kept.request, kept.ended
         events = [each for each in last_events(request, reason, ended=ended) if choice in (None, each.choice)]
         ended.update(each.choice for each in events)
         if len(ended) == request.params.n:
-            del self.held[request_id]
+            del self[request_id]
             kept.cancel()  # else those who leave would keep others waiting
         return events
 
     def expire(self, now: float) -> list[TokenEvent]:
         """End the requests whose deadline has passed."""
-        deadlines = ((name, each.request.deadline) for name, each in self.held.items())
+        deadlines = ((name, each.request.deadline) for name, each in self.items())
         due = [name for name, deadline in deadlines if deadline is not None and deadline <= now]
         return [event for name in due for event in self.abort(name, reason=FinishReason.DEADLINE)]
 
     def abort_all(self) -> list[TokenEvent]:
         """End all requests."""
-        return [event for name in list(self.held) for event in self.abort(name)]
+        return [event for name in list(self) for event in self.abort(name)]
 
 
 def last_events(

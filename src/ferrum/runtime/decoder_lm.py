@@ -6,7 +6,7 @@ three. An executor that runs ahead prepares and settles steps in one thread, in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ from ferrum.runtime.flights import Flights, carries
 from ferrum.runtime.sharded_replay import ShardedReplay
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_passes import PreparedStep, cut_into_passes, distribute
-from ferrum.runtime.step_tables import DecodeTables, KeptRows, Piece, StepStates, refuse_inputs, stage
+from ferrum.runtime.step_tables import DecodeTables, KeptRows, StepStates, refuse_inputs, stage
 from ferrum.sampling.backend_sampler import sampler_of
 from ferrum.sampling.sampler import Verification, accept
 
@@ -146,7 +146,7 @@ class DecoderLM(StepwiseLLM):
         step = PreparedStep(batch, spans, outcomes, self._rows(spans), [], states, sampled=sampled)
         sources = {span.cache_id: self._flights.source(span) for span in spans if span.tokens[0] == CARRY}
         try:
-            cut = self._passes(step.rows) if spans else ()
+            cut = cut_into_passes([*step.rows.values()], self.max_rows, self.max_logit_rows) if spans else ()
             step.passes += [(each, stage(each, self.pages, states, sources, self.adapted.slots)) for each in cut]
         except Exception as error:  # noqa: BLE001 - no memory for the tables: others go on
             step.spans = ()
@@ -232,9 +232,6 @@ class DecoderLM(StepwiseLLM):
             return error
         return refuse_inputs(span, self._config.hidden_size) if span.inputs else None
 
-    def _passes(self, rows: Mapping[str, SpanRows]) -> Iterator[list[Piece]]:
-        return cut_into_passes(list(rows.values()), self.max_rows, self.max_logit_rows)
-
     # Compute
 
     def starts(self, step: PreparedStep) -> bool:
@@ -316,7 +313,7 @@ class DecoderLM(StepwiseLLM):
             decodes = [] if step.decodes is None else [(step.spans, step.decodes)]
             kept = KeptRows(self.pages.groups, step.passes or decodes)
             tokens = {span.cache_id: self._flights.token(span) for span in spans}
-            cut = self._passes(rows)
+            cut = cut_into_passes([*rows.values()], self.max_rows, self.max_logit_rows)
             passes = [(each, stage(each, kept, step.states, tokens, self.adapted.slots)) for each in cut]
         for span in spans:
             if span.tokens[0] == CARRY:

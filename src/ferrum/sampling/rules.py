@@ -248,12 +248,8 @@ def candidate_rules_within(names: Collection[str]) -> Callable[[SamplingParams],
     return Neutral(*others).of_params
 
 
-_edits_nothing: Final = Neutral(*(rule.__name__ for rule in LOGIT_RULES))
-
-
-def leaves_logits(sampling: Sampling) -> bool:
-    """Return whether no rule of `LOGIT_RULES` ever changes the logits of the request, if a row has no mask."""
-    return _edits_nothing(sampling)
+leaves_logits: Final = Neutral(*(rule.__name__ for rule in LOGIT_RULES))
+"""Returns whether no rule of `LOGIT_RULES` ever changes the logits of a request, if a row has no mask."""
 
 
 def takes_best(sampling: Sampling) -> bool:

@@ -151,34 +151,25 @@ class LiveRequests:
 _rank, _tenant = attrgetter("rank"), attrgetter("tenant")
 
 
-class Ranked:
-    """Sequences in the order of their ranks."""
+class Ranked(list[Sequence]):
+    """Sequences in the order of their ranks; only `add` and `remove` change it."""
 
     def __init__(self) -> None:
-        self._items: list[Sequence] = []
+        super().__init__()
         self._ids: set[int] = set()
 
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, index: int) -> Sequence:
-        return self._items[index]
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._items)
-
-    def __contains__(self, sequence: Sequence) -> bool:
+    def __contains__(self, sequence: object) -> bool:
         return id(sequence) in self._ids
 
     def add(self, sequence: Sequence) -> None:
         """Insert the sequence."""
-        insort(self._items, sequence, key=_rank)
+        insort(self, sequence, key=_rank)
         self._ids.add(id(sequence))
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that is present."""
         self._ids.remove(id(sequence))
-        del self._items[bisect_left(self._items, sequence.rank, key=_rank)]
+        del self[bisect_left(self, sequence.rank, key=_rank)]
 
 
 class WaitingQueue:

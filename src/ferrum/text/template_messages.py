@@ -88,17 +88,12 @@ def for_template(
         Unsupported: content that is not text.
     """
     chat = []
-    call_id = _older_id(0)
+    call_id = "call00000"  # OpenAI's older form has no ids: the place of the message stands for one
     for place, message in enumerate(json_objects(messages, "messages")):
         if message.get("function_call") is not None:
-            call_id = _older_id(place)
+            call_id = f"call{place:05}"
         chat.append(_message(message, f"messages[{place}]", as_parts, argument_text, call_id))
     return chat
-
-
-def _older_id(place: int) -> str:
-    """Return the id of a call in OpenAI's older form, which has none, by the place of its message."""
-    return f"call{place:05}"
 
 
 def has_calls(messages: Sequence[Message]) -> bool:
