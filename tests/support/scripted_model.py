@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from fakes import FakeExecutor, FakeModel, Visible
 from ferrum.cache.page_table import PageGroup, PageTable
@@ -83,6 +84,12 @@ class ByteTokenizer(Tokenizer):
         return self.token_text(token_id) if token_id < self.vocab_size else None
 
 
+@lru_cache(maxsize=64)
+def reply_tokens(tokenizer: ByteTokenizer, script: Script, prompt: tuple[int, ...]) -> list[int]:
+    """Return the tokens of the reply to a prompt."""
+    return tokenizer.encode(script(tokenizer.decode(prompt, skip_special_tokens=False)))
+
+
 @dataclass(frozen=True)
 class ScriptedModel(FakeModel):
     """Continues a prompt with the text that the script has for it."""
@@ -91,8 +98,7 @@ class ScriptedModel(FakeModel):
     script: Script = str
 
     def choose(self, visible: Visible, position: int, sampling: Sampling) -> int:
-        prompt = self.tokenizer.decode(visible[0][: sampling.prompt_length], skip_special_tokens=False)
-        reply = self.tokenizer.encode(self.script(prompt))
+        reply = reply_tokens(self.tokenizer, self.script, visible[0][: sampling.prompt_length])
         place = position - sampling.prompt_length
         return reply[place] if place < len(reply) else self.tokenizer.eos_token_ids[0]
 
