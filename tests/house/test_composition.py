@@ -40,8 +40,12 @@ def cut_classes(modules: Sequence[Path], source: Path) -> Iterator[str]:
     """Yield bases with private state that nothing creates, and whose only subclass is in another file."""
     classes = [(path, node) for path in modules for node in nodes(path) if isinstance(node, ast.ClassDef)]
     created = {name for path in modules for node in nodes(path) for name in created_names(node)}
+    heirs_of: dict[str, list[Path]] = {}
     for path, node in classes:
-        heirs = [other for other, each in classes if node.name in base_names(each)]
+        for name in base_names(node):
+            heirs_of.setdefault(name, []).append(path)
+    for path, node in classes:
+        heirs = heirs_of.get(node.name, [])
         if len(heirs) == 1 and heirs[0] != path and node.name not in created and has_private_state(node):
             yield f"{path.relative_to(source)}: {node.name}"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prose import banned_words
-from source_tree import MODULES, NATIVE, REPOSITORY, SOURCE, TESTS, TOOLS, nodes
+from source_tree import MODULES, NATIVE, REPOSITORY, SOURCE, TESTS, TOOLS, nodes, nodes_in
 
 CEILING = 43_100
 """Lines of `src/` without docstrings, blanks, comments and imports. It only goes down: what a change adds, it saves
@@ -26,7 +26,7 @@ EXEMPT = {REPOSITORY / "tests" / "support" / "prose.py", Path(__file__)}
 def code_lines(text: str) -> int:
     """Count lines that are neither blank, comment, import nor docstring."""
     skipped: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_in(text):
         is_text = (
             isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         )
@@ -41,7 +41,7 @@ def code_lines(text: str) -> int:
 
 def public_methods(text: str) -> Iterator[tuple[str, str, bool]]:
     """Class, name and whether it has a docstring, for each public method."""
-    for outer in ast.walk(ast.parse(text)):
+    for outer in nodes_in(text):
         for node in outer.body if isinstance(outer, ast.ClassDef) and not outer.name.startswith("_") else ():
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
                 yield outer.name, node.name, ast.get_docstring(node) is not None or bool(outer.bases)

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from source_tree import REPOSITORY, ROOMS, SOURCE, WITHOUT_ARRAYS
+from source_tree import REPOSITORY, ROOMS, SOURCE, WITHOUT_ARRAYS, nodes
 
 DOCUMENT = REPOSITORY / "docs" / "architecture.md"
 SUPPORT = REPOSITORY / "tests" / "support"
@@ -21,7 +21,9 @@ BEGIN, END = "<!-- map: written by tests/support/module_map.py -->\n", "<!-- end
 
 def first_line(path: Path) -> str:
     """Return the first paragraph of a module's docstring as one line."""
-    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    module = nodes(path)[0]
+    assert isinstance(module, ast.Module)
+    text = ast.get_docstring(module) or ""
     return text.partition("\n\n")[0].replace("\n", " ")
 
 

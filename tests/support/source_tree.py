@@ -26,6 +26,11 @@ NATIVE = sorted(path for path in (REPOSITORY / "native").rglob("*") if path.suff
 
 
 @cache
+def nodes_in(text: str) -> tuple[ast.AST, ...]:
+    """All nodes of a module's text, outer ones first."""
+    return tuple(ast.walk(ast.parse(text)))
+
+
 def nodes(path: Path) -> tuple[ast.AST, ...]:
     """All nodes of a module, outer ones first."""
-    return tuple(ast.walk(ast.parse(path.read_text())))
+    return nodes_in(path.read_text())
