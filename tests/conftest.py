@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import secrets
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from ferrum.kernels.cpu import library
 
 # What passes once passes again, however slow the machine: only long searches draw other examples each time.
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
@@ -20,6 +24,23 @@ pytest.register_assert_rewrite("contract_kit", "contract_verbs", "contract_llm",
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "contract(row): a row of the executor contract, which the test is about")
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        share_processors(workers)
+
+
+def share_processors(workers: int) -> None:
+    """Give native kernels a worker's share of the processors, unless a test asks for a number of threads.
+
+    A step has many barriers, each of which would wait for threads that the other workers keep from running.
+    """
+    quota = library.cpu_quota
+
+    def share(membership: Path, root: Path) -> float | None:
+        whole = quota(membership, root) or os.cpu_count() or 1
+        return whole / workers
+
+    library.cpu_quota = share
 
 
 @pytest.fixture(autouse=True)
