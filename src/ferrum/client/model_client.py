@@ -189,8 +189,11 @@ class ModelClient:
             raise RequestError("the model has none; send one, or use a plain prompt", param="chat_template")
 
         def rendered(messages: Sequence[Message]) -> str:
+            chat = template.prepare(messages)
+            if has_calls(messages) and not template.writes_calls:
+                chat = with_written_calls(chat, self.output_format(chat_template, untrusted=untrusted).format)
             return template.render(
-                self._prepared(template, messages, chat_template, untrusted=untrusted),
+                chat,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tools=tools,
@@ -201,16 +204,6 @@ class ModelClient:
         if chat_template is None:  # a client that sends a template decides what it writes
             refuse_lost_texts(messages, text, rendered)
         return text
-
-    def _prepared(
-        self, template: ChatTemplate, messages: Sequence[Message], chat_template: str | None, *, untrusted: bool
-    ) -> list[dict[str, Any]]:
-        """Return messages in the form that a template reads."""
-        chat = template.prepare(messages)
-        if not has_calls(messages) or template.writes_calls:
-            return chat
-
-        return with_written_calls(chat, self.output_format(chat_template, untrusted=untrusted).format)
 
     def output_format(self, chat_template: str | None = None, *, untrusted: bool = False) -> FoundFormat:
         """Return how the model writes reasoning and calls, found at the first use of each template.
