@@ -73,8 +73,8 @@ def main() -> None:
     workloads = chosen_workloads(given.workload)
     if served := [each.name for each in workloads if each.kind is Kind.SERVE]:
         raise ConfigError(f"{served[0]!r} is of a server, which has no receipt", param="workload")
-    prober = Prober(given.threads)
     with load_subject(None, given.shape, workloads, options) as subject:
+        prober = Prober(given.threads)
         for workload in workloads:
             subject.run(workload)  # counts the experts that it reads
             timed = timed_operations(subject, workload)
