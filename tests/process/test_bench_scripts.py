@@ -10,7 +10,7 @@ import pytest
 from source_tree import REPOSITORY
 
 BENCH = REPOSITORY / "bench"
-STARTED_BY_OTHERS = {"adapter_llamacpp.py", "quality_llamacpp.py"}
+STARTED_BY_OTHERS = {"adapter_llamacpp.py", "llamacpp_steps.py", "quality_llamacpp.py"}
 WITHOUT = """
 import runpy, sys
 
