@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
-from openai import OpenAI
 
 from engine_fakes import EOS, FakeRecipe, parts
 from ferrum.client.async_engine import AsyncEngine, AsyncStream
@@ -27,6 +26,9 @@ from ferrum.server.launch import Server
 from ferrum.server.server_config import ServerConfig
 from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.generation_config import GenerationConfig
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ mood }}"
@@ -53,6 +55,8 @@ class Served:
 
     def openai(self, **options: Any) -> OpenAI:
         """Return an official client; all share one connection pool."""
+        from openai import OpenAI  # takes half a second, which servers in processes need not wait for
+
         options = {"api_key": "none", "max_retries": 0, "http_client": self.http, **options}
         return OpenAI(base_url=f"{self.url}/v1", **options)
 
