@@ -17,6 +17,7 @@
 #include "block_types.hpp"
 #include "expert_binding.hpp"
 #include "format_names.hpp"
+#include "codebooks.hpp"
 #include "fused_sums.hpp"
 #include "operations.hpp"
 #include "packing.hpp"
@@ -36,13 +37,28 @@ void check_page(const Runtime& runtime, int64_t group, int64_t page, int64_t byt
     require(bytes == runtime.pool.page_bytes(group), "array size is not the page size");
 }
 
-void read_rows(const Weight& weight, const In<int32_t>& ids, const Out<float>& out) {
+void read_rows(const Weight& weight, const Runtime& runtime, const In<int32_t>& ids, const Out<float>& out) {
     require(weight.data() != nullptr, "matrix is blank");
     require(static_cast<int64_t>(out.size()) == static_cast<int64_t>(ids.size()) * weight.inputs(), "output needs one row per id");
     for (size_t i = 0; i < ids.size(); ++i) {
         require(ids.data()[i] >= 0 && ids.data()[i] < weight.outputs(), "row id out of range");
-        weight.row(ids.data()[i], out.data() + static_cast<int64_t>(i) * weight.inputs());
+        weight.row(runtime.kernels, ids.data()[i], out.data() + static_cast<int64_t>(i) * weight.inputs());
     }
+}
+
+// Set the points of a codebook; see codebooks.hpp.
+void set_codebook(const std::string& name, const In<uint32_t>& points) {
+    const auto set = [&](uint32_t* to, size_t count) {
+        require(points.size() == count, "codebook of another size");
+        std::copy(points.data(), points.data() + count, to);
+    };
+    if (name == "iq2_xxs") return set(codebooks.iq2_xxs, std::size(codebooks.iq2_xxs));
+    if (name == "iq2_xs") return set(codebooks.iq2_xs, std::size(codebooks.iq2_xs));
+    if (name == "iq2_s") return set(codebooks.iq2_s, std::size(codebooks.iq2_s));
+    if (name == "iq3_xxs") return set(codebooks.iq3_xxs, std::size(codebooks.iq3_xxs));
+    if (name == "iq3_s") return set(codebooks.iq3_s, std::size(codebooks.iq3_s));
+    require(name == "iq1_s", "unknown codebook");
+    set(codebooks.iq1_s, std::size(codebooks.iq1_s));
 }
 
 // Make a matrix with a size but without numbers. Operations accept it, but must not run with it.
@@ -264,6 +280,7 @@ NB_MODULE(_native, module) {
     module.attr("MAX_HEAD_DIM") = kMaxHead;
     module.attr("BLOCK_FORMATS") = block_format_names();
     module.attr("BLOCK_TYPES") = block_type_names();
+    module.def("set_codebook", &set_codebook);
     module.def("tiers", &tier_names);
     module.def("blank", &blank);
     nb::class_<Weight>(module, "Weight")
@@ -274,7 +291,7 @@ NB_MODULE(_native, module) {
             require(begin >= 0 && begin % kPanel == 0 && begin <= end && end <= weight.outputs(), "a part begins with a panel");
             return weight.part(begin, end);
         })
-        .def("rows", &read_rows, as_is, as_is);
+        .def("rows", &read_rows, nb::arg(), as_is, as_is);
     nb::class_<Operation>(module, "Operation").def_prop_ro("experts_read", &Operation::experts_read);
     nb::class_<Program>(module, "Program").def("__init__", [](Program* self, Operations all) {
         link_adapted(all);

@@ -1,6 +1,6 @@
 // What a panel has per block of a format of weight_formats.hpp: quant/block_format.py and quant/panels.py describe both.
 //
-// A block of a panel: d and m of its 32 outputs (16 bits each), integer scales and minima of its groups (a byte each), and
+// A block of a panel, unless it keeps the bytes of a file: d and m of its 32 outputs (16 bits each), integer scales and minima of its groups (a byte each), and
 // the rows of codes of its groups.
 #pragma once
 
@@ -14,7 +14,8 @@ namespace ferrum {
 static constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 static constexpr int8_t kFp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-enum class Scales { whole, unsigned_subs, signed_subs };  // d alone, or times an integer per group
+// d alone, or times an integer per group; own: as tier/units.hpp reads them.
+enum class Scales { whole, unsigned_subs, signed_subs, own };
 
 struct BlockFormat {
     int64_t inputs;  // of a block; 0 for float formats
@@ -25,6 +26,9 @@ struct BlockFormat {
     bool minima;
     Scales scales;
     bool wide_range;  // d is a bfloat16, not a float16
+    // Of a block that panels keep as it is in a file (quant/low_bits.py), else 0: byte b of it is at kPanel b, as each of its
+    // fields stands there for the 32 outputs together. Its bits and offset are those of integers in products.
+    int64_t file_bytes = 0;
 
     constexpr int64_t groups() const { return inputs / group; }
     constexpr int64_t subs() const { return scales == Scales::whole ? 0 : groups(); }  // integers per output
@@ -32,7 +36,7 @@ struct BlockFormat {
     constexpr int64_t sub_m_at() const { return sub_at() + kPanel * subs(); }
     constexpr int64_t header_bytes() const { return sub_at() + kPanel * subs() * (minima ? 2 : 1); }
     constexpr int64_t code_bytes() const { return kPanel * group * bits / 8; }  // of a group
-    constexpr int64_t bytes() const { return header_bytes() + groups() * code_bytes(); }
+    constexpr int64_t bytes() const { return file_bytes != 0 ? kPanel * file_bytes : header_bytes() + groups() * code_bytes(); }
     constexpr int code_rows() const { return static_cast<int>(group / (bits == 8 ? 4 : 8)); }  // of whole or low bits
 };
 

@@ -88,19 +88,6 @@ void q6_k(const uint8_t* b, StoredBlock& out) {
     }
 }
 
-// -4..3 as -32..31 of Q6_K.
-void q3_k(const uint8_t* b, StoredBlock& out) {
-    out.d = half_at(b, 108);
-    for (int i = 0; i < 16; ++i) {
-        const int low = i < 8 ? b[96 + i] & 15 : b[96 + i - 8] >> 4, high = b[104 + i % 4] >> 2 * (i / 4) & 3;
-        out.subs[i] = static_cast<uint8_t>((low | high << 4) - 32);
-    }
-    for (int k = 0; k < 256; ++k) {
-        const int low = b[32 + k / 128 * 32 + k % 32] >> 2 * (k / 32 % 4) & 3, high = b[k % 32] >> (k / 32) & 1;
-        out.codes[k] = static_cast<uint8_t>(low + 4 * high + 28);
-    }
-}
-
 void iq4_xs(const uint8_t* b, StoredBlock& out) {
     out.d = half_at(b, 0);
     const int high = half_at(b, 2);
@@ -118,10 +105,30 @@ void mxfp4(const uint8_t* b, StoredBlock& out) {
 }
 
 constexpr BlockType kTypes[] = {
-    {"Q8_0", Format::q8_0, 34, q8_0},   {"Q4_0", Format::q4_0, 18, q4_0},     {"Q4_1", Format::q4_1, 20, q4_1},
-    {"Q5_0", Format::q5_0, 22, q5_0},   {"Q5_1", Format::q5_1, 24, q5_1},     {"Q3_K", Format::q6_k, 110, q3_k},
-    {"Q4_K", Format::q4_k, 144, q4_k},  {"Q5_K", Format::q5_k, 176, q5_k},    {"Q6_K", Format::q6_k, 210, q6_k},
-    {"IQ4_NL", Format::iq4_nl, 18, q4_0}, {"IQ4_XS", Format::iq4_xs, 136, iq4_xs}, {"MXFP4", Format::mxfp4, 17, mxfp4}};
+    {"Q8_0", Format::q8_0, 34, q8_0, {}},
+    {"Q4_0", Format::q4_0, 18, q4_0, {}},
+    {"Q4_1", Format::q4_1, 20, q4_1, {}},
+    {"Q5_0", Format::q5_0, 22, q5_0, {}},
+    {"Q5_1", Format::q5_1, 24, q5_1, {}},
+    {"Q4_K", Format::q4_k, 144, q4_k, {}},
+    {"Q5_K", Format::q5_k, 176, q5_k, {}},
+    {"Q6_K", Format::q6_k, 210, q6_k, {}},
+    {"IQ4_NL", Format::iq4_nl, 18, q4_0, {}},
+    {"IQ4_XS", Format::iq4_xs, 136, iq4_xs, {}},
+    {"MXFP4", Format::mxfp4, 17, mxfp4, {}},
+    {"Q2_K", Format::q2_k, 84, nullptr, {{1, 16}, {4, 16}, {2, 2}}},
+    {"Q3_K", Format::q3_k, 110, nullptr, {{4, 24}, {1, 12}, {2, 1}}},
+    {"IQ2_XXS", Format::iq2_xxs, 66, nullptr, {{2, 1}, {4, 16}}},
+    {"IQ2_XS", Format::iq2_xs, 74, nullptr, {{2, 33}, {1, 8}}},
+    {"IQ2_S", Format::iq2_s, 82, nullptr, {{2, 1}, {4, 16}, {1, 16}}},
+    {"IQ3_XXS", Format::iq3_xxs, 98, nullptr, {{2, 1}, {4, 24}}},
+    {"IQ3_S", Format::iq3_s, 110, nullptr, {{2, 1}, {4, 16}, {1, 8}, {4, 8}, {1, 4}}},
+    {"IQ1_S", Format::iq1_s, 50, nullptr, {{2, 1}, {4, 8}, {2, 8}}},
+    {"IQ1_M", Format::iq1_m, 56, nullptr, {{4, 8}, {2, 12}}},
+    {"TQ1_0", Format::tq1_0, 54, nullptr, {{4, 13}, {2, 1}}},
+    {"TQ2_0", Format::tq2_0, 66, nullptr, {{4, 16}, {2, 1}}},
+    {"NVFP4", Format::nvfp4, 36, nullptr, {{1, 4}, {4, 8}}},
+};
 
 uint32_t word_at(const uint8_t* codes) {
     uint32_t word;
@@ -154,6 +161,14 @@ void store_block(const StoredBlock& from, const BlockFormat& f, int64_t lane, st
     }
 }
 
+// Copy an output's block into its lane of a panel's block, field by field.
+void copy_fields(const BlockType& type, const uint8_t* from, int64_t lane, std::byte* block) {
+    int64_t at = 0;
+    for (const Fields& fields : type.fields)
+        for (int i = 0; i < fields.count; ++i, at += fields.width)
+            std::memcpy(block + at * kPanel + lane * fields.width, from + at, static_cast<size_t>(fields.width));
+}
+
 }  // namespace
 
 const BlockType& block_type_of(const std::string& name) {
@@ -171,12 +186,18 @@ std::vector<std::string> block_type_names() {
 void lay_out_blocks(const BlockType& type, const MatrixArgs& m, int64_t begin, int64_t end, std::byte* panels) {
     const BlockFormat f = block_format(type.format);
     const int64_t blocks = m.inputs / f.inputs;
+    const uint8_t zeros[256] = {};
     StoredBlock stored{}, none{};
     std::fill(std::begin(none.codes), std::end(none.codes), static_cast<uint8_t>(f.offset));
     for (int64_t at = begin * blocks; at < end * blocks; ++at)
         for (int64_t lane = 0; lane < kPanel; ++lane) {
             const int64_t output = at / blocks * kPanel + lane, from = output * blocks + at % blocks;
-            if (output < m.outputs) type.read(reinterpret_cast<const uint8_t*>(m.values) + from * type.bytes, stored);
+            const auto* block = reinterpret_cast<const uint8_t*>(m.values) + from * type.bytes;
+            if (type.read == nullptr) {
+                copy_fields(type, output < m.outputs ? block : zeros, lane, panels + at * f.bytes());
+                continue;
+            }
+            if (output < m.outputs) type.read(block, stored);
             store_block(output < m.outputs ? stored : none, f, lane, panels + at * f.bytes());
         }
 }

@@ -14,12 +14,19 @@ struct StoredBlock {
     uint8_t subs[16], sub_minima[8], codes[256];
 };
 
-// A type of GGUF blocks: the format that holds its numbers, bytes of a block, and its reader.
+// Fields of a block in a file, one after another.
+struct Fields {
+    int width, count;
+};
+
+// A type of GGUF blocks: the format that holds its numbers, bytes of a block, and its reader; or its fields, whose bytes
+// panels keep.
 struct BlockType {
     const char* name;
     Format format;
     int64_t bytes;
     void (*read)(const uint8_t* block, StoredBlock& out);
+    Fields fields[5];
 };
 
 // Throws std::invalid_argument.

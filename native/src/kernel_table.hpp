@@ -327,6 +327,8 @@ struct KernelTable {
     void (*pack_panels)(const MatrixArgs&, int64_t panel_begin, int64_t panel_end, std::byte* panels);
     Rounding (*quantize)(const MatrixArgs&, const QuantizeArgs&, int64_t panel_begin, int64_t panel_end, std::byte* panels);
     void (*pack)(const TiledRows&, const float* x, int64_t depth, int64_t tile_begin, int64_t tile_end, std::byte* out);
+    // The numbers of an output of a panel, of a format whose panels keep the bytes of files.
+    void (*read_row)(Format, const std::byte* panel, int64_t lane, int64_t depth, float* to);
     // A part of a product: one panel by a block of rows that fits in the second-level cache.
     int64_t (*row_blocks)(const TiledRows&);
     void (*product)(const ProductArgs&, int64_t block, int64_t panel, const NextPanel&);

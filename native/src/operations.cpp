@@ -26,7 +26,7 @@ void Embed::run(Runtime& runtime, int thread) {
             copy_row(step.given.data() + given * columns, to, columns);
             continue;
         }
-        table_->row(step.token_ids[static_cast<size_t>(row)] * stride_ + offset_, to);
+        table_->row(runtime.kernels, step.token_ids[static_cast<size_t>(row)] * stride_ + offset_, to);
         for (int64_t i = 0; scale_ != 1 && i < columns; ++i) to[i] *= scale_;
     }
 }

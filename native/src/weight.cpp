@@ -88,10 +88,11 @@ std::shared_ptr<Weight> Weight::part(int64_t begin, int64_t end) const {
     return std::make_shared<Weight>(format_, end - begin, inputs_, from, owner_);
 }
 
-void Weight::row(int64_t output, float* to) const {
+void Weight::row(const KernelTable& kernels, int64_t output, float* to) const {
     const int64_t lane = output % kPanel;
     const std::byte* panel = data_ + output / kPanel * panel_bytes(format_, inputs_);
     if (const BlockFormat f = block_format(format_); f.inputs != 0) {
+        if (f.file_bytes != 0) return kernels.read_row(format_, panel, lane, inputs_, to);
         for (int64_t k = 0; k < inputs_; k += f.inputs, panel += f.bytes())
             block_row(panel, f, lane, std::min(f.inputs, inputs_ - k), to + k);
         return;

@@ -33,7 +33,7 @@ public:
     std::shared_ptr<Weight> part(int64_t begin, int64_t end) const;
 
     // Row `output` as f32 [K].
-    void row(int64_t output, float* to) const;
+    void row(const KernelTable& kernels, int64_t output, float* to) const;
 
 private:
     Format format_;

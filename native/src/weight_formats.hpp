@@ -11,7 +11,7 @@ namespace ferrum {
     X(f16, "float16", F16)
 
 // Blocks: an enumerator, which is also the name in Python, and the members of BlockFormat (block_format.hpp): inputs,
-// group, bits, offset, table, minima, scales, wide range.
+// group, bits, offset, table, minima, scales, wide range, and the bytes of a block that panels keep as they are in a file.
 #define FERRUM_BLOCK_FORMATS(X)                                           \
     X(q8_0, 32, 32, 8, 128, nullptr, false, Scales::whole, false)         \
     X(q4_0, 32, 32, 4, 8, nullptr, false, Scales::whole, false)           \
@@ -23,7 +23,19 @@ namespace ferrum {
     X(q6_k, 256, 16, 6, 32, nullptr, false, Scales::signed_subs, false)   \
     X(iq4_nl, 32, 32, 4, 0, kIq4, false, Scales::whole, false)            \
     X(iq4_xs, 256, 32, 4, 0, kIq4, false, Scales::signed_subs, false)     \
-    X(mxfp4, 32, 32, 4, 0, kFp4, false, Scales::whole, true)
+    X(mxfp4, 32, 32, 4, 0, kFp4, false, Scales::whole, true)              \
+    X(q2_k, 256, 16, 2, 0, nullptr, true, Scales::own, false, 84)         \
+    X(q3_k, 256, 16, 3, 4, nullptr, false, Scales::own, false, 110)       \
+    X(iq2_xxs, 256, 32, 8, 128, nullptr, false, Scales::own, false, 66)   \
+    X(iq2_xs, 256, 16, 8, 128, nullptr, false, Scales::own, false, 74)    \
+    X(iq2_s, 256, 16, 8, 128, nullptr, false, Scales::own, false, 82)     \
+    X(iq3_xxs, 256, 32, 8, 128, nullptr, false, Scales::own, false, 98)   \
+    X(iq3_s, 256, 32, 8, 128, nullptr, false, Scales::own, false, 110)    \
+    X(iq1_s, 256, 32, 8, 128, nullptr, false, Scales::own, false, 50)     \
+    X(iq1_m, 256, 16, 8, 128, nullptr, false, Scales::own, false, 56)     \
+    X(tq1_0, 256, 32, 2, 1, nullptr, false, Scales::own, false, 54)       \
+    X(tq2_0, 256, 32, 2, 1, nullptr, false, Scales::own, false, 66)       \
+    X(nvfp4, 64, 16, 8, 128, nullptr, false, Scales::own, false, 36)
 
 #define FERRUM_FORMATS(X) FERRUM_FLOAT_FORMATS(X) FERRUM_BLOCK_FORMATS(X)
 

@@ -116,7 +116,7 @@ struct Codes {
     }
 #if defined(FERRUM_PAIRS)
     // 16 bits hold the sum of 8, 4 or 2 products of pairs of codes up to 15, 31 or 63 by inputs up to 127.
-    static constexpr int kPairRows = kBytes ? 0 : 4 >> (kFormat.bits - 4), kRows = kBytes || kFormat.bits == 6 ? kGroupRows : 6;
+    static constexpr int kPairRows = kBytes || kFormat.bits < 4 ? 0 : 4 >> most(0, kFormat.bits - 4), kRows = kBytes || kFormat.bits == 6 ? kGroupRows : 6;
     static vi add(vi sum, vi weights, vi inputs) {
         if (kBytes) return dot_codes(sum, weights, inputs);
         return add_pairs(sum, pair_products(weights, inputs));

@@ -1,7 +1,7 @@
 // Matrix products of packed rows and packed panels, in any format.
 #include "activations.hpp"
-#include "groups.hpp"
 #include "tier.hpp"
+#include "units.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
@@ -22,7 +22,7 @@ auto with_tiles(Format format, Work work) {
 #define FERRUM_FLOAT(name, in_python, elements) \
     case Format::name: return work(FloatTiles<elements>{});
 #define FERRUM_BLOCK(name, ...) \
-    case Format::name: return work(GroupTiles<Format::name>{});
+    case Format::name: return work(BlockTiles<Format::name>{});
     switch (format) {
         FERRUM_FLOAT_FORMATS(FERRUM_FLOAT)
         FERRUM_BLOCK_FORMATS(FERRUM_BLOCK)
@@ -171,6 +171,13 @@ void product_of(const ProductArgs& a, int64_t block, int64_t panel, const NextPa
 }
 
 }  // namespace
+
+void read_row(Format format, const std::byte* panel, int64_t lane, int64_t depth, float* to) {
+    with_tiles(format, [&](auto tiles) {
+        using T = decltype(tiles);
+        if constexpr (kReadsRows<T>) T::read_row(panel, lane, depth, to);
+    });
+}
 
 int64_t packed_bytes(Format format, int64_t rows, int64_t depth) {
     return with_tiles(format, [&](auto tiles) {

@@ -10,6 +10,7 @@ int64_t row_tiles(const TiledRows& tiled);
 Rounding quantize(const MatrixArgs& m, const QuantizeArgs& a, int64_t panel_begin, int64_t panel_end, std::byte* panels);
 void pack_panels(const MatrixArgs& m, int64_t panel_begin, int64_t panel_end, std::byte* panels);
 void pack(const TiledRows& tiled, const float* x, int64_t depth, int64_t tile_begin, int64_t tile_end, std::byte* out);
+void read_row(Format format, const std::byte* panel, int64_t lane, int64_t depth, float* to);
 int64_t row_blocks(const TiledRows& tiled);
 void product(const ProductArgs& a, int64_t block, int64_t panel, const NextPanel& next);
 void norm(const NormArgs& a, int64_t row_begin, int64_t row_end);

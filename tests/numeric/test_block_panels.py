@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import over_panels
 from ferrum.quant.panels import LANES, panel_shape
 from native_weights import BLOCKS, weight_of
@@ -33,7 +34,7 @@ def stored_code(kind, group: np.ndarray, lane: int, k: int) -> int:
     return low | upper << 4
 
 
-@pytest.mark.parametrize("format", BLOCKS)
+@pytest.mark.parametrize("format", [name for name in BLOCKS if BLOCK_FORMATS[name].low is None])
 def test_codes_and_scales_have_the_documented_positions(format):
     """Reads the documented layout one element at a time."""
     rng = np.random.default_rng(0)

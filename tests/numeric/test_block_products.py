@@ -26,8 +26,8 @@ def test_product_equals_the_documented_arithmetic(format):
     rng = np.random.default_rng(3)
     x, f32 = normal(rng, 2, 2 * 256 + 35), np.float32
     weight = weight_of(rng, 3, x.shape[1], format)
-    held, group = weight.stored(slice(None)), weight.kind.group
-    integers, scales, minima = weight.kind.integers(held.codes).tolist(), held.scales(), held.minima()
+    decoded, group = weight.decoded(slice(None)), weight.kind.group
+    integers, scales, minima = decoded.integers.tolist(), decoded.scales, decoded.minima
     ours = weight.matmul(x)
     for m, row in enumerate(padded(x, ROUNDED)):
         codes, factors = [], []
@@ -52,10 +52,10 @@ def test_product_differs_from_the_dequantised_one_by_the_rounding_of_inputs(form
     rng = np.random.default_rng(4)
     for outputs, inputs in SHAPES:
         weight, x = weight_of(rng, outputs, inputs, format), normal(rng, 6, inputs)
-        dense, held = weight.dequantize().astype(np.float64), weight.stored(slice(None))
-        terms = np.abs(weight.kind.integers(held.codes) * held.scales()[..., None].astype(np.float64))
-        if (minima := held.minima()) is not None:
-            terms += np.abs(minima)[..., None]
+        dense, decoded = weight.dequantize().astype(np.float64), weight.decoded(slice(None))
+        terms = np.abs(decoded.integers * decoded.scales[..., None].astype(np.float64))
+        if decoded.minima is not None:
+            terms += np.abs(decoded.minima)[..., None]
         half = np.repeat(round_rows(x, ROUNDED, -(-inputs // ROUNDED)).scales, ROUNDED, axis=1)[:, :inputs] / 2
         bound = half * 1.001 @ np.abs(dense).T
         bound += (np.abs(x) + half) * (inputs + 4) * 2.0**-23 @ terms.reshape(outputs, -1)[:, :inputs].T

@@ -14,10 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 from family_cases import FAMILY_CASES
 from ferrum import LLM, SamplingParams
-from ferrum.cli.main import execute
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import CheckpointError, FerrumError, Unsupported
-from ferrum.quant.gguf_blocks import GGUF_TYPES
 from ferrum.runtime.load import plan_model
 from ferrum.runtime.packing import pack_directory
 from ferrum.sources.gguf_model import GgufModel, GgufTensors
@@ -100,30 +98,6 @@ def test_a_plan_equals_the_loaded_model(tmp_path: Path, kind: str) -> None:
     plan = plan_model(ModelConfig(model=str(tmp_path / "model.gguf"), kv_capacity=256))
     with load_executor(str(tmp_path / "model.gguf"), kv_capacity=256) as executor:
         assert (plan.info, plan.traits) == (executor.info, executor.traits)
-
-
-@pytest.mark.parametrize(("kind", "note"), [("Q3_K", "6.56 bits a weight as q6_k, not 3.44"), ("Q4_K", None)])
-def test_a_plan_notes_types_that_grow(
-    tmp_path: Path, kind: str, note: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    nbytes = GGUF_TYPES[kind].nbytes
-
-    def blank(rows: np.ndarray, type: object) -> np.ndarray:
-        return np.zeros((len(rows), rows.shape[1] // 256 * nbytes), np.uint8)
-
-    monkeypatch.setattr("gguf_twin.quantize", blank)
-    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2}
-    wide = Case("llama-256", "LlamaConfig", {**sizes, "head_dim": 32})
-    write_gguf(directory_of(wide), tmp_path / "model.gguf", kind)
-    path, options = str(tmp_path / "model.gguf"), {"kv_capacity": 256}
-    notes = plan_model(ModelConfig(model=path, **options)).traits.notes
-    assert [note in each for each in notes] == ([] if note is None else [True])
-    assert plan_model(ModelConfig(model=path, quantize="q8_0", **options)).traits.notes == ()
-    with load_executor(path, **options) as executor:
-        assert executor.traits.notes == notes
-    assert execute(["plan", path]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert [f"Note: {each}" in out for each in notes] == [True] * len(notes) and out.count("Note:") == len(notes)
 
 
 def test_rope_factors_scale_the_frequencies(tmp_path: Path) -> None:

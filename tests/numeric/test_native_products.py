@@ -11,8 +11,9 @@ import pytest
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.op_attributes import SILU, Activation
 from ferrum.quant.block_format import BLOCK_FORMATS
-from ferrum.quant.block_weight import BlockRows, RowWeight
+from ferrum.quant.block_weight import BlockRows, RowWeight, file_weight
 from ferrum.quant.dense import DenseWeight
+from ferrum.quant.low_bits import with_scales
 from native_twin import TEAMS, TIERS, Twin, normal, same_bits
 from native_weights import BLOCKS, DTYPES, block_rows, dense, extreme, weight_of, wild
 
@@ -126,9 +127,12 @@ def test_products_of_extreme_codes_are_exact(tier, format):
     x[2, ::3] *= -1
     rng = np.random.default_rng(8)
     for code in (0, (1 << kind.bits) - 1):
-        rows = block_rows(rng, kind, 33, 512)
-        rows = replace(rows, codes=np.full_like(rows.codes, code))
-        weight = RowWeight(kind=kind, shape=(33, 512), whole=rows)
+        if kind.low is not None:
+            blocks = np.full((33, kind.blocks(512), kind.low.nbytes), 255 if code else 0, np.uint8)
+            weight = file_weight(kind, with_scales(kind.low, blocks, normal(rng, *blocks.shape[:2])))
+        else:
+            rows = block_rows(rng, kind, 33, 512)
+            weight = RowWeight(kind=kind, shape=(33, 512), whole=replace(rows, codes=np.full_like(rows.codes, code)))
         same_bits(kernels.weight(weight).matmul(x), weight.matmul(x))
 
 

@@ -127,7 +127,7 @@ class Blocks(TensorStore):
 
 
 @pytest.mark.parametrize("rows", [None, slice(0, 40), Runs(2, 32, 3, 16)])
-@pytest.mark.parametrize("second", [("Q6_K", 210), ("Q3_K", 110), ("Q4_K", 144)])
+@pytest.mark.parametrize("second", [("Q6_K", 210), ("Q4_K", 144)])
 def test_rows_of_blocks_stay_in_their_blocks(rows: Any, second: tuple[str, int]) -> None:
     """Types of one format are joined as rows; those of two become floats."""
     store, taken = Blocks(("Q6_K", 210), second), np.arange(64)[slice(None) if rows is None else index_of(rows)]
@@ -139,7 +139,7 @@ def test_rows_of_blocks_stay_in_their_blocks(rows: Any, second: tuple[str, int])
     assert viewed.block_format("x") == (None if second[0] == "Q4_K" else "q6_k")
     if second[0] != "Q4_K":
         blocks = viewed.blocks("x")
-        assert (blocks.shape, blocks.gguf is not None) == (wanted.shape, second[0] == "Q6_K")
+        assert (blocks.shape, blocks.gguf is not None) == (wanted.shape, True)
         np.testing.assert_array_equal(blocks.dequantize(), wanted)
 
 

@@ -9,13 +9,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ferrum.quant.block_format import BLOCK_FORMATS
-from ferrum.quant.block_weight import RowWeight
+from ferrum.quant.block_weight import BlockWeight
 from ferrum.runtime.known_answers import Inputs, fixed_weight
 from ferrum.sampling.philox import fixed_numbers
 from ferrum.sources.checkpoint import Checkpoint, TensorStore
 
 
-def fixed_blocks(name: str, format: str, shape: tuple[int, ...]) -> RowWeight:
+def fixed_blocks(name: str, format: str, shape: tuple[int, ...]) -> BlockWeight:
     """Return a matrix that depends on these only."""
     outputs, inputs = shape
     numbers = Inputs(fixed_numbers(1 << 14, seed=zlib.crc32(name.encode())))
@@ -37,5 +37,5 @@ class BlockStore(TensorStore):
     def block_format(self, name: str) -> str | None:
         return self._format if len(self.tensors[name].shape) == 2 else None
 
-    def blocks(self, name: str) -> RowWeight:
+    def blocks(self, name: str) -> BlockWeight:
         return fixed_blocks(name, self._format, self.tensors[name].shape)

@@ -19,7 +19,7 @@ from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
 from ferrum.quant.block_format import BLOCK_FORMATS
-from ferrum.quant.block_weight import RowWeight
+from ferrum.quant.block_weight import BlockWeight
 from ferrum.runtime.load import build_executor
 from ferrum.sampling.philox import fixed_numbers
 from ferrum.sources.checkpoint import TensorStore
@@ -76,11 +76,13 @@ OTHER_FIELDS = {
 """The same for the other architectures: the first model of each in `family_cases.py`, in two formats."""
 
 DENSE = ("float32", "float16", "bfloat16")
-WEIGHTS = (*DENSE, *BLOCK_FORMATS)
+LOW = tuple(name for name, kind in BLOCK_FORMATS.items() if kind.low is not None)
+WEIGHTS = (*DENSE, *(name for name in BLOCK_FORMATS if name not in LOW))
 KV_FORMATS = ("float32", "bfloat16", "int8")
 OTHER_FORMATS = (("float32", "float32"), ("q8_0", "bfloat16"))
 CASES = (
     *product(FAMILY_FIELDS, WEIGHTS, KV_FORMATS),
+    *((next(iter(FAMILY_FIELDS)), weights, "float32") for weights in LOW),
     *((family, *formats) for family in OTHER_FIELDS for formats in OTHER_FORMATS),
 )
 PROMPT, DECODED = 70, 8  # the prompt is longer than a step of 64 keys
@@ -108,7 +110,7 @@ class FixedCheckpoint(TensorStore):
     def block_format(self, name: str) -> str | None:
         return None if self._kind is None else self._kind.name
 
-    def blocks(self, name: str) -> RowWeight:
+    def blocks(self, name: str) -> BlockWeight:
         assert self._kind is not None, "the checkpoint is in blocks"
         return fixed_blocks(name, self._kind.name, self.tensors[name].shape)
 

@@ -7,8 +7,9 @@ import numpy as np
 
 from ferrum.kernels.operations import Weight
 from ferrum.quant.block_format import BLOCK_FORMATS, BlockFormat
-from ferrum.quant.block_weight import BlockRows, RowWeight
+from ferrum.quant.block_weight import BlockRows, FileWeight, RowWeight, file_weight
 from ferrum.quant.dense import DenseWeight
+from ferrum.quant.low_bits import LowBits, with_scales
 from native_twin import normal
 
 DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
@@ -23,8 +24,17 @@ def weight_of(rng, outputs, inputs, format) -> Weight:
     """Return a weight of any format: a float dtype, or the name of a block format."""
     if format in BLOCKS:
         kind = BLOCK_FORMATS[format]
+        if kind.low is not None:
+            return low_weight(rng, kind, kind.low, outputs, inputs)
         return RowWeight(kind=kind, shape=(outputs, inputs), whole=block_rows(rng, kind, outputs, inputs))
     return dense(rng, outputs, inputs, format)
+
+
+def low_weight(rng, kind: BlockFormat, low: LowBits, outputs, inputs) -> FileWeight:
+    """Return random blocks of a file, with scales of very different magnitudes."""
+    blocks = rng.integers(0, 256, (outputs, kind.blocks(inputs), low.nbytes), np.uint8)
+    scales = np.ldexp(normal(rng, *blocks.shape[:2]), rng.integers(-12, 4, blocks.shape[:2]))
+    return file_weight(kind, with_scales(low, blocks, scales), inputs)
 
 
 def block_rows(rng, kind: BlockFormat, outputs, inputs) -> BlockRows:

@@ -43,8 +43,9 @@ def line_of(kind: BlockFormat, tables: Mapping[str, tuple[int, ...]]) -> tuple[s
     """Return the line of FERRUM_BLOCK_FORMATS for a format of Python."""
     table = next((name for name, numbers in tables.items() if numbers == kind.table), "nullptr")
     numbers = kind.block, kind.group, kind.bits, kind.offset
-    flags = str(kind.minima).lower(), f"Scales::{SCALES[kind.sub]}", str(kind.scale != np.float16).lower()
-    return (*map(str, numbers), table, *flags)
+    scales = "own" if kind.low else SCALES[kind.sub]
+    flags = str(kind.minima).lower(), f"Scales::{scales}", str(kind.scale != np.float16).lower()
+    return (*map(str, numbers), table, *flags, *([str(kind.low.nbytes)] if kind.low else []))
 
 
 def format_faults(

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.contract.model_info import DataType
+from ferrum.quant.low_bits import LOW_BITS, LowBits
 
 _IQ4: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The 16 integers of IQ4_NL and IQ4_XS (ggml's `kvalues_iq4nl`)."""
@@ -40,14 +41,15 @@ class BlockFormat:
 
     Attributes:
         name: GGUF's, in lower case.
-        bits: of a stored code: 4, 5, 6 or 8.
-        offset: subtracted from a stored code.
+        bits: of a stored code: 4, 5, 6 or 8; in the formats of `low_bits.py` 2, 3 or 8.
+        offset: subtracted from a stored code, which these formats have in products only.
         table: integers by stored code, in place of an offset.
         minima: whether weights have minima.
         group: inputs with a common scale: 32 or 16.
         block: inputs with a common d: `group`, or 256.
         scale: dtype of d and m.
         sub: dtype of the groups' scales in a block, or None if a block is a group.
+        low: how blocks are stored that panels keep as they are in a file.
     """
 
     name: str
@@ -59,6 +61,7 @@ class BlockFormat:
     block: int = 32
     scale: np.dtype[Any] = _F16
     sub: np.dtype[Any] | None = None
+    low: LowBits | None = None
 
     @property
     def signed_bytes(self) -> bool:
@@ -81,6 +84,15 @@ class BlockFormat:
         return (codes - np.uint8(self.offset)).view(np.int8)
 
 
+_OFFSETS: Final = {"q2_k": (2, 0), "q3_k": (3, 4), "tq1_0": (2, 1), "tq2_0": (2, 1)}
+"""Bits and offset of integers in products, of formats of `low_bits.py` without signed bytes."""
+
+
+def _low(name: str) -> BlockFormat:
+    low, (bits, offset) = LOW_BITS[name], _OFFSETS.get(name, (8, 128))
+    return BlockFormat(name, bits, offset, minima=name == "q2_k", group=low.group, block=low.inputs, low=low)
+
+
 BLOCK_FORMATS: Final[Mapping[str, BlockFormat]] = {
     each.name: each
     for each in (
@@ -95,13 +107,15 @@ BLOCK_FORMATS: Final[Mapping[str, BlockFormat]] = {
         BlockFormat("iq4_nl", 4, table=_IQ4),
         BlockFormat("iq4_xs", 4, table=_IQ4, block=256, sub=_I8),
         BlockFormat("mxfp4", 4, table=_FP4, scale=np.dtype(ml_dtypes.bfloat16)),
+        *map(_low, LOW_BITS),
     )
 }
 """The formats by name. The native library has the same list (`native/src/weight_formats.hpp`)."""
 
 
 def data_type(format: str) -> DataType:
-    """Return the contract's number format of a weight format, with integers of 4 to 6 bits as int4."""
+    """Return the contract's number format of a weight format, with integers of up to 6 bits as int4."""
     if format in BLOCK_FORMATS:
-        return DataType.INT8 if BLOCK_FORMATS[format].bits == 8 else DataType.INT4
+        kind = BLOCK_FORMATS[format]
+        return DataType.INT8 if kind.bits == 8 and kind.low is None else DataType.INT4
     return DataType(format)

@@ -15,7 +15,8 @@ from ferrum.kernels.operations import F32, Int32
 from ferrum.kernels.reference.fused_sums import fused
 from ferrum.kernels.reference.reference_math import round_whole
 from ferrum.quant.block_format import BlockFormat
-from ferrum.quant.panels import panel_shape, panels_of, rows_of
+from ferrum.quant.low_bits import Decoded, LowBits
+from ferrum.quant.panels import blocks_of_panels, panel_shape, panels_of, panels_of_blocks, rows_of
 
 _TERMS: Final = 1 << 20
 """Terms of a product computed at a time."""
@@ -118,6 +119,11 @@ class BlockWeight(ABC):
     def stored(self, rows: slice | NDArray[Any]) -> BlockRows:
         """Return some rows as they are stored."""
 
+    def decoded(self, rows: slice | NDArray[Any]) -> Decoded:
+        """Return the integers, scales and minima of some rows."""
+        part = self.stored(rows)
+        return Decoded(self.kind.integers(part.codes), part.scales(), part.minima())
+
     def select(self, rows: slice | NDArray[Any]) -> BlockWeight:
         """Return the matrix of some rows."""
         return row_weight(self.kind, self.shape[1], self.stored(rows))
@@ -134,30 +140,27 @@ class BlockWeight(ABC):
         out = np.empty((len(x), self.shape[0]), np.float32)
         step = max(1, _TERMS // max(1, len(x) * groups, self.shape[1]))
         for begin in range(0, self.shape[0], step):
-            part = self.stored(slice(begin, begin + step))
-            integers = self.kind.integers(part.codes)
-            out[:, begin : begin + step] = block_product(rows, integers, part.scales(), part.minima())
+            part = self.decoded(slice(begin, begin + step))
+            out[:, begin : begin + step] = block_product(rows, part.integers, part.scales, part.minima)
         return out
 
     def rows(self, ids: Int32) -> F32:
         """Return the given rows, [len(ids), K] f32: the numbers of `block_format.py`."""
-        return self._numbers(self.stored(ids))
+        return self._numbers(self.decoded(ids))
 
-    def part(self, begin: int, end: int) -> RowWeight:
+    def part(self, begin: int, end: int) -> BlockWeight:
         """Return rows `begin` to `end` - 1."""
-        rows = self.stored(slice(begin, end))
-        return RowWeight(kind=self.kind, shape=(end - begin, self.shape[1]), whole=rows)
+        return self.select(slice(begin, end))
 
     def dequantize(self) -> F32:
         """Return the matrix [N, K] as f32."""
-        return self._numbers(self.stored(slice(None)))
+        return self._numbers(self.decoded(slice(None)))
 
-    def _numbers(self, part: BlockRows) -> F32:
+    def _numbers(self, part: Decoded) -> F32:
         with np.errstate(invalid="ignore", over="ignore"):
-            numbers = self.kind.integers(part.codes).astype(np.float32) * part.scales()[..., None]
-            minima = part.minima()
-            if minima is not None:
-                numbers += minima[..., None]
+            numbers = part.integers.astype(np.float32) * part.scales[..., None]
+            if part.minima is not None:
+                numbers += part.minima[..., None]
         return numbers.reshape(len(numbers), -1)[:, : self.shape[1]]
 
 
@@ -190,9 +193,72 @@ class PanelWeight(BlockWeight):
         return BlockRows(**rows_of(self.kind, self.panels, np.arange(self.shape[0], dtype=np.int32)[rows]))
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class FileWeight(BlockWeight):
+    """A `BlockWeight` over blocks of a file whose bytes panels keep: see `low_bits.py`.
+
+    Attributes:
+        blocks: uint8 [N, B, bytes]; may be a read-only view of a mapped file.
+    """
+
+    blocks: NDArray[np.uint8]
+
+    @property
+    def gguf(self) -> tuple[str, NDArray[np.uint8]]:
+        return self.kind.name.upper(), self.blocks
+
+    @property
+    def panels(self) -> NDArray[np.uint8]:
+        return panels_of_blocks(_low(self.kind), self.blocks)
+
+    def stored(self, rows: slice | NDArray[Any]) -> BlockRows:
+        raise NotImplementedError("blocks of low_bits.py have no stored codes; see `decoded`")
+
+    def decoded(self, rows: slice | NDArray[Any]) -> Decoded:
+        blocks = self.blocks[rows]
+        found = _low(self.kind).decode(blocks.reshape(-1, blocks.shape[2]))
+        minima = None if found.minima is None else found.minima.reshape(len(blocks), -1)
+        integers = found.integers.reshape(len(blocks), -1, self.kind.group)
+        return Decoded(integers, found.scales.reshape(len(blocks), -1), minima)
+
+    def select(self, rows: slice | NDArray[Any]) -> FileWeight:
+        return file_weight(self.kind, self.blocks[rows], self.shape[1])
+
+    def folded(self, width: int) -> FileWeight:
+        rows = self.shape[0] * (self.shape[1] // width)
+        return file_weight(self.kind, self.blocks.reshape(rows, -1, self.blocks.shape[2]))
+
+
+def file_weight(kind: BlockFormat, blocks: NDArray[np.uint8], inputs: int | None = None) -> FileWeight:
+    """Return the matrix of blocks [N, B, bytes]; without `inputs`, they are complete."""
+    shape = len(blocks), blocks.shape[1] * kind.block if inputs is None else inputs
+    return FileWeight(kind=kind, shape=shape, blocks=blocks)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class FilePanelWeight(PanelWeight):
+    """A `PanelWeight` of a format of `low_bits.py`."""
+
+    def decoded(self, rows: slice | NDArray[Any]) -> Decoded:
+        return self.select(rows).decoded(slice(None))
+
+    def select(self, rows: slice | NDArray[Any]) -> FileWeight:
+        ids = np.arange(self.shape[0], dtype=np.int32)[rows]
+        return file_weight(self.kind, blocks_of_panels(_low(self.kind), self.panels, ids), self.shape[1])
+
+    def folded(self, width: int) -> FileWeight:
+        return self.select(slice(None)).folded(width)
+
+
+def _low(kind: BlockFormat) -> LowBits:
+    assert kind.low is not None, "a format of low_bits.py"
+    return kind.low
+
+
 def over_panels(panels: NDArray[np.uint8], kind: BlockFormat, shape: tuple[int, int]) -> PanelWeight:
     """Return the weight [N, K] over these panel bytes."""
-    return PanelWeight(kind=kind, shape=shape, panels=panels.reshape(panel_shape(kind, shape)))
+    made = PanelWeight if kind.low is None else FilePanelWeight
+    return made(kind=kind, shape=shape, panels=panels.reshape(panel_shape(kind, shape)))
 
 
 # ---- Products of weights in blocks. Native kernels reproduce them bit for bit ----
@@ -208,7 +274,7 @@ def over_panels(panels: NDArray[np.uint8], kind: BlockFormat, shape: tuple[int, 
 #
 # No result depends on the number of rows.
 
-PRODUCTS_ID: Final = "blocks-1"
+PRODUCTS_ID: Final = "blocks-2"
 """Version of this arithmetic. Packed directories record it; another version refuses to load them."""
 
 ROUNDED: Final = 32

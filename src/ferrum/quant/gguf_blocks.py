@@ -5,10 +5,8 @@ A block is some numbers of a row with common scales. Bit layouts: ggml's `ggml-c
 
 from __future__ import annotations
 
-from base64 import b85decode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import ml_dtypes
@@ -17,7 +15,8 @@ from numpy.typing import NDArray
 
 from ferrum.kernels.operations import F32, Bytes
 from ferrum.quant.block_format import BLOCK_FORMATS
-from ferrum.quant.block_weight import BlockRows, BlockWeight, row_weight
+from ferrum.quant.block_weight import BlockRows, BlockWeight, FilePanelWeight, FileWeight, file_weight, row_weight
+from ferrum.quant.low_bits import LOW_BITS
 
 _FLOATS: Final = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -29,8 +28,8 @@ class GgufType:
     Attributes:
         numbers: of a block.
         nbytes: of a block.
-        format: that holds its numbers, a key of `BLOCK_FORMATS`; None for floats, Q2_K and IQ3_XXS.
-        rows: blocks [N, B, nbytes] -> `BlockRows` of that format.
+        format: that holds its numbers, a key of `BLOCK_FORMATS`; None for floats.
+        rows: blocks [N, B, nbytes] -> `BlockRows` of that format; None for floats and the types of `low_bits.py`.
     """
 
     numbers: int
@@ -115,17 +114,6 @@ def _q6_k(blocks: Bytes) -> BlockRows:
     return BlockRows(codes=_groups(codes, 16), d=_half(blocks, 208), sub=scales)
 
 
-def _q3_k(blocks: Bytes) -> BlockRows:
-    low = _shifted(blocks[..., 32:96], 32, (0, 2, 4, 6), 3)
-    high = _shifted(blocks[..., :32], 32, tuple(range(8)), 1)
-    codes = low + (high << np.uint8(2)) + np.uint8(28)  # -4..3 as -32..31 of Q6_K
-    packed = blocks[..., 96:108]
-    shifts = np.array((0, 2, 4, 6), np.uint8)[:, None]
-    upper = (packed[..., None, 8:] >> shifts & np.uint8(3)).reshape(*packed.shape[:2], 16)
-    scales = (nibbles(packed[..., :8]) | upper << np.uint8(4)).view(np.int8) - np.int8(32)
-    return BlockRows(codes=_groups(codes, 16), d=_half(blocks, 108), sub=scales.reshape(len(blocks), -1))
-
-
 def _iq4_xs(blocks: Bytes) -> BlockRows:
     upper = np.ascontiguousarray(blocks[..., 2:4]).view("<u2")
     high = (upper >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8)
@@ -142,102 +130,6 @@ def _mxfp4(blocks: Bytes) -> BlockRows:
     return BlockRows(codes=_groups(nibbles(blocks[..., 1:])), d=bits.astype("<u2").view(ml_dtypes.bfloat16))
 
 
-def _iq3_s(blocks: Bytes) -> BlockRows:
-    integers, scales = iq3_s(blocks)
-    codes = (integers + np.int8(32)).view(np.uint8)
-    return BlockRows(codes=_groups(codes, 16), d=_half(blocks, 0), sub=np.repeat(scales.reshape(len(blocks), -1), 2, 1))
-
-
-def _q2_k(blocks: Bytes) -> F32:
-    """Return the numbers of blocks [n, 84], f32 [n, 256]. No format of ours has minima for 16 inputs."""
-    scales = blocks[:, :16]
-    codes = _shifted(blocks[:, 16:80], 32, (0, 2, 4, 6), 3).reshape(len(blocks), 16, 16).astype(np.float32)
-    with np.errstate(invalid="ignore"):
-        factor = _half(blocks, 80)[:, None].astype(np.float32) * (scales & 15).astype(np.float32)
-        offset = _half(blocks, 82)[:, None].astype(np.float32) * (scales >> 4).astype(np.float32)
-        numbers: F32 = (factor[..., None] * codes - offset[..., None]).reshape(len(blocks), 256)
-    return numbers
-
-
-# ---- GGUF types whose codes number the points of a codebook: IQ3_S and IQ3_XXS ----
-#
-# A point has four magnitudes, each of eight possible ones. A codebook is the set of its points in ascending order, the
-# last number first. Layouts and points: ggml's `ggml-common.h` and `ggml-quants.c`.
-
-_MAGNITUDES: Final = {
-    "IQ3_S": (1, 3, 5, 7, 9, 11, 13, 15),
-    "IQ3_XXS": (4, 12, 20, 28, 36, 44, 52, 62),
-}
-
-_IQ3_S: Final = (
-    b"r&l8gr3wX-7bA%x5C9?sqe&tWqzV8D2qFba5CwoD0f-U=2?78C6aYmCq5wb$Knef?00aO66#zvD01*HH7pnzQ08j!1OA!JI0tEm;0i+QG2_O"
-    b"Lkk_mzl0ssU7C=>t+L=gZ00to^I00IC2005ByPyhe`3Izfn0ssU7t5u2xDg}Tk1&JgQ1Ofm6k^l;U0*C+-B?1%*1OY$*f&d950ssIc5CQ~%0"
-    b"SEvAg#ZEo03ZSYAOb)E2mt^91gZoolmZ9>Di8_)0RRC+0R#aQ009610uhP<iXZ?82tot`00a>L0tFxh5I_J306+i$0ssI23IGKl000005d@J"
-    b"00s#O4gbD;92qFLg3Lydr0e}Pn5DEn%000001pp9$0RR93pa22@000C400;mO0003103iSY2m$~A1Q7%Pkpw^xDg*)q000040Rjj?00;m8ga"
-    b"Lp65CR|w5&!`NKmY&$00ck)015yA000001ONa46aWMO0000004e|q000310RVvj000mG00aOK1Rw+f0T2QJ0RR91001BW2mk~C2><{P00031"
-    b"AOHXW0RR91015yA00000kpKli0T2WL1OgBMC;$Ke5<vn100IC21ONae00;m8A_xHh00961000C41ONa41ONa6000000RR9100000"
-)
-_IQ3_XXS: Final = (
-    b"6^aD{1ONai3I!qs0uTTJ6#@l{0D=G@f(0M|0000100;np5P$$Ef&c&n00aO40000W000mG08sz{2mk^A3Iz%kfB^si1p);C000003IzfI000"
-    b"041pom8Kmb4hA^-pY00961000pHKmY&&AOHXW00000000C40RR911qww11ONa4Dg^=o004*q1%d^D0U!VX0ucZJ0000H0000W00;m82mpWp0"
-    b"ssII00000000003P1n=AOHXW0tE^H00AHb1pom8Pyhe`3IQMh00aO800ICA0000000001fB*mlK>!2*03ZMW01yB`000O800008000315P$%"
-    b"n0Ehqp000000000G0004i0RTY&fB*mhAOHXW5C8xG00IyI001BW2mk;90000000000AO!#c0000000aO40ssI3K>$Di03ZMW01yBK000041O"
-    b"Na400;m800D>q000041ONa6000000000000961000mG1ONa4000mGPyi4B00062000620Du4h000mG0000%00000000005C8xGAOHXW00aO4"
-    b"00008000002mk^A00000r~v>300aO4002M$0RR9100aO4AOrva0U!Vf00031000620ssI21pp8L0000000001000000000000000"
-)
-_POINTS: Final = {"IQ3_S": _IQ3_S, "IQ3_XXS": _IQ3_XXS}
-"""A bit for each of 8^4 points, the lowest first: whether it is in the codebook."""
-
-
-@cache
-def _codebook(kind: str) -> Bytes:
-    """Return the points of a type, [points, 4]."""
-    held = np.flatnonzero(np.unpackbits(np.frombuffer(b85decode(_POINTS[kind]), np.uint8), bitorder="little"))
-    points: Bytes = np.array(_MAGNITUDES[kind], np.uint8)[held[:, None] >> np.array((0, 3, 6, 9)) & 7]
-    return points
-
-
-def _signed(magnitudes: Bytes, negative: Bytes) -> NDArray[np.int8]:
-    return np.where(negative.reshape(magnitudes.shape) != 0, -magnitudes.view(np.int8), magnitudes.view(np.int8))
-
-
-def _index_bits(words: Bytes) -> Bytes:
-    return np.unpackbits(words, axis=-1, bitorder="little")
-
-
-def iq3_s(blocks: Bytes) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-    """Return the integers of blocks [N, B, 110], [N, B, 256], and their scales by 32 of them, [N, B, 8].
-
-    A number is d times the scale times the integer.
-    """
-    points = blocks[..., 2:66] | _index_bits(blocks[..., 66:74]).astype(np.uint16) << np.uint16(8)
-    magnitudes = _codebook("IQ3_S")[points].reshape(*blocks.shape[:2], 256)
-    fours = blocks[..., 106:110, None] >> np.array((0, 4), np.uint8) & np.uint8(15)
-    scales = (fours << np.uint8(1) | np.uint8(1)).reshape(*blocks.shape[:2], 8)
-    return _signed(magnitudes, _index_bits(blocks[..., 74:106])), scales.view(np.int8)
-
-
-def iq3_xxs(blocks: Bytes) -> F32:
-    """Return the numbers of blocks [n, 98], f32 [n, 256].
-
-    A number is d / 4 times an odd scale times an integer up to 62. No block format holds d / 4, or d / 2 and integers
-    up to 31: both leave float16 where d is small, as it is in most models.
-    """
-    magnitudes = _codebook("IQ3_XXS")[blocks[:, 2:66]].reshape(len(blocks), 8, 4, 8)
-    words = np.ascontiguousarray(blocks[:, 66:]).view("<u4")  # [n, 8]: four times seven signs, and a scale
-    seven = _index_bits((words[..., None] >> np.array((0, 7, 14, 21), np.uint32)).astype(np.uint8)[..., None])[..., :7]
-    even = np.bitwise_xor.reduce(seven, axis=-1, keepdims=True)  # the number of minus signs is even
-    integers = _signed(magnitudes, np.concatenate((seven, even), axis=-1)).astype(np.float32)
-    d = np.ascontiguousarray(blocks[:, :2]).view("<f2").astype(np.float32)
-    with np.errstate(invalid="ignore"):
-        scales = d * ((words >> np.uint32(28)).astype(np.float32) + np.float32(0.5)) * np.float32(0.5)
-        numbers: F32 = (integers.reshape(len(blocks), 8, 32) * scales[..., None]).reshape(len(blocks), 256)
-    return numbers
-
-
-_NUMBERS: Final[dict[str, Callable[[Bytes], F32]]] = {"Q2_K": _q2_k, "IQ3_XXS": iq3_xxs}
-"""Readers of types that no format holds: blocks [n, nbytes] -> f32 [n, numbers]."""
-
 GGUF_TYPES: Final[dict[str, GgufType]] = {
     "F32": GgufType(1, 4),
     "F16": GgufType(1, 2),
@@ -247,16 +139,13 @@ GGUF_TYPES: Final[dict[str, GgufType]] = {
     "Q4_1": GgufType(32, 20, "q4_1", _q4_1),
     "Q5_0": GgufType(32, 22, "q5_0", _q5_0),
     "Q5_1": GgufType(32, 24, "q5_1", _q5_1),
-    "Q2_K": GgufType(256, 84),
-    "Q3_K": GgufType(256, 110, "q6_k", _q3_k),
     "Q4_K": GgufType(256, 144, "q4_k", _q4_k),
     "Q5_K": GgufType(256, 176, "q5_k", _q5_k),
     "Q6_K": GgufType(256, 210, "q6_k", _q6_k),
-    "IQ3_XXS": GgufType(256, 98),
-    "IQ3_S": GgufType(256, 110, "q6_k", _iq3_s),
     "IQ4_NL": GgufType(32, 18, "iq4_nl", _q4_0),
     "IQ4_XS": GgufType(256, 136, "iq4_xs", _iq4_xs),
     "MXFP4": GgufType(32, 17, "mxfp4", _mxfp4),
+    **{name.upper(): GgufType(low.inputs, low.nbytes, name) for name, low in LOW_BITS.items()},
 }
 """The types that are read, by the names that files and programs use."""
 
@@ -265,6 +154,7 @@ TYPE_NAMES: Final = {
     12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+    41: "Q1_0",
 }  # fmt: skip
 """Names of the codes of types, also of those that are not read."""
 
@@ -285,10 +175,10 @@ class GgufWeight(BlockWeight):
     def gguf(self) -> tuple[str, Bytes]:
         return self.type, self.blocks
 
-    def select(self, rows: slice | NDArray[Any]) -> GgufWeight:
+    def select(self, rows: slice | NDArray[Any]) -> BlockWeight:
         return weight_of(self.type, self.blocks[rows])
 
-    def folded(self, width: int) -> GgufWeight:
+    def folded(self, width: int) -> BlockWeight:
         rows = self.shape[0] * (self.shape[1] // width)
         return weight_of(self.type, self.blocks.reshape(rows, -1, self.blocks.shape[2]))
 
@@ -298,10 +188,12 @@ class GgufWeight(BlockWeight):
         return read(self.blocks[rows])
 
 
-def weight_of(type: str, blocks: Bytes) -> GgufWeight:
+def weight_of(type: str, blocks: Bytes) -> FileWeight | GgufWeight:
     """Return a matrix of blocks [N, B, bytes] of a type that a format holds."""
     found = GGUF_TYPES[type]
     assert found.format is not None, "a format holds the type"
+    if found.rows is None:
+        return file_weight(BLOCK_FORMATS[found.format], blocks)
     shape = len(blocks), blocks.shape[1] * found.numbers
     return GgufWeight(kind=BLOCK_FORMATS[found.format], shape=shape, type=type, blocks=blocks)
 
@@ -311,11 +203,15 @@ def stacked(weights: Sequence[BlockWeight]) -> BlockWeight:
     first = weights[0]
     if len(weights) == 1:
         return first
+    if first.kind.low is not None:
+        whole = [each for each in weights if isinstance(each, FileWeight | FilePanelWeight)]
+        blocks = [each.blocks if isinstance(each, FileWeight) else each.select(slice(None)).blocks for each in whole]
+        return file_weight(first.kind, np.concatenate(blocks), first.shape[1])
     from_files = [each for each in weights if isinstance(each, GgufWeight)]
     if len(from_files) == len(weights) and len({each.type for each in from_files}) == 1:
         return weight_of(from_files[0].type, np.concatenate([each.blocks for each in from_files]))
-    whole = BlockRows.joined([each.stored(slice(None)) for each in weights])
-    return row_weight(first.kind, first.shape[1], whole)
+    rows = BlockRows.joined([each.stored(slice(None)) for each in weights])
+    return row_weight(first.kind, first.shape[1], rows)
 
 
 def dequantize(kind: str, blocks: Bytes) -> F32:
@@ -323,6 +219,4 @@ def dequantize(kind: str, blocks: Bytes) -> F32:
     if kind in _FLOATS:
         floats: F32 = np.ascontiguousarray(blocks).view(_FLOATS[kind]).astype(np.float32)
         return floats.reshape(len(blocks), -1)
-    if kind in _NUMBERS:
-        return _NUMBERS[kind](blocks.reshape(-1, blocks.shape[2])).reshape(len(blocks), -1)
     return weight_of(kind, blocks).dequantize()

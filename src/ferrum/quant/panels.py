@@ -16,6 +16,9 @@ where a row is 32 words of 4 bytes, one per output, for the words of 4 inputs in
     5 bits       then a row of fifth bits: bit i of byte j belongs to input 4 i + j
     6 bits       then a row of upper bits: bits 2 i and 2 i + 1 of byte j belong to input 4 i + j
 
+Blocks of `low_bits.py` keep their bytes: a panel has each field of a block for its 32 outputs together, in the order of
+the file.
+
 Every part fills whole cache lines or is a half of one, and all instruction sets use the same bytes
 (`native/src/block_format.hpp` states the same layout).
 """
@@ -29,6 +32,7 @@ from numpy.typing import NDArray
 
 from ferrum.kernels.operations import Int32
 from ferrum.quant.block_format import BlockFormat
+from ferrum.quant.low_bits import LowBits
 
 LANES: Final = 32
 """Outputs of a panel."""
@@ -51,7 +55,7 @@ class StoredRows(Protocol):
 
 def panel_shape(kind: BlockFormat, shape: tuple[int, int]) -> tuple[int, int, int]:
     """Return [panels, blocks, bytes] of a matrix [N, K]."""
-    per_block = _header_bytes(kind) + kind.groups * _code_bytes(kind)
+    per_block = LANES * kind.low.nbytes if kind.low else _header_bytes(kind) + kind.groups * _code_bytes(kind)
     return -(-shape[0] // LANES), kind.blocks(shape[1]), per_block
 
 
@@ -146,3 +150,22 @@ def _unpack(kind: BlockFormat, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     upper = rows[..., count // 2 :, :] >> shifts & np.uint8((1 << width) - 1)
     whole: NDArray[np.uint8] = words | upper << np.uint8(4)
     return whole
+
+
+def panels_of_blocks(low: LowBits, blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the panels of blocks [N, B, bytes] of a file."""
+    panels = -(-len(blocks) // LANES)
+    lanes = _padded(blocks, panels).reshape(panels, LANES, *blocks.shape[1:]).transpose(0, 2, 1, 3)
+    fields = [lanes[..., begin : begin + width].reshape(*lanes.shape[:2], -1) for begin, width in low.fields]
+    return np.concatenate(fields, axis=2)
+
+
+def blocks_of_panels(low: LowBits, panels: NDArray[np.uint8], ids: Int32) -> NDArray[np.uint8]:
+    """Return the blocks [n, B, bytes] of some outputs of a matrix in panels."""
+    lanes, at = ids % LANES, 0
+    out = np.empty((len(ids), panels.shape[1], low.nbytes), np.uint8)
+    for begin, width in low.fields:
+        field = panels[..., at : at + LANES * width].reshape(*panels.shape[:2], LANES, width)
+        out[..., begin : begin + width] = field[ids // LANES, :, lanes]
+        at += LANES * width
+    return out

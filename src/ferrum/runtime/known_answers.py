@@ -26,8 +26,9 @@ from ferrum.models.rope import rope_spec
 from ferrum.quant.backend_quantizer import quantizer_of
 from ferrum.quant.block_format import BLOCK_FORMATS, BlockFormat
 from ferrum.quant.block_quantizers import QUANTIZERS
-from ferrum.quant.block_weight import BlockRows, RowWeight
+from ferrum.quant.block_weight import BlockRows, BlockWeight, RowWeight, file_weight
 from ferrum.quant.dense import FORMATS, DenseWeight
+from ferrum.quant.low_bits import with_scales
 from ferrum.sampling.backend_sampler import sampler_of
 from ferrum.sampling.philox import fixed_numbers
 from ferrum.sampling.rows import Row
@@ -171,9 +172,13 @@ def _block_products(kernels: Kernels, inputs: Inputs, kind: BlockFormat) -> list
     return _products(kernels, inputs, fixed_weight(kind, (_OUTPUTS, _INPUTS), inputs))
 
 
-def fixed_weight(kind: BlockFormat, shape: tuple[int, int], inputs: Inputs) -> RowWeight:
+def fixed_weight(kind: BlockFormat, shape: tuple[int, int], inputs: Inputs) -> BlockWeight:
     """Return a matrix [N, K] of codes and scales of all sizes, with numbers in about [-1, 1]."""
     outputs, blocks = shape[0], kind.blocks(shape[1])
+    if kind.low is not None:
+        numbers = inputs.numbers(outputs, blocks, kind.low.nbytes, at=31)
+        random = ((numbers * np.float32(1 << 23)).astype(np.int32) & 255).astype(np.uint8)
+        return file_weight(kind, with_scales(kind.low, random, inputs.numbers(outputs, blocks, at=3)), shape[1])
     groups = blocks * kind.groups
     bits = (inputs.numbers(outputs, groups, kind.group + 1, at=31) * np.float32(1 << 23)).astype(np.int32)
     largest = (128 if kind.signed_bytes else 1 << kind.bits) * (1 if kind.sub is None else 256)

@@ -21,10 +21,9 @@ from ferrum.core.logging import info_once
 from ferrum.models.gguf_architecture import ROPE_FACTORS, TOWER_TENSORS, hf_name, hf_shape, is_permuted, layer_of
 from ferrum.models.gguf_keys import architecture_of, hf_config, key_of
 from ferrum.models.tensor_names import Runs, View
-from ferrum.quant.block_format import BLOCK_FORMATS
+from ferrum.quant.block_weight import FileWeight
 from ferrum.quant.dense import FORMATS, by_rows
 from ferrum.quant.gguf_blocks import GGUF_TYPES, GgufWeight, dequantize, weight_of
-from ferrum.quant.panels import LANES, panel_shape
 from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.gguf_file import GgufFile, GgufTensor, open_shards
 from ferrum.sources.model_source import ModelSource
@@ -38,9 +37,6 @@ _EMBEDDING: Final = "token_embd.weight"
 _GATE_UP: Final = ".experts.gate_up_proj.weight"
 
 _NORM: Final = re.compile(r"layernorm\.weight$|^model\.norm\.weight$")
-
-_GROWS: Final = 1.25
-"""Least factor of memory over the file's that is worth a note."""
 
 
 class GgufTensors(TensorStore):
@@ -96,12 +92,6 @@ class GgufTensors(TensorStore):
         if self._architecture.shifted is not None:
             self.config[self._architecture.shifted] = self._norm_offset()
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        counts = Counter(shard.tensors[own].kind for shard, own in self._places.values())
-        grown = (_growth(kind, count) for kind, count in sorted(counts.items()) if kind not in FORMAT_OF)
-        return tuple(note for note in grown if note)
-
     def in_its_words(self, problem: str) -> str:
         return _FIELD.sub(lambda found: key_of(found[1], self.metadata, self._architecture), problem)
 
@@ -139,7 +129,7 @@ class GgufTensors(TensorStore):
         shard, own = self._places[name]
         return GGUF_TYPES[shard.tensors[own].kind].format
 
-    def blocks(self, name: str) -> GgufWeight:
+    def blocks(self, name: str) -> FileWeight | GgufWeight:
         tensor, blocks = self._blocks(name)
         return weight_of(tensor.kind, blocks)
 
@@ -173,20 +163,6 @@ def _is_repeated(name: str, names: Collection[str]) -> bool:
     """Whether a latent key and value matrix is in the file in its halves, too, as ik_llama.cpp writes it."""
     halves = [name.replace(".attn_kv_b.", f".attn_{half}_b.") for half in "kv"]
     return ".attn_kv_b." in name and set(halves) <= set(names)
-
-
-def _growth(kind: str, count: int) -> str:
-    """Return a note about the tensors of a type if they take much more memory than in the file, else nothing."""
-    type = GGUF_TYPES[kind]
-    bits, held = 8 * type.nbytes / type.numbers, 32.0
-    if type.format is not None:
-        held = 8 * math.prod(panel_shape(BLOCK_FORMATS[type.format], (LANES, 256))) / (LANES * 256)
-    if held < _GROWS * bits:
-        return ""
-    return (
-        f"{count} matrices of type {kind} take {held:.2f} bits a weight as {type.format or 'float32'}, not {bits:.2f}: "
-        "no smaller format has exactly their numbers"
-    )
 
 
 def _info(name: str, tensor: GgufTensor) -> TensorInfo:

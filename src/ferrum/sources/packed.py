@@ -5,7 +5,7 @@ A packed directory is a model's directory in the Hugging Face layout. Its `model
 vector and each exact matrix as F32; matrices begin at multiples of 64 bytes. Its `config.json` is the model's, with
 
     "quantization_config": {
-        "quant_method": "ferrum", "version": 3, "numerics_id": "blocks-1",
+        "quant_method": "ferrum", "version": 3, "numerics_id": "blocks-2",
         "scheme": a key of `SCHEMES`, "dtype": the first matrix's format before,
         "formats": [those of all matrices, sorted], or absent if all equal "dtype",
         "blocks": {matrix: its format, a key of `BLOCK_FORMATS`},

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.adapters import AdapterSite, Change, LowRank, Replacement, SiteKind
+from ferrum.kernels.codebooks import CODEBOOKS, packed_points
 from ferrum.kernels.group_weights import PANEL
 from ferrum.kernels.operations import F32, Int32, Weight
 
@@ -73,7 +75,7 @@ class NativeWeight:
     def rows(self, ids: Int32) -> F32:
         """Return the given rows, [len(ids), K] f32."""
         out = np.empty((len(ids), self.shape[1]), np.float32)
-        self.native.rows(np.ascontiguousarray(ids, np.int32), out)
+        self.native.rows(self.runtime, np.ascontiguousarray(ids, np.int32), out)
         return out
 
     def part(self, begin: int, end: int) -> NativeWeight:
@@ -102,11 +104,20 @@ def native_weight(library: Any, runtime: Any, weight: Weight, *, blank: bool = F
     if blank:
         native = library.blank(format, *weight.shape)
     elif blocks:
+        _set_codebook(library, format)
         native = runtime.over_panels(format, _panels(library, runtime, cast(BlockMatrix, weight)), *weight.shape)
     else:
         floats = native_floats(cast(DenseMatrix, weight).values if dense else weight.dequantize())
         native = runtime.over_panels(format, runtime.pack(*floats), *weight.shape)
     return NativeWeight(native, runtime, weight.shape, format, library)
+
+
+@cache
+def _set_codebook(library: Any, format: str) -> None:
+    """Give the library the points of a format that numbers them."""
+    name = "iq1_s" if format == "iq1_m" else format
+    if name in CODEBOOKS:
+        library.set_codebook(name, packed_points(name))
 
 
 def _panels(library: Any, runtime: Any, weight: BlockMatrix) -> NDArray[np.uint8]:

@@ -1,0 +1,7 @@
+#include "codebooks.hpp"
+
+namespace ferrum {
+
+Codebooks codebooks;
+
+}  // namespace ferrum
