@@ -2,9 +2,9 @@
 
     python bench/hybrid_peers.py --python ENV/bin/python --out bench/results/hybrid_peers.json
 
-The model is a GGUF file of random weights in the shape of Qwen3.5-0.8B (18 layers with states, 6 with attention), which
-llama.cpp quantises. Samples of both engines alternate, and medians count. ENV needs llama-cpp-python; this process
-needs the package `gguf`. `llamacpp_steps.py` runs in ENV.
+The model is a GGUF file of random weights in the shape of Qwen3.5-0.8B (18 layers with states, 6 with attention), in
+q8_0 or q4_0. Samples of both engines alternate, and medians count. ENV needs llama-cpp-python; this process needs the
+package `gguf`. `llamacpp_steps.py` runs in ENV.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 
 from ferrum.bench.bench_run import Prober
@@ -27,11 +27,11 @@ from ferrum.bench.workloads import Kind, Workload
 from ferrum.cli.bench import load_subject
 from ferrum.cli.doctor import processor_name
 from ferrum.cli.tables import print_table
-from quality_peers import quantize
 from script import needs, positive, run_script
 
 with needs("gguf"):
     from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+    from gguf.quants import quantize
 
 PEER: Final = Path(__file__).with_name("llamacpp_steps.py")
 ARCHITECTURE: Final = "qwen35"
@@ -101,8 +101,8 @@ def shapes_of(layer: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-def write_model(path: Path) -> None:
-    """Write random weights: matrices in bfloat16, vectors and convolutions in float32."""
+def write_model(path: Path, kind: GGMLQuantizationType) -> None:
+    """Write random weights. Vectors, convolutions and matrices of few outputs are in float32, as in published files."""
     writer, rng = GGUFWriter(path, ARCHITECTURE), np.random.default_rng(0)
     for key, value in METADATA.items():
         writer.add_key_value(f"{ARCHITECTURE}.{key}", value, TYPES[type(value)])
@@ -116,11 +116,10 @@ def write_model(path: Path) -> None:
             values += 1
         elif name.endswith("ssm_a"):
             values = -np.exp(values)
-        if len(shape) == 1 or "conv1d" in name:
+        if len(shape) == 1 or "conv1d" in name or shape[0] < HIDDEN // 4:
             writer.add_tensor(name, values)
         else:
-            bits = values.astype(ml_dtypes.bfloat16).view(np.uint8)
-            writer.add_tensor(name, bits, raw_dtype=GGMLQuantizationType.BF16)
+            writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -130,8 +129,8 @@ def write_model(path: Path) -> None:
 class PeerProcess:
     """llama.cpp with a file, in its environment."""
 
-    def __init__(self, python: Path, model: Path) -> None:
-        command = [str(python), str(PEER), str(model)]
+    def __init__(self, python: Path, model: Path, given: Sequence[str]) -> None:
+        command = [str(python), str(PEER), str(model), *given]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -154,9 +153,9 @@ class PeerProcess:
         self._process.wait()
 
 
-def measure(python: Path, model: Path, rounds: int) -> list[dict[str, Any]]:
+def measure(python: Path, model: Path, rounds: int, given: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return a row per workload: tokens per second of both engines, and the share of the limit."""
-    probe, peer = Prober(None), PeerProcess(python, model)
+    probe, peer = Prober(None), PeerProcess(python, model, given)
     seconds: dict[str, tuple[list[float], list[float], list[float]]] = {each.name: ([], [], []) for each in WORKLOADS}
     with load_subject(str(model), None, WORKLOADS, {}) as subject:
         for turn in range(rounds + 1):
@@ -187,17 +186,16 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", type=Path, required=True, help="interpreter with llama-cpp-python")
-    parser.add_argument("--quantize", default="q4_k_m", help="type of the file")
+    parser.add_argument("--quantize", default="q8_0", choices=("q8_0", "q4_0"), help="type of the file's matrices")
+    parser.add_argument("--plain", action="store_true", help="llama.cpp repacks no matrices, where its AMX code fails")
     parser.add_argument("--rounds", type=positive, default=7)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        plain, model = Path(folder) / "plain.gguf", Path(folder) / "model.gguf"
+        model = Path(folder) / "model.gguf"
         print("writing the file", file=sys.stderr)
-        write_model(plain)
-        quantize(str(options.python), plain, model, options.quantize)
-        plain.unlink()
-        rows = measure(options.python, model, options.rounds)
+        write_model(model, GGMLQuantizationType[options.quantize.upper()])
+        rows = measure(options.python, model, options.rounds, ["--plain"] if options.plain else [])
     print_table(
         [("WORKLOAD", "FERRUM", "LLAMA.CPP", "TIMES", "OF LIMIT"), *(tuple(map(str, r.values())) for r in rows)]
     )

@@ -1,8 +1,8 @@
 """llama.cpp's part of a comparison on one file, in its own environment: needs llama-cpp-python and numpy.
 
-    python bench/llamacpp_steps.py MODEL.gguf
+    python bench/llamacpp_steps.py MODEL.gguf [--plain]
 
-Reads lines of standard input and writes the seconds that each took: "prefill N" computes a prompt of N tokens up to its
+With --plain, matrices are not repacked. Reads lines of standard input and writes the seconds that each took: "prefill N" computes a prompt of N tokens up to its
 first logits, "decode S C N" computes N steps of S sequences that hold C tokens. Flash attention is on, as by default.
 """
 
@@ -93,7 +93,9 @@ def decode(model: Any, sequences: int, length: int, steps: int) -> float:
 
 def serve(model_file: str, out: TextIO) -> None:
     """Answer every line of standard input."""
-    model = api.llama_model_load_from_file(model_file.encode(), api.llama_model_default_params())
+    options = api.llama_model_default_params()
+    options.use_extra_bufts = "--plain" not in sys.argv  # repacked matrices
+    model = api.llama_model_load_from_file(model_file.encode(), options)
     if not model:
         raise SystemExit("llama.cpp could not load the file")
     for line in sys.stdin:
