@@ -11,11 +11,10 @@ import pytest
 from engine_fakes import LetterTokenizer, expected, greedy, input_processor
 from ferrum.client.input_processor import RequestOptions
 from ferrum.client.request_output import Delta, Logprob
-from ferrum.server.common.reply_builder import ReplyHeader
-from ferrum.server.openai.bodies import CompletionRequest
-from ferrum.server.openai.checks import CheckedRequest
-from ferrum.server.openai.completions import CompletionReplyBuilder
-from ferrum.server.openai.text_offsets import text_offsets
+from ferrum.server.chat.ask import Asked
+from ferrum.server.chat.reply import ReplyHeader
+from ferrum.server.openai.builders import CompletionReplyBuilder, text_offsets
+from ferrum.server.openai.fields import CompletionRequest
 from ferrum.text.tokenizer import FileTokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig
 from serve_kit import Served, chat_parts, error_of, events, serving
@@ -92,7 +91,7 @@ def test_offset_after_an_incomplete_character() -> None:
     assert text_offsets(tokenizer, text, range(6)) == offsets
     body = CompletionRequest(model="model", prompt="p", logprobs=0)
     request = input_processor().process([1], greedy(), RequestOptions(request_id="r"))
-    builder = CompletionReplyBuilder(HEADER, body, CheckedRequest((request,), 1, ("",)), tokenizer)
+    builder = CompletionReplyBuilder(HEADER, body, Asked((request,)), [""], tokenizer)
     scored = tuple({each: Logprob(-1.0, 1, "")} for each in range(6))
     (chunk,) = builder.chunks(0, Delta("r", 0, tuple(range(6)), text, logprobs=scored))
     logprobs = chunk.choices[0].logprobs
@@ -102,7 +101,7 @@ def test_offset_after_an_incomplete_character() -> None:
 def test_likelier_of_two_tokens_with_equal_text_is_reported() -> None:
     body = CompletionRequest(model="model", prompt="p", logprobs=3)
     request = input_processor().process([1], greedy(), RequestOptions(request_id="r"))
-    builder = CompletionReplyBuilder(HEADER, body, CheckedRequest((request,), 1, ("",)), CoarseTokenizer())
+    builder = CompletionReplyBuilder(HEADER, body, Asked((request,)), [""], CoarseTokenizer())
     position = {6: Logprob(-4.0, 9, "a"), 3: Logprob(-0.5, 1, "a"), 4: Logprob(-1.0, 2, "b"), 7: Logprob(-2.0, 3, "b")}
     (chunk,) = builder.chunks(0, Delta("r", 0, (6,), "a", logprobs=(position,)))
     logprobs = chunk.choices[0].logprobs
@@ -155,7 +154,7 @@ def test_large_replies_are_built_off_the_event_loop(server: Served, monkeypatch:
 
         return run
 
-    for name in ("reply", "chunks"):
+    for name in ("whole", "chunks"):
         monkeypatch.setattr(CompletionReplyBuilder, name, noted(name, getattr(CompletionReplyBuilder, name)))
     large = {"prompt": [1] * 600, "max_tokens": 0, "echo": True, "logprobs": 5}
     assert server.complete().status_code == 200

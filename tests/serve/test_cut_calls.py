@@ -15,9 +15,11 @@ from agent_kit import QUESTION, WEATHER, agent
 from ferrum.client.request_output import Delta
 from ferrum.core.types import FinishReason
 from ferrum.formats.output_parts import Part, PartKind
-from ferrum.server.anthropic import content
-from ferrum.server.common.reply_builder import ReplyHeader
-from ferrum.server.ollama.builders import ChatBuilder
+from ferrum.server.anthropic.fields import MessagesRequest
+from ferrum.server.anthropic.replies import MessageBuilder
+from ferrum.server.chat.ask import Asked
+from ferrum.server.chat.reply import ReplyHeader
+from ferrum.server.ollama.replies import OllamaBuilder
 from ferrum.text.template_messages import function_of
 from serve_kit import Served
 from stream_kit import request_for
@@ -117,13 +119,17 @@ def test_an_integer_of_thousands_of_digits_comes_out(text: str) -> None:
     parts = (Part(PartKind.CALL, NAME), Part(PartKind.ARGUMENTS, text), Part(PartKind.END))
     delta = Delta(request_id="a", index=0, token_ids=(1,), text="", parts=parts, finish_reason=FinishReason.STOP)
     header = ReplyHeader("a", 0, "model", "x")
-    builder = ChatBuilder(header, request_for(), None)
-    builder.add(0, delta)
-    sent = [json.loads(line.json_bytes()) for line in (*builder.chunks(0, delta), builder.reply({(0, 0): delta}))]
+    asked = Asked((request_for(),))
+    streamed, whole = (OllamaBuilder(header, asked, chat=True) for _ in range(2))
+    whole.fold(0, delta)
+    sent = [json.loads(line.json_bytes()) for line in (*streamed.chunks(0, delta), whole.whole())]
     read = {"city": "Paris", "n": DIGITS}
     assert [each["message"]["tool_calls"][0]["function"]["arguments"] for each in sent] == [read, read]
-    [block] = content.folded([*content.BlockWriter("a", shown=True).events(parts)])
-    assert json.loads(block.json_bytes())["input"] == read
+    body = MessagesRequest(messages=[{"role": "user", "content": "a"}], max_tokens=1)
+    message = MessageBuilder(header, body, asked)
+    message.fold(0, delta)
+    [block] = json.loads(message.whole().json_bytes())["content"]
+    assert block["input"] == read
 
 
 def test_a_history_may_hold_an_integer_of_thousands_of_digits() -> None:

@@ -12,22 +12,22 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ferrum.client.request_output import Delta
-from ferrum.server.anthropic.dialect import MESSAGES
+from ferrum.server.anthropic.routes import MESSAGES
 from ferrum.server.app import DIALECTS
+from ferrum.server.chat.generation import generate
+from ferrum.server.chat.reply import ReplyHeader
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.http_guard import dialect_of
 from ferrum.server.common.json_bodies import Reply
-from ferrum.server.common.json_routes import generate
 from ferrum.server.common.key_limits import Caller
-from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
-from ferrum.server.ollama.dialect import OLLAMA
-from ferrum.server.openai.bodies import CompletionRequest
-from ferrum.server.openai.completions import check_completion
-from ferrum.server.openai.dialect import OPENAI
-from ferrum.server.openai.openai_builder import OpenAIBuilder
+from ferrum.server.ollama.routes import OLLAMA
+from ferrum.server.openai.ask import ask_completion
+from ferrum.server.openai.builders import OpenAIBuilder
+from ferrum.server.openai.fields import CompletionRequest
+from ferrum.server.openai.routes import OPENAI
 from serve_kit import SLOW, Served, chat_parts, error_of, serving
 
 
@@ -42,7 +42,7 @@ class Stop(Reply):
     tokens: int
 
 
-class ToyBuilder(OpenAIBuilder):
+class ToyBuilder(OpenAIBuilder[Reply]):
     """Chunks with names, and one more event at the end."""
 
     def chunks(self, place: int, delta: Delta) -> Iterator[Piece]:
@@ -51,12 +51,12 @@ class ToyBuilder(OpenAIBuilder):
     def end_chunks(self) -> Iterator[Stop]:
         yield Stop(id=self.id, tokens=self.usage.completion)
 
-    def reply(self, choices: Any) -> Stop:
+    def whole(self) -> Stop:
         return Stop(id=self.id, tokens=self.usage.completion)
 
 
 def _builder(model: ServedModel, body: CompletionRequest, caller: Caller, header: ReplyHeader) -> ToyBuilder:
-    return ToyBuilder(header, body, check_completion(model, body, caller, header.id), model.client.tokenizer)
+    return ToyBuilder(header, body, *ask_completion(model, body, caller, header.id), model.client.tokenizer)
 
 
 def _error(error: ApiError) -> bytes:

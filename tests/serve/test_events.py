@@ -11,14 +11,13 @@ from engine_fakes import LetterTokenizer, greedy, input_processor
 from ferrum.client.input_processor import RequestOptions
 from ferrum.client.request_output import Delta, Logprob
 from ferrum.core.types import FinishReason
-from ferrum.server.common.generation import EventWriter
+from ferrum.server.chat.ask import Asked
+from ferrum.server.chat.generation import EventWriter
+from ferrum.server.chat.reply import ReplyHeader
 from ferrum.server.common.json_bodies import Reply
-from ferrum.server.common.reply_builder import ReplyHeader
-from ferrum.server.openai.bodies import ChatRequest, CompletionRequest
-from ferrum.server.openai.chat_completions import ChatReplyBuilder
-from ferrum.server.openai.checks import CheckedRequest
-from ferrum.server.openai.completions import CompletionReplyBuilder
-from ferrum.server.openai.dialect import OPENAI
+from ferrum.server.openai.builders import ChatReplyBuilder, CompletionReplyBuilder, usage_of
+from ferrum.server.openai.fields import ChatRequest, CompletionRequest
+from ferrum.server.openai.routes import OPENAI
 
 HEAD = ReplyHeader('cmpl-\x01"text":"\x01"', 1, "model", "numerics")
 """An id that contains the bytes of a chunk's text field."""
@@ -29,13 +28,13 @@ TEXTS = ["one", 'a "quoted" \\ word', "\x01", "", "\n\u2028é", "🦀", "</scrip
 def completion(**options: Any) -> CompletionReplyBuilder:
     body = CompletionRequest(model="model", prompt="p", stream=True, n=2, **options)
     request = input_processor().process([1], greedy(n=2), RequestOptions(request_id="r"))
-    return CompletionReplyBuilder(HEAD, body, CheckedRequest((request,), 2, ("echoed",)), LetterTokenizer())
+    return CompletionReplyBuilder(HEAD, body, Asked((request,)), ["echoed"], LetterTokenizer())
 
 
 def chat(**options: Any) -> ChatReplyBuilder:
     body = ChatRequest(model="model", messages=[{"role": "user", "content": "p"}], stream=True, n=2, **options)
     request = input_processor().process([1], greedy(n=2), RequestOptions(request_id="r"))
-    return ChatReplyBuilder(HEAD, body, CheckedRequest((request,), 2, ("echoed",)), LetterTokenizer())
+    return ChatReplyBuilder(HEAD, body, Asked((request,)), ["echoed"], LetterTokenizer())
 
 
 def deltas() -> list[Delta]:
@@ -69,4 +68,4 @@ def test_events_are_the_bytes_of_their_chunks(make: Any, options: dict[str, Any]
         assert events.write(0, delta) == b"".join(_event(chunk) for chunk in twin.chunks(0, delta))
     usage = b"".join(map(_event, twin.end_chunks()))
     assert events.end() == usage + b"data: [DONE]\n\n" and bool(usage) == bool(options.get("stream_options"))
-    assert written.usage.usage() == twin.usage.usage()
+    assert usage_of(written.usage) == usage_of(twin.usage)

@@ -12,9 +12,12 @@ import pytest
 
 from agent_kit import CITY, agent
 from agent_script import ANSWER, THOUGHT
+from engine_fakes import greedy, input_processor
+from ferrum.client.input_processor import RequestOptions
 from ferrum.client.request_output import Delta, Usage
 from ferrum.core import logging as once
-from ferrum.server.anthropic.message_builder import UsageCounter
+from ferrum.server.anthropic.replies import usage_of
+from ferrum.server.chat.turn import Counts
 from ferrum.text.chat_template import ChatTemplate
 from messages_kit import SAID, THINK, WEATHER, ask, error_in, post, prompt_of
 from serve_kit import SLOW, Served, chat_parts, error_of, serving
@@ -53,9 +56,9 @@ def test_reply_has_blocks_of_thinking_and_calls(assistant: Served) -> None:
 
 
 def test_cached_tokens_are_not_input_tokens() -> None:
-    counter = UsageCounter(9)
-    counter.count(Delta("a", token_ids=(1, 2), usage=Usage(9, 2, cached_tokens=4, reasoning_tokens=1)))
-    assert counter.reply().model_dump() == {
+    counts = Counts([input_processor().process([1] * 9, greedy(), RequestOptions(request_id="a"))])
+    counts.count(0, Delta("a", token_ids=(1, 2), usage=Usage(9, 2, cached_tokens=4, reasoning_tokens=1)))
+    assert usage_of(counts).model_dump() == {
         "input_tokens": 5,
         "output_tokens": 2,
         "cache_read_input_tokens": 4,

@@ -14,7 +14,7 @@ from jsonschema_rs import Draft202012Validator
 
 from document_kit import FEW, MANY, check
 from ferrum.core.params import MAX_STOP_STRINGS
-from ferrum.server.openai.bodies import ChatRequest
+from ferrum.server.openai.fields import ChatRequest
 from serve_kit import Served
 
 DOCUMENT = Path(__file__).parents[1] / "data" / "openai-openapi-core.json"

@@ -12,7 +12,7 @@ from ferrum.core.errors import ConfigError
 from ferrum.server.common.field_rules import HARMLESS
 from ferrum.server.common.missing_routes import INSTEAD
 from ferrum.server.common.truncation import truncated
-from ferrum.server.openai.bodies import ChatRequest
+from ferrum.server.openai.fields import ChatRequest
 from serve_kit import USER, Served, chat_parts, error_of, serving
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from ferrum.server.common.json_bodies import Body
-from ferrum.server.openai.bodies import ChatRequest, CompletionRequest, GenerationBody, StreamOptions
+from ferrum.server.openai.fields import ChatRequest, CompletionRequest, GenerationBody, StreamOptions
 from serve_kit import Served
 
 TEXT = (Path(__file__).parents[2] / "docs" / "server.md").read_text()

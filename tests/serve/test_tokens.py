@@ -10,8 +10,7 @@ from typing import Any, Final
 import pytest
 
 from engine_fakes import LetterTokenizer
-from ferrum.server.openai.bodies import DetokenizeRequest, EmbeddingRequest
-from ferrum.server.openai.conversation import RenderRequest, TokenizeRequest
+from ferrum.server.openai.fields import DetokenizeRequest, EmbeddingRequest, RenderRequest, TokenizeRequest
 from ferrum.server.openai.tokenize import tokenize
 from serve_kit import USER, Served, error_of
 

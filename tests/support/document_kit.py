@@ -16,7 +16,7 @@ from schemathesis.checks import CHECKS
 from ferrum.client.async_engine import AsyncEngine
 from ferrum.core.params import MAX_CHOICES
 from ferrum.server.app import create_app
-from ferrum.server.openai.constraints import ALIASES
+from ferrum.server.openai.fields import ALIASES
 from ferrum.server.server_config import ServerConfig
 from serve_kit import chat_parts
 

@@ -18,8 +18,7 @@ from starlette.responses import Response
 from ferrum.client.async_engine import AsyncEngine
 from ferrum.core.errors import ConfigError, FerrumError
 from ferrum.core.version import installed_version
-from ferrum.server.anthropic.dialect import MESSAGES
-from ferrum.server.anthropic.routes import add_anthropic_routes
+from ferrum.server.anthropic.routes import MESSAGES, add_anthropic_routes
 from ferrum.server.common.api_keys import ApiKeys, only_key, read_keys
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError, error_response
@@ -36,13 +35,10 @@ from ferrum.server.extensions.probes import add_probes
 from ferrum.server.extensions.record_routes import add_record_routes
 from ferrum.server.llamacpp.dialect import LLAMACPP
 from ferrum.server.llamacpp.infill_route import add_llamacpp_routes
-from ferrum.server.ollama.dialect import OLLAMA
-from ferrum.server.ollama.routes import add_ollama_routes
-from ferrum.server.openai.dialect import OPENAI
-from ferrum.server.openai.routes import add_openai_routes
+from ferrum.server.ollama.routes import OLLAMA, add_ollama_routes
+from ferrum.server.openai.routes import OPENAI, add_openai_routes
 from ferrum.server.rerank.routes import RERANK, add_rerank_routes
-from ferrum.server.responses.dialect import RESPONSES
-from ferrum.server.responses.routes import add_responses_routes
+from ferrum.server.responses.routes import RESPONSES, add_responses_routes
 from ferrum.server.server_config import ServerConfig
 
 if TYPE_CHECKING:

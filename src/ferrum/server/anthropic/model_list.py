@@ -8,7 +8,7 @@ from typing import Literal
 
 from starlette.requests import Request
 
-from ferrum.server.anthropic.dialect import MESSAGES
+from ferrum.server.anthropic.routes import MESSAGES
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service

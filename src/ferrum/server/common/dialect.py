@@ -5,7 +5,7 @@ Bodies, checks and routes of a dialect are in its folder; `app` lists the dialec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
@@ -52,17 +52,6 @@ class Dialect:
     headers: tuple[str, ...] = ()
     client_header: str = ""
     typed: bool = True
-
-    def prefix_length(self, path: str, headers: Container[str]) -> int:
-        """Return the length of the longest path of this dialect that a request's path begins with, or -1.
-
-        Args:
-            path: of the request.
-            headers: names of its headers.
-        """
-        shared = self.shared_paths if any(name in headers for name in self.headers) else ()
-        own = (each for each in (*self.paths, *shared) if path == each or path.startswith(f"{each}/"))
-        return max(map(len, own), default=-1)
 
     def response(self, error: ApiError) -> Response:
         """Return an error as a response."""

@@ -19,13 +19,13 @@ from ferrum.client.request_output import Delta
 from ferrum.client.router import QueueSlots
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
+from ferrum.server.chat.generation import watched
+from ferrum.server.chat.turn import finish_of
 from ferrum.server.common.error_replies import CancelledError, invalid
-from ferrum.server.common.generation import finish_of, watched
 from ferrum.server.common.http_guard import CLIENT_GONE
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.key_limits import Caller
-from ferrum.server.common.reply_builder import part_id
-from ferrum.server.common.served_model import ServedModel
+from ferrum.server.common.served_model import ServedModel, part_id
 from ferrum.server.common.service import Service
 from ferrum.server.common.truncation import truncated
 

@@ -48,7 +48,9 @@ def dialect_of(dialects: Sequence[Dialect], path: str, headers: Container[str]) 
     """Return the dialect with the longest prefix of a path, else that of the client by its headers, else the first."""
     found, longest = dialects[0], -1
     for dialect in dialects:
-        length = dialect.prefix_length(path, headers)
+        shared = dialect.shared_paths if any(name in headers for name in dialect.headers) else ()
+        own = (each for each in (*dialect.paths, *shared) if path == each or path.startswith(f"{each}/"))
+        length = max(map(len, own), default=-1)
         if length > longest:
             found, longest = dialect, length
     if longest > 0:

@@ -47,6 +47,7 @@ class Body(BaseModel):
         REFUSED: known fields that are not served, with the reason; null and harmless values count as absent.
         PASSES_ON: unknown fields have an effect, because they are passed on.
         FOR_TEMPLATE: fields that have an effect only if the model's chat template reads them.
+        SAMPLING: fields of sampling parameters, by the parameters' names; see `chat.sampling_fields`.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
@@ -55,6 +56,7 @@ class Body(BaseModel):
     REFUSED: ClassVar[Mapping[str, str]] = MappingProxyType({})
     PASSES_ON: ClassVar[bool] = False
     FOR_TEMPLATE: ClassVar[frozenset[str]] = frozenset()
+    SAMPLING: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> field_rules.Schema:
@@ -119,4 +121,4 @@ class GeneratingBody(Body):
 
     def takes_long(self, client: ModelClient) -> bool:  # noqa: ARG002 - for bodies that need the model
         """Return whether the check of the body may take longer than its size says, for a grammar or the vocabulary."""
-        return False
+        return bool(getattr(self, self.SAMPLING.get("dry_multiplier", ""), None))

@@ -1,12 +1,9 @@
-"""What the routes of all dialects share: strict JSON bodies, and the response to a generating request."""
+"""What all routes share: strict JSON bodies, and fields that are named because they have no effect."""
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Callable, Coroutine
 from email.message import Message
-from functools import partial
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
@@ -17,18 +14,12 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from ferrum.server.common.error_replies import ApiError
-from ferrum.server.common.generation import Generation
-from ferrum.server.common.json_bodies import Body, GeneratingBody, Reply
-from ferrum.server.common.key_limits import Caller
-from ferrum.server.common.reply_builder import ReplyBuilder, ReplyHeader
+from ferrum.server.common.json_bodies import Body, Reply
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
 
 AddRoutes: TypeAlias = Callable[[APIRouter, Service], None]
 """Adds the routes of a dialect to a router."""
-
-MAX_LOOP_BYTES: Final = 4096
-"""Bodies up to this size are checked on the event loop; handing them to a thread would take longer."""
 
 MAX_NAMED: Final = 32
 """Ignored fields that the header names."""
@@ -92,37 +83,6 @@ def add_heads(router: APIRouter) -> None:
     """Serve HEAD wherever GET is served, as HTTP demands (RFC 9110, 9.1); it is not in the OpenAPI document."""
     for route in [each for each in router.routes if isinstance(each, APIRoute) and "GET" in (each.methods or ())]:
         router.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
-
-
-async def generate(
-    service: Service,
-    request: Request,
-    body: GeneratingBody,
-    kind: str,
-    make: Callable[[ServedModel, Any, Caller, ReplyHeader], ReplyBuilder],
-    respond: Callable[..., Response] = Generation,
-    *,
-    extra_bytes: int = 0,
-) -> Response:
-    """Check a body and return the response to it.
-
-    Args:
-        kind: prefix of the reply's id, one of the dialect's.
-        make: checks the body and returns the builder of its reply.
-        respond: the response's class.
-        extra_bytes: of the prompt that are not in the body.
-    """
-    model, caller = service.begin(request, body.model)
-    headers = ignored(service, body, model)
-    name = uuid.uuid4().hex if body.request_id is None else body.request_id
-    header = ReplyHeader(kind + name, int(time.time()), model.name, model.engine.info.numerics_id)
-    work = partial(make, model, body, caller, header)
-    size, template = len(await request.body()) + extra_bytes, has_template(body)
-    # A long check would delay the streams of others.
-    slow = template or size > MAX_LOOP_BYTES or model.explainer is not None or body.takes_long(model.client)
-    builder = await service.worker_pools.run(size, work, template=template) if slow else work()
-    dialect, streamed = request.state.dialect, body.streamed
-    return respond(service, model, builder, dialect=dialect, stream=streamed, tenant=caller.tenant, headers=headers)
 
 
 def has_template(body: Body) -> bool:

@@ -97,6 +97,11 @@ class ServedModel:
         return tuple(each.scaled(self.applied[each.name]) for each in self.client.adapters if each.name in self.applied)
 
 
+def part_id(name: str, place: int) -> str:
+    """Return the id of the engine's request for one of several prompts; clients' ids have no slash."""
+    return f"{name}/{place}"
+
+
 def find_model(models: Mapping[str, ServedModel], name: str) -> ServedModel | None:
     """Return a served model or one of its adapters by name, or None."""
     found = models.get(name)

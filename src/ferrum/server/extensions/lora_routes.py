@@ -16,10 +16,10 @@ from ferrum.server.common.field_rules import Items
 from ferrum.server.common.json_bodies import Body, Reply, optional
 from ferrum.server.common.json_routes import ignored, reply
 from ferrum.server.common.lora_scales import LoraScale, of_scales
+from ferrum.server.common.openai_errors import BODY_ERRORS, ERRORS
 from ferrum.server.common.public_names import public_name
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
-from ferrum.server.openai.routes import BODY_ERRORS, ERRORS
 
 _TEXT: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "The adapter is changed."},

@@ -11,8 +11,8 @@ from ferrum.core.memory_plan import PoolPart, StatePart
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.json_routes import reply
+from ferrum.server.common.openai_errors import ERRORS
 from ferrum.server.common.service import Service
-from ferrum.server.openai.routes import ERRORS
 
 
 class Fitting(Reply):

@@ -10,11 +10,11 @@ from starlette.responses import PlainTextResponse, Response
 
 from ferrum.core.version import installed_version
 from ferrum.server.common.json_routes import reply
+from ferrum.server.common.openai_errors import ERRORS
 from ferrum.server.common.public_names import without_directories
 from ferrum.server.common.service import Service
 from ferrum.server.common.template_variables import template_reads
 from ferrum.server.openai import replies
-from ferrum.server.openai.routes import ERRORS
 
 REASONING_VARIABLES: Final = ("enable_thinking", "reasoning_effort")
 """Variables of templates that `reasoning_effort` of a chat sets."""

@@ -11,7 +11,7 @@ from ferrum.client.records.replayer import Difference, Replay
 from ferrum.client.request_output import Logprob, Logprobs
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.public_names import without_directories
-from ferrum.server.openai.openai_builder import finite, top
+from ferrum.server.common.top_tokens import finite, top
 from ferrum.text.tokenizer import Tokenizer
 
 

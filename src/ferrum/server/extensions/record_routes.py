@@ -23,13 +23,16 @@ from ferrum.client.records.recorder import Recorder
 from ferrum.client.records.replayer import Replay, check_origin, check_room
 from ferrum.core.errors import RecordNotFound
 from ferrum.core.types import FinishReason
+from ferrum.server.chat.generation import watched
+from ferrum.server.chat.turn import finish_of
 from ferrum.server.common.error_replies import ApiError, CancelledError
-from ferrum.server.common.generation import finish_of, watched
 from ferrum.server.common.http_guard import CLIENT_GONE
 from ferrum.server.common.json_bodies import Body
 from ferrum.server.common.json_routes import ignored, reply
-from ferrum.server.common.reply_builder import part_id
+from ferrum.server.common.openai_errors import BODY_ERRORS, ERRORS, error_reply
+from ferrum.server.common.served_model import part_id
 from ferrum.server.common.service import Service
+from ferrum.server.common.top_tokens import MAX_TOP_LOGPROBS, TopTokens, check_top_tokens
 from ferrum.server.extensions.record_replies import (
     RecordedRequests,
     ReplayedRequest,
@@ -38,9 +41,6 @@ from ferrum.server.extensions.record_replies import (
     replayed_request,
 )
 from ferrum.server.openai import replies
-from ferrum.server.openai.bodies import MAX_TOP_LOGPROBS, TopTokens
-from ferrum.server.openai.checks import check_top_tokens
-from ferrum.server.openai.routes import BODY_ERRORS, ERRORS, error_reply
 
 CONFLICT: Final[dict[int | str, dict[str, Any]]] = {
     409: error_reply("It was recorded with another model or other numerics.")

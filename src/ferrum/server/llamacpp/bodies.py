@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import Field
-
-from ferrum.client.model_client import ModelClient
-from ferrum.core.params import value_schema
-from ferrum.server.common.field_rules import Integer, Items, JsonInteger
+from ferrum.server.chat.sampling_fields import sampled
+from ferrum.server.common.field_rules import Integer, Items
 from ferrum.server.common.json_bodies import Body, GeneratingBody, Reply, optional
 
 _NO_SAMPLER: Final = "there is no such sampler"
 _NEVER_CUT: Final = "prompts are never cut"
 _OTHER_ROUTE: Final = "use /v1/completions with `suffix`"
 _DEFAULT_BUDGET: Final = "the limit is n_predict"
-
-
-def _sampling(name: str, ours: str | None = None) -> Any:
-    """Return the field of a sampling parameter; `ours` is its name here."""
-    return Field(default=None, description=f"As `{ours or name}`.", json_schema_extra=value_schema(ours or name))
 
 
 class ExtraText(Body):
@@ -30,6 +22,7 @@ class ExtraText(Body):
     text: str
 
 
+@sampled({"repetition_penalty": "repeat_penalty", "max_tokens": "n_predict"}, more=("stop", "ignore_eos"), terse=True)
 class InfillRequest(GeneratingBody):
     """The body of /infill."""
 
@@ -70,26 +63,7 @@ class InfillRequest(GeneratingBody):
     n_predict: Annotated[int, Integer(-1)] | None = optional(
         "Limit of generated tokens (default, and -1: the rest of the context)."
     )
-    stop: str | Items[str] | None = _sampling("stop")
-    temperature: float | None = _sampling("temperature")
-    top_k: JsonInteger | None = _sampling("top_k")
-    top_p: float | None = _sampling("top_p")
-    min_p: float | None = _sampling("min_p")
-    seed: JsonInteger | None = _sampling("seed")
-    repeat_penalty: float | None = _sampling("repeat_penalty", "repetition_penalty")
-    presence_penalty: float | None = _sampling("presence_penalty")
-    frequency_penalty: float | None = _sampling("frequency_penalty")
-    no_repeat_ngram_size: JsonInteger | None = _sampling("no_repeat_ngram_size")
-    dry_multiplier: float | None = _sampling("dry_multiplier")
-    dry_base: float | None = _sampling("dry_base")
-    dry_allowed_length: JsonInteger | None = _sampling("dry_allowed_length")
-    dry_penalty_last_n: JsonInteger | None = _sampling("dry_penalty_last_n")
-    dry_sequence_breakers: Items[str] | None = _sampling("dry_sequence_breakers")
-    ignore_eos: bool | None = _sampling("ignore_eos")
     return_tokens: bool | None = optional("Send the token ids.")
-
-    def takes_long(self, client: ModelClient) -> bool:  # noqa: ARG002 - signature of a body
-        return bool(self.dry_multiplier)
 
 
 StopType: TypeAlias = Literal["eos", "limit", "word"]

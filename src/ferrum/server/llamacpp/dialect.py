@@ -6,8 +6,8 @@ from typing import Final
 
 from ferrum.server.common.dialect import UNNAMED_EVENT, Dialect
 from ferrum.server.common.error_replies import ApiError
+from ferrum.server.common.openai_errors import TYPES
 from ferrum.server.llamacpp.bodies import ErrorBody, ErrorReply
-from ferrum.server.openai.dialect import TYPES
 
 
 def _error(error: ApiError) -> bytes:

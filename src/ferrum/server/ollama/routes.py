@@ -1,4 +1,4 @@
-"""The routes of Ollama's API: each checks a request, starts its work and returns the response."""
+"""The routes of Ollama's API, and its wire form: each checks a request, starts its work and returns the response."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ferrum.core.types import Request as EngineRequest
+from ferrum.server.chat.ask import asked
+from ferrum.server.chat.generation import generate
+from ferrum.server.chat.reply import ReplyHeader
+from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.embeddings import MAX_INPUTS, Embeddings, Vectors, embedding_requests
-from ferrum.server.common.error_replies import STATUSES, invalid
+from ferrum.server.common.error_replies import STATUSES, ApiError, invalid
 from ferrum.server.common.json_bodies import Reply
-from ferrum.server.common.json_routes import generate, ignored, reply
+from ferrum.server.common.json_routes import ignored, reply
 from ferrum.server.common.key_limits import Caller
-from ferrum.server.common.reply_builder import ReplyHeader
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
 from ferrum.server.ollama import replies
-from ferrum.server.ollama.bodies import (
+from ferrum.server.ollama.ask import chat_ask, check_context, check_fields, generate_ask
+from ferrum.server.ollama.fields import (
     EmbeddingsRequest,
     EmbedRequest,
     GenerateRequest,
@@ -29,10 +33,27 @@ from ferrum.server.ollama.bodies import (
     OllamaChatRequest,
     ShowRequest,
 )
-from ferrum.server.ollama.builders import ChatBuilder, GenerateBuilder
-from ferrum.server.ollama.checks import check_chat, check_context, check_fields, check_generate
-from ferrum.server.ollama.dialect import CHANGES
 from ferrum.server.ollama.model_lists import known_name, listed, refused_change, shown
+from ferrum.server.ollama.replies import OllamaBuilder
+
+CHANGES: Final = ("pull", "push", "create", "copy", "delete", "blobs")
+"""Routes below /api that change the models of an Ollama server."""
+
+
+def _error(error: ApiError) -> bytes:
+    return replies.ErrorReply(error=error.message).json_bytes()
+
+
+OLLAMA: Final = Dialect(
+    paths=("/api",),
+    ids=("ollama-",),
+    error=_error,
+    event=b"%(json)b\n",
+    keep_alive=b"",
+    stream_type="application/x-ndjson",
+    typed=False,
+)
+"""Streams are lines of JSON, and errors are one text."""
 
 API_VERSION: Final = "0.14.0"
 """The first version of Ollama with the Responses and Messages APIs; clients that need them ask for it."""
@@ -109,14 +130,14 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         return await generate(service, request, body, "ollama-", generate_builder)
 
 
-def chat_builder(model: ServedModel, body: OllamaChatRequest, caller: Caller, header: ReplyHeader) -> ChatBuilder:
-    """Check a body and return the builder of its reply. Raises as `check_chat`."""
-    return ChatBuilder(header, *check_chat(model, body, caller, header.id))
+def chat_builder(model: ServedModel, body: OllamaChatRequest, caller: Caller, header: ReplyHeader) -> OllamaBuilder:
+    """Check a body and return the builder of its reply. Raises as `asked`."""
+    return OllamaBuilder(header, asked(model, chat_ask(model, body), caller, header.id), chat=True)
 
 
-def generate_builder(model: ServedModel, body: GenerateRequest, caller: Caller, header: ReplyHeader) -> GenerateBuilder:
-    """Check a body and return the builder of its reply. Raises as `check_generate`."""
-    return GenerateBuilder(header, *check_generate(model, body, caller, header.id))
+def generate_builder(model: ServedModel, body: GenerateRequest, caller: Caller, header: ReplyHeader) -> OllamaBuilder:
+    """Check a body and return the builder of its reply. Raises as `asked`."""
+    return OllamaBuilder(header, asked(model, generate_ask(model, body), caller, header.id), chat=False)
 
 
 def _looked_up(

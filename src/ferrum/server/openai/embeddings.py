@@ -13,8 +13,8 @@ from ferrum.core.types import Request
 from ferrum.server.common.embeddings import MAX_INPUTS, Vectors, embedding_requests
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.served_model import ServedModel
-from ferrum.server.openai.bodies import EmbeddingRequest
-from ferrum.server.openai.checks import several
+from ferrum.server.openai.ask import several
+from ferrum.server.openai.fields import EmbeddingRequest
 from ferrum.server.openai.replies import Embedding, EmbeddingReply, EmbeddingUsage
 
 

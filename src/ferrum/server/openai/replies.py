@@ -1,18 +1,21 @@
 """The bodies of all replies. A reply contains exactly the fields that were given to it.
 
-How they are filled is in `openai_builder`, `chat_completions`, `completions` and the routes.
+How they are filled is in `builders` and the routes.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, SkipValidation, with_config
 from pydantic_core import to_json
 from typing_extensions import TypedDict
 
 from ferrum.server.common.json_bodies import Reply
-from ferrum.server.common.reply_builder import Finish
+from ferrum.server.common.top_tokens import PromptLogprobs
+
+Finish: TypeAlias = Literal["stop", "length", "tool_calls", "function_call"]
+"""Why a choice ended."""
 
 
 class PromptDetails(Reply):
@@ -56,17 +59,108 @@ class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-@with_config(ConfigDict(extra="forbid"))
-class PromptToken(TypedDict):
-    """A token at a position of the prompt."""
+class ChatLogprobs(Reply):
+    """The tokens of a message."""
 
-    logprob: float
-    rank: int
-    decoded_token: str | None
+    content: SkipValidation[list[TokenLogprob]]
+    refusal: None
 
 
-PromptLogprobs = SkipValidation[list[dict[str, PromptToken] | None]]
-"""Per prompt token the requested ids, the token itself first; None for the first token."""
+class FunctionCall(Reply):
+    """A called function: its name, and its arguments as JSON text. Deltas have parts of it."""
+
+    name: str | None = None
+    arguments: str
+
+
+class CustomCall(Reply):
+    """A call of a custom tool: its name and its text. Deltas have parts of it."""
+
+    name: str | None = None
+    input: str
+
+
+class ToolCall(Reply):
+    """A tool call; deltas have its place in the message, and its id and type only in the first one."""
+
+    index: int | None = None
+    id: str | None = None
+    type: Literal["function", "custom"] | None = None
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
+
+
+class ChatMessage(Reply):
+    """The assistant's message. `reasoning_content` is another name of `reasoning`."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
+
+
+class ChatChoice(Reply):
+    """One choice of a chat."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
+
+
+class ChatReply(Reply):
+    """The reply of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatDelta(Reply):
+    """The new part of a message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
+
+
+class ChatChunkChoice(Reply):
+    """The new part of one choice."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatChunk(Reply):
+    """One event of a streamed chat."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    system_fingerprint: str
+    usage: Usage | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class CompletionLogprobs(Reply):
@@ -138,21 +232,6 @@ class Model(Reply):
     root: str
     parent: str | None
     max_model_len: int
-
-
-class ErrorBody(Reply):
-    """Fields of an error."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorReply(Reply):
-    """The reply of every failed request."""
-
-    error: ErrorBody
 
 
 class Health(Reply):

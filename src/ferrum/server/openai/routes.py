@@ -10,33 +10,45 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ferrum.server.anthropic import dialect as messages
+from ferrum.server.anthropic import routes as messages
 from ferrum.server.anthropic.model_list import ModelInfo, ModelPage, model_info, model_page, wants_anthropic
-from ferrum.server.common import field_rules
+from ferrum.server.chat.generation import generate
+from ferrum.server.common.dialect import UNNAMED_EVENT, Dialect
 from ferrum.server.common.embeddings import Embeddings
 from ferrum.server.common.error_replies import STATUSES
 from ferrum.server.common.json_bodies import Reply
-from ferrum.server.common.json_routes import generate, has_template, ignored, reply
+from ferrum.server.common.json_routes import has_template, ignored, reply
+from ferrum.server.common.openai_errors import BODY_ERRORS, ErrorReply, generated, openai_error
 from ferrum.server.common.served_model import ServedModel, listed_models
 from ferrum.server.common.service import Service
 from ferrum.server.openai import replies
-from ferrum.server.openai.bodies import CompletionRequest, DetokenizeRequest, EmbeddingRequest
-from ferrum.server.openai.chat_completions import add_chat
-from ferrum.server.openai.chat_replies import ChatReply
+from ferrum.server.openai.builders import chat_builder, completion_builder
 from ferrum.server.openai.codex_models import ModelList, codex_model
-from ferrum.server.openai.completions import completion_builder
-from ferrum.server.openai.conversation import RenderRequest, TokenizeRequest
 from ferrum.server.openai.embeddings import check_embedding, embedding_reply
+from ferrum.server.openai.fields import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    RenderRequest,
+    TokenizeRequest,
+)
 from ferrum.server.openai.tokenize import detokenize, rendered, tokenize
 
+_ROUTES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
+"""Routes that answer in this form whatever the client's headers; those of /v1/models follow them."""
 
-def error_reply(text: str) -> dict[str, Any]:
-    """Return the description of an error for the OpenAPI document."""
-    return {"model": replies.ErrorReply, "description": text}
+_WRONG_BASE: Final = "/api/v1"
+"""The base URL of other servers of this API, which Ollama's API does not have."""
 
-
-BODY_ERRORS: Final[dict[int | str, dict[str, Any]]] = {each: error_reply(text) for each, text in STATUSES.items()}
-ERRORS: Final[dict[int | str, dict[str, Any]]] = {each: BODY_ERRORS[each] for each in (400, 401, 404, 503)}
+OPENAI: Final = Dialect(
+    paths=("", *_ROUTES, _WRONG_BASE),
+    ids=("chatcmpl-", "cmpl-", "embd-"),
+    error=openai_error,
+    event=UNNAMED_EVENT,
+    end=b"data: [DONE]\n\n",
+)
+"""The wire form of OpenAI's API, which vLLM and most clients share."""
 
 
 def add_openai_routes(router: APIRouter, service: Service) -> None:
@@ -60,7 +72,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
 
     page = {"model": ModelList | ModelPage}
     errors: dict[int | str, dict[str, Any]] = {
-        status: {"model": replies.ErrorReply | messages.ErrorReply, "description": STATUSES[status]}
+        status: {"model": ErrorReply | messages.ErrorReply, "description": STATUSES[status]}
         for status in (401, 404, 503)
     }
     errors[messages.OVERLOADED] = {"model": messages.ErrorReply, "description": STATUSES[503]}
@@ -85,7 +97,10 @@ def _add_models(router: APIRouter, service: Service) -> None:
 
 
 def _add_generation(router: APIRouter, service: Service) -> None:
-    add_chat(router, service, generated(ChatReply))
+    @router.post("/v1/chat/completions", responses=generated(replies.ChatReply))
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        """Generate the assistant's next message in a conversation."""
+        return await generate(service, request, body, "chatcmpl-", chat_builder)
 
     @router.post("/v1/completions", responses=generated(replies.CompletionReply))
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -103,12 +118,6 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         requests = await service.worker_pools.run(size, work)
         write = partial(embedding_reply, model, body, requests, name)
         return Embeddings(service, model, requests, write, name, caller, headers, dimensions=body.dimensions)
-
-
-def generated(model: type[Reply]) -> dict[int | str, dict[str, Any]]:
-    """Return the replies of a generating route for the OpenAPI document."""
-    events = {"text/event-stream": {"schema": field_rules.EVENT}}
-    return {200: {"model": model, "content": events, "description": "The reply, or its chunks."}, **BODY_ERRORS}
 
 
 def _add_tokens(router: APIRouter, service: Service) -> None:

@@ -1,6 +1,6 @@
 """The replies of /tokenize, /detokenize and /v1/chat/completions/render.
 
-The text of a conversation comes from `checks.render`.
+The text of a conversation comes from `ask.render`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import TypeVar
 from ferrum.client.model_client import ModelClient
 from ferrum.server.common.error_replies import unsupported
 from ferrum.server.common.served_model import ServedModel
-from ferrum.server.openai.bodies import DetokenizeRequest
-from ferrum.server.openai.checks import render
-from ferrum.server.openai.conversation import RenderRequest, TokenizeRequest
+from ferrum.server.openai.ask import render
+from ferrum.server.openai.fields import DetokenizeRequest, RenderRequest, TokenizeRequest
 from ferrum.server.openai.replies import Rendered, Text, TokenPiece, Tokens
 from ferrum.text.tokenizer import Tokenizer
 

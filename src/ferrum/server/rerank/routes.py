@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -16,9 +15,8 @@ from ferrum.server.common.embeddings import Numbers, Vectors
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.json_routes import ignored
+from ferrum.server.common.openai_errors import BODY_ERRORS, openai_error
 from ferrum.server.common.service import Service
-from ferrum.server.openai.dialect import OPENAI
-from ferrum.server.openai.routes import BODY_ERRORS
 from ferrum.server.rerank.bodies import (
     FIRST,
     SECOND,
@@ -38,7 +36,7 @@ from ferrum.server.rerank.scoring import Scoring, Text, scoring
 RERANK_PATHS: Final = ("/v1/rerank", "/rerank", "/v2/rerank", "/reranking", "/v1/reranking")
 SCORE_PATHS: Final = ("/v1/score", "/score")
 
-RERANK: Final[Dialect] = replace(OPENAI, paths=(*RERANK_PATHS, *SCORE_PATHS), ids=("rerank", "score"))
+RERANK: Final = Dialect(paths=(*RERANK_PATHS, *SCORE_PATHS), ids=("rerank", "score"), error=openai_error)
 """Errors are OpenAI's, as in vLLM; nothing is streamed."""
 
 

@@ -20,8 +20,7 @@ from ferrum.core.types import Request
 from ferrum.server.common.embeddings import MAX_INPUTS, Vector, Vectors, embedding_requests
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.key_limits import Caller
-from ferrum.server.common.reply_builder import part_id
-from ferrum.server.common.served_model import ServedModel
+from ferrum.server.common.served_model import ServedModel, part_id
 from ferrum.text.reranker import Reranker
 
 NO_SCORES: Final = (

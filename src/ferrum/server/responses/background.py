@@ -14,8 +14,7 @@ from ferrum.client.async_engine import AsyncStream
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError, CancelledError, as_api_error
 from ferrum.server.common.reply_store import ReplyStore, StoredReply
-from ferrum.server.responses.replies import Event
-from ferrum.server.responses.response_builder import ResponsesBuilder
+from ferrum.server.responses.replies import Event, ResponsesBuilder
 
 TAIL: Final = 256
 """Newest events that are always kept of a response."""

@@ -11,28 +11,40 @@ from fastapi import APIRouter, Query, Request
 from pydantic_core import from_json, to_json
 from starlette.responses import Response, StreamingResponse
 
+from ferrum.server.chat.ask import asked, prompt_length
+from ferrum.server.chat.generation import STREAM_HEADERS, EventWriter, Generation, generate
+from ferrum.server.chat.reply import ReplyHeader
 from ferrum.server.common import field_rules
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError, invalid
-from ferrum.server.common.generation import STREAM_HEADERS
-from ferrum.server.common.json_routes import generate, ignored, reply
-from ferrum.server.common.reply_store import ReplyStore, StoredReply, Turn
+from ferrum.server.common.json_routes import ignored, reply
+from ferrum.server.common.key_limits import Caller
+from ferrum.server.common.openai_errors import BODY_ERRORS, ERRORS, generated, openai_error
+from ferrum.server.common.reply_store import ReplyStore, StoredReply, Turn, all_items
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
-from ferrum.server.openai.routes import BODY_ERRORS, ERRORS, generated
+from ferrum.server.responses.ask import response_ask
 from ferrum.server.responses.background import BackgroundRun, EventLog
-from ferrum.server.responses.bodies import (
+from ferrum.server.responses.fields import (
     ENCRYPTED,
     InputTokensRequest,
     PromptBody,
     ResponsesRequest,
     unknown_includes,
 )
-from ferrum.server.responses.checks import count_input, responses_builder
-from ferrum.server.responses.items import page, with_reasoning, without_references
-from ferrum.server.responses.replies import InputTokens, ItemList, ResponseDeleted, ResponseReply
-from ferrum.server.responses.response_builder import ResponsesBuilder, ResponsesGeneration
-from ferrum.server.responses.stored import PREFIX, get, previous_turn
+from ferrum.server.responses.replies import InputTokens, ItemList, ResponseDeleted, ResponseReply, ResponsesBuilder
+from ferrum.server.responses.stored import (
+    PREFIX,
+    get,
+    page,
+    previous_turn,
+    stored_items,
+    with_reasoning,
+    without_references,
+)
+
+RESPONSES: Final = Dialect(paths=("/v1/responses",), ids=("resp_",), error=openai_error)
+"""The wire form: named events, errors as OpenAI's other routes have them, no end mark."""
 
 MAX_PAGE: Final = 100
 Include = Annotated[
@@ -63,10 +75,52 @@ def _add_generating(router: APIRouter, service: Service, store: ReplyStore) -> N
         before, size = _completed(service, store, request, body)
         model = service.model(body.model)
         headers = ignored(service, body, model)
-        work = partial(count_input, model, body, before)
+
+        def work() -> InputTokens:
+            ask, _ = response_ask(model.client, body, all_items(before))
+            return InputTokens(object="response.input_tokens", input_tokens=prompt_length(model.client, ask))
+
         made = reply(await service.worker_pools.run(len(await request.body()) + size, work))
         made.headers.update(headers)
         return made
+
+
+def responses_builder(
+    store: ReplyStore,
+    before: Turn | None,
+    model: ServedModel,
+    body: ResponsesRequest,
+    caller: Caller,
+    header: ReplyHeader,
+) -> ResponsesBuilder:
+    """Check a body and return the builder of its reply, which stores it unless the body says otherwise.
+
+    Args:
+        before: the turn of the response that it continues.
+
+    Raises:
+        RequestError, ApiError, Unsupported: a field that cannot be served, by its name.
+    """
+    earlier = all_items(before)
+    ask, offered = response_ask(model.client, body, earlier)
+    made = asked(model, ask, caller, header.id)
+    turn = Turn(before, to_json(stored_items(body.items, header.id, {each["id"] for each in earlier})))
+    stored = StoredReply(caller.tenant, header.id, turn, background=bool(body.background))
+    keep = None if body.store is False else partial(_keep, store, stored)
+    return ResponsesBuilder(header, body, made, offered, stored, keep)
+
+
+def _keep(store: ReplyStore, stored: StoredReply, reply: ResponseReply) -> None:
+    store.finish(stored, reply.json_bytes(), to_json(reply.output))
+
+
+class ResponsesGeneration(Generation):
+    """The response to a request; a failure after the first event ends the stream as `response.failed`."""
+
+    def failure(self, writer: EventWriter, error: ApiError) -> bytes:
+        builder = self._builder
+        assert isinstance(builder, ResponsesBuilder)
+        return b"".join(writer.event(each.EVENT, each.json_bytes()) for each in builder.failure(error))
 
 
 def _completed(service: Service, store: ReplyStore, request: Request, body: PromptBody) -> tuple[Turn | None, int]:

@@ -4,19 +4,161 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import Field
 
 from ferrum.client.model_client import ModelClient
-from ferrum.core.params import MAX_STOP_LENGTH, MAX_STOP_STRINGS, value_schema
+from ferrum.core.params import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from ferrum.grammar.tools import MAX_NAME, MAX_TOOLS
-from ferrum.server.anthropic.blocks import ONE_CACHE, Message, TextBlock
-from ferrum.server.common.field_rules import Integer, Items, JsonInteger, Rule, absent, given, isnt, one_of, rule
+from ferrum.server.chat.sampling_fields import sampled
+from ferrum.server.common.field_rules import Integer, Items, Rule, absent, given, isnt, one_of, rule
 from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional
 from ferrum.server.common.template_variables import read_variables, template_reads
 
+ONE_CACHE: Final = "prefixes are cached without it"
 _ELSEWHERE: Final = "the server runs nothing besides the model"
+
+
+# Messages and the blocks of their content
+
+
+class Block(Body):
+    """A part of a message's content."""
+
+    NO_OPS = MappingProxyType({"cache_control": ONE_CACHE, "citations": "replies have none", "caller": "not used"})
+
+
+class TextBlock(Block):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImageBlock(Block):
+    """An image, which only results of tools may have; a fixed text replaces it."""
+
+    type: Literal["image"]
+    source: dict[str, Any]
+
+
+class TextSource(Body):
+    """The text of a document."""
+
+    type: Literal["text"]
+    data: str
+    media_type: str | None = None
+
+
+class TextDocument(Block):
+    """A document of plain text."""
+
+    type: Literal["document"]
+    source: TextSource
+    title: str | None = None
+    context: str | None = None
+
+
+class AnyDocument(Block):
+    """A document in a result of a tool; a fixed text replaces it unless its source is text."""
+
+    type: Literal["document"]
+    source: dict[str, Any]
+    title: str | None = None
+    context: str | None = None
+
+
+class SearchResultBlock(Block):
+    """A found text with its source."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: Items[TextBlock]
+
+
+class ToolReferenceBlock(Block):
+    """A tool that a search has found."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+class ThinkingBlock(Block):
+    """Reasoning of an earlier reply; the signature is not checked."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(Block):
+    """Encrypted reasoning of another server, which is left out."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(Block):
+    """A call of a tool in an earlier reply."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+ResultBlock: TypeAlias = Annotated[
+    TextBlock | ImageBlock | AnyDocument | SearchResultBlock | ToolReferenceBlock,
+    Field(discriminator="type"),
+]
+
+
+class ToolResultBlock(Block):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | Items[ResultBlock] | None = None
+    is_error: bool | None = None
+
+
+UserBlock: TypeAlias = Annotated[
+    TextBlock | TextDocument | SearchResultBlock | ToolResultBlock,
+    Field(discriminator="type"),
+]
+AssistantBlock: TypeAlias = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock,
+    Field(discriminator="type"),
+]
+
+
+class UserMessage(Body):
+    """What the user says, after results of tools."""
+
+    role: Literal["user"]
+    content: str | Items[UserBlock]
+
+
+class AssistantMessage(Body):
+    """An earlier reply; the last message: the begin of the reply to generate."""
+
+    role: Literal["assistant"]
+    content: str | Items[AssistantBlock]
+
+
+class SystemMessage(Body):
+    """Instructions in the middle of a conversation."""
+
+    role: Literal["system"]
+    content: str | Items[TextBlock]
+
+
+Message: TypeAlias = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
+
+
+# Bodies
 
 
 class ToolParam(Body):
@@ -156,6 +298,7 @@ class Diagnostics(Body):
     previous_message_id: str | None = optional("Id of the message whose prompt is compared with this one.")
 
 
+@sampled({"max_tokens": "max_tokens", "stop": "stop_sequences"})
 class MessagesRequest(CountRequest, GeneratingBody):
     """The body of /v1/messages."""
 
@@ -177,8 +320,6 @@ class MessagesRequest(CountRequest, GeneratingBody):
 
     max_tokens: Annotated[int, Integer(1)] = Field(description="Limit of generated tokens.")
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_p: float | None = Field(default=None, json_schema_extra=value_schema("top_p"))
-    top_k: JsonInteger | None = Field(default=None, json_schema_extra=value_schema("top_k"))
     diagnostics: Diagnostics | None = optional(
         "Compare the prompt with that of an earlier message (with --explain-prefixes)."
     )

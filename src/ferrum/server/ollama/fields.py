@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 from pydantic import Field
 
 from ferrum.client.model_client import ModelClient
-from ferrum.core.params import value_schema
 from ferrum.grammar.tools import MAX_TOOLS
-from ferrum.server.common.field_rules import Integer, Items, JsonInteger, Rule, isnt, one_of, rule
+from ferrum.server.chat.sampling_fields import given, sampled
+from ferrum.server.common.field_rules import Integer, Items, Rule, isnt, one_of, rule
 from ferrum.server.common.json_bodies import Body, GeneratingBody, optional
 from ferrum.server.common.template_variables import read_variables
 
@@ -52,11 +52,7 @@ _TOOLS: Final[dict[str, Any]] = {
 }
 
 
-def _sampling(name: str, ours: str | None = None) -> Any:
-    """Return the field of an option that is a sampling parameter; `ours` is its name here."""
-    return Field(default=None, description=f"As `{ours or name}`.", json_schema_extra=value_schema(ours or name))
-
-
+@sampled({"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}, more=("stop",), terse=True)
 class Options(Body):
     """The field `options`: limits and sampling. Others are named in `x-ferrum-ignored`."""
 
@@ -76,21 +72,6 @@ class Options(Body):
     num_predict: Annotated[int, Integer(UNLIMITED)] | None = optional(
         "Limit of generated tokens (default, and 0 or less: the rest of the context)."
     )
-    stop: str | Items[str] | None = _sampling("stop")
-    temperature: float | None = _sampling("temperature")
-    top_p: float | None = _sampling("top_p")
-    top_k: JsonInteger | None = _sampling("top_k")
-    min_p: float | None = _sampling("min_p")
-    seed: JsonInteger | None = _sampling("seed")
-    repeat_penalty: float | None = _sampling("repeat_penalty", "repetition_penalty")
-    presence_penalty: float | None = _sampling("presence_penalty")
-    frequency_penalty: float | None = _sampling("frequency_penalty")
-    no_repeat_ngram_size: JsonInteger | None = _sampling("no_repeat_ngram_size")
-    dry_multiplier: float | None = _sampling("dry_multiplier")
-    dry_base: float | None = _sampling("dry_base")
-    dry_allowed_length: JsonInteger | None = _sampling("dry_allowed_length")
-    dry_penalty_last_n: JsonInteger | None = _sampling("dry_penalty_last_n")
-    dry_sequence_breakers: Items[str] | None = _sampling("dry_sequence_breakers")
 
 
 class EmbedOptions(Body):
@@ -135,7 +116,7 @@ class OllamaBody(GeneratingBody):
 
     def takes_long(self, client: ModelClient) -> bool:
         formats = client.chat_template is not None and not client.knows_format
-        breakers = self.options is not None and self.options.dry_multiplier
+        breakers = self.options is not None and given(self.options).get("dry_multiplier")
         return bool(self.format or getattr(self, "tools", None) or formats or breakers)
 
 

@@ -1,35 +1,114 @@
-"""Conversations of this API as messages in OpenAI's form, which the engine reads."""
+"""Bodies of this API as `Ask`s: conversations in OpenAI's form, which the engine reads, tools, and parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
+from ferrum.client.model_client import ModelClient
 from ferrum.core.logging import info_once
-from ferrum.server.anthropic.blocks import (
+from ferrum.server.anthropic.fields import (
     AnyDocument,
     AssistantBlock,
+    CountRequest,
     Message,
+    MessagesRequest,
     ResultBlock,
     SearchResultBlock,
     TextBlock,
     TextDocument,
     ThinkingBlock,
+    ToolChoice,
+    ToolParam,
     ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
     UserBlock,
 )
-from ferrum.server.anthropic.signatures import hidden_in
+from ferrum.server.anthropic.replies import hidden_in
+from ferrum.server.chat.ask import Ask, Names, Source
+from ferrum.server.chat.sampling_fields import given
+from ferrum.server.common.error_replies import invalid
 
+_MODES: Final = {"auto": "auto", "any": "required", "none": "none"}
 _ATTRIBUTION: Final = "x-anthropic-billing-header"
 _FAILED: Final = "Error: "
 
 Found: TypeAlias = dict[str, Any]
 """A message in OpenAI's form."""
 
-Source: TypeAlias = tuple[str, Any]
-"""The path of a part of a message in the body, and what it contributes."""
+
+def message_ask(client: ModelClient, body: CountRequest, earlier: Sequence[Message] = ()) -> tuple[Ask, Sequence[str]]:
+    """Return what a body asks for, and the paths of what the prompt has in another form.
+
+    The reply may be shorter than `max_tokens`: where the context ends, so does it.
+
+    Args:
+        earlier: messages before those of the body.
+
+    Raises:
+        RequestError: the last message cannot be continued.
+    """
+    template = client.chat_template
+    history = History(late_system=template is not None and template.reads_late_system)
+    history.add_system(body.system)
+    for place, message in enumerate(earlier):
+        history.add(message, f"thread.messages[{place}]")
+    history.replaced.clear()  # it was named when the thread was created
+    for place, message in enumerate(body.messages):
+        history.add(message, f"messages[{place}]")
+    messages = history.finished()
+    continued = bool(messages) and messages[-1]["role"] == "assistant"
+    if continued and (messages[-1].get("tool_calls") or not messages[-1]["content"]):
+        last = f"messages[{len(body.messages) - 1}]"
+        raise invalid(last, "the last assistant message must have text to continue, and no tool_use; send the results")
+    budget = None
+    if body.thinking is not None and template is not None:
+        found = client.output_format().format
+        budget = body.thinking.budget_tokens if found is not None and found.reasoning is not None else None
+    form = None if body.output_config is None else body.output_config.format
+    served = {place: tool for place, tool in enumerate(body.tools or ()) if tool.is_served}
+    request = body if isinstance(body, MessagesRequest) else None
+    ask = Ask(
+        names=Names(
+            constraint="output_config.format.schema",
+            fields=body.SAMPLING,
+            messages=history.sources,
+            places=[f"tools[{place}]" for place in served],
+            of_tool={"parameters": "input_schema"},
+            variables={"enable_thinking": "thinking", "reasoning_effort": "output_config.effort"},
+        ),
+        messages=messages,
+        given=given(body),
+        limit=None if request is None else request.max_tokens,
+        fits=False,
+        constraint=None if form is None else {"json": form.schema_},
+        tools=[_described(tool) for tool in served.values()],
+        choice=_choice(body.tool_choice),
+        parallel=body.tool_choice is None or not body.tool_choice.disable_parallel_tool_use,
+        budget=budget,
+        rendering={"continue_final_message": continued, "chat_template_kwargs": body.variables(client) or None},
+        compared=None if request is None or request.diagnostics is None else request.diagnostics.previous_message_id,
+    )
+    return ask, tuple(history.replaced)
+
+
+def _described(tool: ToolParam) -> dict[str, Any]:
+    """Return a tool in OpenAI's form."""
+    strict = {} if tool.strict is None else {"strict": tool.strict}
+    function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema, **strict}
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: ToolChoice | None) -> Any:
+    """Return a choice in OpenAI's form."""
+    if choice is None:
+        return None
+    named = {"type": "function", "function": {"name": choice.name}}
+    return named if choice.type == "tool" else _MODES[choice.type]
+
+
+# Conversations
 
 
 class History:

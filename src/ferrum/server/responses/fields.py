@@ -3,32 +3,158 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from ferrum.client.model_client import ModelClient
-from ferrum.core.errors import RequestError
-from ferrum.core.params import SamplingParams, value_schema
-from ferrum.core.structured_outputs import StructuredOutputs
+from ferrum.grammar.tools import MAX_TOOLS
+from ferrum.server.chat.sampling_fields import sampled
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.field_rules import Integer, Items, Rule, one_of, rule
 from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional
 from ferrum.server.common.template_variables import read_variables, template_reads
-from ferrum.server.responses.diagnostics import PromptCacheOptions
-from ferrum.server.responses.forms import FORMAT, INPUT, TOOL_CHOICE, TOOLS
-from ferrum.server.responses.history import History
-from ferrum.server.responses.offered_tools import OfferedTools, waiting_tools
+from ferrum.server.responses.history import History, OfferedTools, waiting_tools
 
 ENCRYPTED: Final = "reasoning.encrypted_content"
 LOGPROBS: Final = "message.output_text.logprobs"
-_HELP: Final = {each.name: each.metadata["help"] for each in fields(SamplingParams)}
+
+# The forms of items, tools and formats in the OpenAPI document; they are checked where they are read
+
+_TEXT: Final[dict[str, Any]] = {"type": "string"}
+_CALL_ID: Final[dict[str, Any]] = {"type": ["string", "null"]}
+_NAME: Final[dict[str, Any]] = {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$"}
+_ANY_TEXT: Final[dict[str, Any]] = {"type": ["string", "null"]}
 
 
-def _sampling(name: str) -> Any:
-    return Field(default=None, description=_HELP[name], json_schema_extra=value_schema(name))
+def _object(kinds: str | Sequence[str], properties: Mapping[str, Any], *required: str) -> dict[str, Any]:
+    """Return the form of objects of a type, or of one of several types."""
+    kind = {"const": kinds} if isinstance(kinds, str) else {"enum": list(kinds)}
+    return {"type": "object", "properties": {"type": kind, **properties}, "required": ["type", *required]}
+
+
+_PARTS: Final[dict[str, Any]] = {
+    "type": "array",
+    "items": {
+        "anyOf": [
+            _object(("input_text", "output_text", "text"), {"text": _TEXT}, "text"),
+            _object("refusal", {"refusal": _TEXT}, "refusal"),
+        ]
+    },
+}
+_CONTENT: Final[dict[str, Any]] = {"anyOf": [_TEXT, _PARTS]}
+_RESULTS: Final = (
+    "function_call_output",
+    "custom_tool_call_output",
+    "local_shell_call_output",
+    "shell_call_output",
+    "apply_patch_call_output",
+)
+REFERENCE: Final = "item_reference"
+
+
+def _others(*kinds: str) -> dict[str, Any]:
+    """Return the form of objects of any other type."""
+    kind = {"type": "string", "not": {"enum": list(kinds)}}
+    return {"type": "object", "properties": {"type": kind}, "required": ["type"]}
+
+
+_FUNCTION: Final[dict[str, Any]] = _object(
+    "function",
+    {
+        "name": _NAME,
+        "description": _ANY_TEXT,
+        "parameters": {"type": ["object", "null"]},
+        "strict": {"type": ["boolean", "null"]},
+    },
+    "name",
+)
+_CUSTOM: Final[dict[str, Any]] = _object(
+    "custom",
+    {
+        "name": _NAME,
+        "description": _ANY_TEXT,
+        "format": {
+            "anyOf": [
+                _object("text", {}),
+                _object(
+                    "grammar",
+                    {"syntax": {"enum": ["lark", "regex"]}, "definition": _TEXT},
+                    "syntax",
+                    "definition",
+                ),
+                {"type": "null"},
+            ]
+        },
+    },
+    "name",
+)
+_KNOWN: Final = (_FUNCTION, _CUSTOM)
+_ALL_TOOLS: Final[dict[str, Any]] = {
+    "anyOf": [
+        *_KNOWN,
+        _object(
+            "namespace",
+            {
+                "name": _NAME,
+                "tools": {"type": "array", "items": {"anyOf": [*_KNOWN, _others("function", "custom")]}},
+            },
+            "name",
+            "tools",
+        ),
+        _others("function", "custom", "namespace"),
+    ]
+}
+TOOLS: Final[dict[str, Any]] = {"maxItems": MAX_TOOLS, "items": _ALL_TOOLS}
+_TOOL_LIST: Final[dict[str, Any]] = {"tools": {"type": "array", "items": _ALL_TOOLS}}
+_ITEMS: Final[Sequence[dict[str, Any]]] = (
+    {
+        "type": "object",
+        "properties": {
+            "type": {"enum": ["message", None]},
+            "role": {"enum": ["system", "developer", "user", "assistant"]},
+            "content": _CONTENT,
+        },
+        "required": ["role", "content"],
+    },
+    _object("function_call", {"name": _TEXT}, "name"),
+    _object("custom_tool_call", {"name": _TEXT, "input": _TEXT}, "name", "input"),
+    _object(_RESULTS, {"call_id": _CALL_ID, "id": _CALL_ID}),
+    _object("tool_search_output", {"call_id": _CALL_ID, "id": _CALL_ID, **_TOOL_LIST}),
+    _object("additional_tools", _TOOL_LIST),
+    {"type": "object", "properties": {"type": {"enum": [REFERENCE, None]}, "id": _TEXT}, "required": ["id"]},
+    _others(
+        *("message", "function_call", "custom_tool_call", *_RESULTS),
+        *("tool_search_output", "additional_tools", REFERENCE),
+    ),
+)
+INPUT: Final[dict[str, Any]] = {"anyOf": [{"type": "null"}, _TEXT, {"type": "array", "items": {"anyOf": list(_ITEMS)}}]}
+_CHOSEN: Final[dict[str, Any]] = {
+    "anyOf": [_object(("function", "custom", "namespace"), {"name": _NAME}, "name"), _object("tool_search", {})]
+}
+TOOL_CHOICE: Final[dict[str, Any]] = {
+    "anyOf": [
+        {"enum": ["none", "auto", "required", None]},
+        _CHOSEN,
+        _object(
+            "allowed_tools",
+            {"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array", "items": _CHOSEN, "minItems": 1}},
+            "mode",
+            "tools",
+        ),
+    ]
+}
+FORMAT: Final[dict[str, Any]] = {
+    "anyOf": [
+        {"type": "null"},
+        _object(("text", "json_object"), {}),
+        _object("json_schema", {"schema": {"type": ["object", "boolean"]}}, "schema"),
+    ]
+}
+
+
+# Bodies
 
 
 class ReasoningOptions(Body):
@@ -64,25 +190,35 @@ class TextOptions(Body):
 
     format: dict[str, Any] | None = Field(default=None, description="The form of the text.", json_schema_extra=FORMAT)
 
-    def structured_outputs(self) -> StructuredOutputs | None:
-        """Return what the text must satisfy. Raises RequestError, which names the field."""
-        constraint: Mapping[str, Any]
+    def constraint(self) -> tuple[Mapping[str, Any] | None, str]:
+        """Return what the text must satisfy, None if it is free, and the name of its field. Raises RequestError."""
         match self.format:
             case None | {"type": "text"}:
-                return None
+                return None, "text.format"
             case {"type": "json_object"}:
-                constraint, name = {"json_object": True}, "text.format"
+                return {"json_object": True}, "text.format"
             case {"type": "json_schema", "schema": dict() | bool() as schema}:
-                constraint, name = {"json": schema}, "text.format.schema"
+                return {"json": schema}, "text.format.schema"
             case {"type": "json_schema"}:
                 raise invalid("text.format.schema", "must be a JSON Schema")
-            case _:
-                kinds = "'text', 'json_object' or 'json_schema'"
-                raise invalid("text.format.type", f"must be {kinds}, not {self.format.get('type')!r}")
-        try:
-            return StructuredOutputs.from_dict(constraint)
-        except RequestError as error:
-            raise error.about(name) from None
+        kinds = "'text', 'json_object' or 'json_schema'"
+        raise invalid("text.format.type", f"must be {kinds}, not {self.format.get('type')!r}")
+
+
+class PromptCacheOptions(Body):
+    """Options of the prefix cache."""
+
+    NO_OPS = MappingProxyType(
+        {
+            "mode": "prefixes are always cached",
+            "ttl": "prefixes are kept as long as there is room",
+            "prewarm": "prefixes are cached when a response is generated",
+        }
+    )
+
+    comparison_response_id: str | None = optional(
+        "Id of the response whose prompt is compared with this one (with --explain-prefixes)."
+    )
 
 
 class StreamOptions(Body):
@@ -164,6 +300,7 @@ class InputTokensRequest(PromptBody):
     model: str | None = MODEL
 
 
+@sampled({"max_tokens": "max_output_tokens"})
 class ResponsesRequest(PromptBody, GeneratingBody):
     """The body of /v1/responses."""
 
@@ -200,8 +337,6 @@ class ResponsesRequest(PromptBody, GeneratingBody):
     max_output_tokens: Annotated[int, Integer(1, advice="leave it out to fill the context")] | None = optional(
         "Limit of generated tokens, reasoning included (default: the rest of the context)."
     )
-    temperature: float | None = _sampling("temperature")
-    top_p: float | None = _sampling("top_p")
     stream_options: StreamOptions | None = None
     prompt_cache_options: PromptCacheOptions | None = None
     store: bool | None = optional("Keep the response, to be fetched and continued (default: true).")
@@ -210,7 +345,7 @@ class ResponsesRequest(PromptBody, GeneratingBody):
 
     def takes_long(self, client: ModelClient) -> bool:
         formed = self.text is not None and self.text.format is not None
-        return bool(self.tools) or formed or not client.knows_format
+        return bool(self.tools) or formed or not client.knows_format or super().takes_long(client)
 
     def check_fields(self, *, strict: bool, path: tuple[str | int, ...] = ()) -> list[str]:
         ignored = super().check_fields(strict=strict, path=path)

@@ -11,9 +11,8 @@ from typing import Any, Final, TypeVar
 
 from pydantic_core import from_json, to_json
 
-from ferrum.server.anthropic.blocks import Message
-from ferrum.server.anthropic.bodies import CountRequest, ThreadContinue
-from ferrum.server.anthropic.events import MessageReply
+from ferrum.server.anthropic.fields import CountRequest, Message, ThreadContinue
+from ferrum.server.anthropic.replies import MessageReply
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.json_bodies import Body
 from ferrum.server.common.reply_store import GONE, ReplyStore, StoredReply, Turn, all_items

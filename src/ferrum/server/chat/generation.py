@@ -1,4 +1,4 @@
-"""`Generation`: runs a client's requests and sends their reply, whole or as events of a stream.
+"""`generate`: from a body to the response; `Generation`: runs its requests and sends their reply, whole or in events.
 
 What a reply contains is up to a `ReplyBuilder`, what its events look like to a `Dialect`.
 """
@@ -6,24 +6,29 @@ What a reply contains is up to a `ReplyBuilder`, what its events look like to a 
 from __future__ import annotations
 
 import asyncio
+import time
+import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
+from fastapi import Request
 from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ferrum.client.async_engine import AsyncStream
-from ferrum.client.request_output import Delta, join_all
-from ferrum.core.errors import FerrumError, StepError
-from ferrum.core.types import FinishReason
+from ferrum.client.request_output import Delta
+from ferrum.core.errors import FerrumError
+from ferrum.server.chat.reply import ReplyBuilder, ReplyHeader
 from ferrum.server.common.dialect import Dialect
-from ferrum.server.common.error_replies import ApiError, CancelledError, DeadlineError, as_api_error
+from ferrum.server.common.error_replies import ApiError, CancelledError, as_api_error
 from ferrum.server.common.http_guard import CLIENT_GONE
-from ferrum.server.common.json_bodies import Reply
-from ferrum.server.common.reply_builder import Finish, ReplyBuilder
+from ferrum.server.common.json_bodies import GeneratingBody, Reply
+from ferrum.server.common.json_routes import has_template, ignored
+from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
 
@@ -33,8 +38,44 @@ STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 MAX_LOOP_LOGPROBS: Final = 512
 """Log-probabilities that are written on the event loop, in about a millisecond; more are written in a thread."""
 
+MAX_LOOP_BYTES: Final = 4096
+"""Bodies up to this size are checked on the event loop; handing them to a thread would take longer."""
+
 _MARK: Final = "\x01"
 _MARK_JSON: Final = to_json(_MARK)
+
+
+async def generate(
+    service: Service,
+    request: Request,
+    body: GeneratingBody,
+    kind: str,
+    make: Callable[[ServedModel, Any, Caller, ReplyHeader], ReplyBuilder[Any]],
+    respond: Callable[..., Response] | None = None,
+    *,
+    extra_bytes: int = 0,
+) -> Response:
+    """Check a body and return the response to it.
+
+    Args:
+        kind: prefix of the reply's id, one of the dialect's.
+        make: checks the body and returns the builder of its reply.
+        respond: makes the response; None: `Generation`.
+        extra_bytes: of the prompt that are not in the body.
+    """
+    model, caller = service.begin(request, body.model)
+    headers = ignored(service, body, model)
+    name = uuid.uuid4().hex if body.request_id is None else body.request_id
+    header = ReplyHeader(kind + name, int(time.time()), model.name, model.engine.info.numerics_id)
+    work = partial(make, model, body, caller, header)
+    size, template = len(await request.body()) + extra_bytes, has_template(body)
+    # A long check would delay the streams of others.
+    slow = template or size > MAX_LOOP_BYTES or model.explainer is not None or body.takes_long(model.client)
+    builder = await service.worker_pools.run(size, work, template=template) if slow else work()
+    dialect, streamed = request.state.dialect, body.streamed
+    return (respond or Generation)(
+        service, model, builder, dialect=dialect, stream=streamed, tenant=caller.tenant, headers=headers
+    )
 
 
 class EventWriter:
@@ -43,7 +84,7 @@ class EventWriter:
     Most chunks of a choice differ only in their text. The bytes around it are kept and reused.
     """
 
-    def __init__(self, builder: ReplyBuilder, dialect: Dialect) -> None:
+    def __init__(self, builder: ReplyBuilder[Any], dialect: Dialect) -> None:
         self._builder = builder
         self._dialect = dialect
         self._around: dict[tuple[int, int], tuple[bytes, bytes] | None] = {}  # None: the choice has begun
@@ -91,7 +132,7 @@ class Generation(Response):
         self,
         service: Service,
         model: ServedModel,
-        builder: ReplyBuilder,
+        builder: ReplyBuilder[Any],
         *,
         dialect: Dialect,
         stream: bool,
@@ -129,16 +170,14 @@ class Generation(Response):
         self._gone = True
 
     async def _send_whole(self, stream: AsyncStream, send: Send) -> None:
-        choices: dict[tuple[int, int], list[Delta]] = {}
         count = 0
         async for place, delta in stream:
             self._first = self._first or delta
-            self._builder.add(place, delta)
-            choices.setdefault((place, delta.index), []).append(delta)
+            self._builder.fold(place, delta)
             count += _num_logprobs(delta)
 
         def body() -> bytes:
-            return self._builder.reply({key: join_all(deltas) for key, deltas in choices.items()}).json_bytes()
+            return self._builder.whole().json_bytes()
 
         data = await asyncio.to_thread(body) if count > MAX_LOOP_LOGPROBS else body()
         self.headers["content-length"] = str(len(data))
@@ -203,27 +242,6 @@ async def watched(receive: Receive, gone: Callable[[], None], stream: AsyncStrea
         yield
     finally:
         watching.cancel()
-
-
-def finish_of(delta: Delta) -> Finish | None:
-    """Return how a choice ended, None if it goes on.
-
-    Raises:
-        FerrumError: it was cancelled, timed out or failed.
-    """
-    match delta.finish_reason:
-        case None:
-            return None
-        case FinishReason.STOP:
-            return "stop"
-        case FinishReason.LENGTH:
-            return "length"
-        case FinishReason.ABORT:
-            raise CancelledError("the request was cancelled")
-        case FinishReason.DEADLINE:
-            raise DeadlineError("the request exceeded the server's time limit (--request-seconds)")
-        case FinishReason.ERROR:
-            raise delta.error or StepError("the step failed")
 
 
 def _is_text(delta: Delta) -> bool:

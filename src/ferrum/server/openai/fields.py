@@ -1,0 +1,566 @@
+"""The bodies that clients send: the fields of all routes, their types, and fields without effect or refused.
+
+Bounds and rules are those of `field_rules`; what depends on the model or the caller is in `ask`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+
+from pydantic import ConfigDict, Field
+
+from ferrum.client.model_client import ModelClient
+from ferrum.core.param_values import TOKEN_SCHEMA
+from ferrum.core.params import ALL_TOKENS
+from ferrum.core.structured_outputs import MAX_SOURCE
+from ferrum.grammar.tools import MAX_TOOLS
+from ferrum.server.chat.sampling_fields import OTHERS, sampled
+from ferrum.server.common import field_rules
+from ferrum.server.common.field_rules import (
+    TOP_TOKENS,
+    Integer,
+    Items,
+    JsonInteger,
+    NonEmpty,
+    Rule,
+    TokenId,
+    absent,
+    given,
+    isnt,
+    one_of,
+    rule,
+)
+from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional
+from ferrum.server.common.lora_scales import LoraScale
+from ferrum.server.common.template_variables import template_reads
+from ferrum.server.common.top_tokens import MAX_TOP_LOGPROBS, TopTokens
+
+# Conversations
+
+_PART: Final[dict[str, Any]] = {
+    "anyOf": [
+        {"properties": {"type": {"const": kind}, kind: {"type": "string"}}, "required": ["type", kind]}
+        for kind in ("text", "refusal")
+    ]
+}
+_ARGUMENTS: Final = [{"type": "object"}, {"type": "string", "contentMediaType": "application/json"}, {"type": "null"}]
+_FUNCTION_CALL: Final[dict[str, Any]] = {
+    "properties": {"name": {"type": "string"}, "arguments": {"anyOf": _ARGUMENTS}},
+    "required": ["name"],
+}
+_CALL_ID: Final = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+_TEXT: Final = {"type": "string"}
+_CUSTOM_CALL: Final = {"type": "object", "properties": {"name": _TEXT, "input": _TEXT}, "required": ["name", "input"]}
+_TOOL_CALL: Final[dict[str, Any]] = {
+    "anyOf": [
+        {
+            "properties": {
+                "id": _CALL_ID,
+                "type": {"enum": ["function", None]},
+                "function": {"type": "object", **_FUNCTION_CALL},
+            },
+            "required": ["function"],
+        },
+        {
+            "properties": {"id": _CALL_ID, "type": {"enum": ["custom"]}, "custom": _CUSTOM_CALL},
+            "required": ["type", "custom"],
+        },
+    ]
+}
+"""Parts and calls are checked in `text`, for all callers."""
+
+
+class ContentPart(Body):
+    """A part of a message; only `text` and an assistant's `refusal` are served."""
+
+    model_config = ConfigDict(json_schema_extra=_PART)
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Message(Body):
+    """One message of a conversation. Other fields are passed to the chat template."""
+
+    RULES: ClassVar[Sequence[Rule]] = (
+        rule(
+            "content",
+            "may be null only in an assistant message",
+            *(given("content"), given("refusal"), one_of("role", "assistant")),
+        ),
+        rule("tool_call_id", "required in a tool message", isnt("role", "tool"), given("tool_call_id")),
+        rule("name", "required in a function message", isnt("role", "function"), given("name")),
+    )
+    PASSES_ON = True
+
+    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
+    content: str | Items[ContentPart] | None = Field(default=None, json_schema_extra={"minItems": 1})
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: Items[dict[str, Any]] | None = Field(default=None, json_schema_extra={"items": _TOOL_CALL})
+    function_call: dict[str, Any] | None = Field(
+        default=None, description="A function call; older form of `tool_calls`.", json_schema_extra=_FUNCTION_CALL
+    )
+    refusal: str | None = None
+
+
+_TOOL_LIST: Final[Any] = optional("Descriptions of tools for the template, as in a chat.")
+NO_DOCUMENTS: Final = "documents are not passed to the template"
+
+
+class Templated(Body):
+    """The options of a conversation's template."""
+
+    RULES: ClassVar[Sequence[Rule]] = (
+        rule(
+            "continue_final_message",
+            "cannot be combined with add_generation_prompt",
+            *(isnt("add_generation_prompt", True), isnt("continue_final_message", True)),
+        ),
+    )
+    FOR_TEMPLATE = frozenset({"tools", "reasoning_effort"})
+
+    add_generation_prompt: bool | None = optional("Begin the assistant's message.")
+    continue_final_message: bool | None = optional("Continue the last message.")
+    chat_template: str | None = optional("Replaces the model's template.")
+    chat_template_kwargs: dict[str, Any] | None = optional("Variables for the template.")
+
+    def reads(self, client: ModelClient, name: str) -> bool:
+        """Return whether the template of this request reads a variable."""
+        return template_reads(client, name, self.chat_template)
+
+    def unread_fields(self, client: ModelClient) -> list[str]:
+        return ["tools"] if getattr(self, "tools", None) and not self.reads(client, "tools") else []
+
+
+class TemplateBody(Templated):
+    """A conversation and the options of its template."""
+
+    messages: Items[Message] = Field(min_length=1)
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = optional(
+        "For templates that read reasoning_effort or enable_thinking (false for none)."
+    )
+    add_special_tokens: bool | None = optional("Add special tokens around the rendered text.")
+
+    def effort_variables(self, client: ModelClient) -> dict[str, Any]:
+        """Return the variables for `reasoning_effort` that the template reads and the client does not set itself."""
+        effort, own = self.reasoning_effort, self.chat_template_kwargs or {}
+        if effort is None:
+            return {}
+        variables = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        return {name: value for name, value in variables.items() if name not in own and self.reads(client, name)}
+
+    def unread_fields(self, client: ModelClient) -> list[str]:
+        unread = self.reasoning_effort is not None and not self.effort_variables(client)
+        return [*(["reasoning_effort"] if unread else ()), *super().unread_fields(client)]
+
+
+class RenderRequest(TemplateBody):
+    """The body of /v1/chat/completions/render."""
+
+    REFUSED = MappingProxyType({"documents": NO_DOCUMENTS})
+
+    model: str | None = MODEL
+    tools: Items[dict[str, Any]] | None = _TOOL_LIST
+
+
+_PARSE: Final = "the tokenizer always parses special tokens"
+_FORMS: Final = ("prompt", "messages", "content")
+_ONE_FORM: Final = "send exactly one of prompt, messages and content"
+_FORM_OF: Final = {
+    "add_special_tokens": ("prompt", "messages"),
+    "add_special": ("content",),
+    "add_generation_prompt": ("messages",),
+    "continue_final_message": ("messages",),
+    "chat_template": ("messages",),
+    "chat_template_kwargs": ("messages",),
+    "tools": ("messages",),
+}
+"""Fields of /tokenize that require one of these other fields."""
+
+
+class TokenizeRequest(Templated):
+    """The body of /tokenize, in vLLM's form (`prompt` or `messages`) or llama.cpp's (`content`)."""
+
+    RULES: ClassVar[Sequence[Rule]] = (
+        *Templated.RULES,
+        rule("prompt", _ONE_FORM, *map(given, _FORMS)),
+        *(rule("prompt", _ONE_FORM, absent(one), absent(other)) for one, other in combinations(_FORMS, 2)),
+        *(
+            rule(field, f"requires {' or '.join(forms)}", absent(field), *map(given, forms))
+            for field, forms in _FORM_OF.items()
+        ),
+    )
+    REFUSED = MappingProxyType({"documents": NO_DOCUMENTS, "parse_special": _PARSE})
+
+    model: str | None = MODEL
+    prompt: str | None = None
+    messages: Items[Message] | None = Field(default=None, min_length=1)
+    content: str | None = None
+    add_special_tokens: bool | None = optional("Add special tokens (default: true for a prompt).")
+    add_special: bool | None = optional("As add_special_tokens, for content (default: false).")
+    return_token_strs: bool | None = optional("Send the vocabulary's spelling of each token.")
+    with_pieces: bool | None = optional("Send each token with its text.")
+    tools: Items[dict[str, Any]] | None = _TOOL_LIST
+
+
+# Tools
+
+_NAMED: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$"}},
+    "required": ["name"],
+}
+_FUNCTION: Final[dict[str, Any]] = {
+    **_NAMED,
+    "properties": {
+        **_NAMED["properties"],
+        "description": {"type": ["string", "null"]},
+        "parameters": {"type": ["object", "null"], "description": "JSON Schema of the arguments."},
+        "strict": {"type": ["boolean", "null"], "description": "Enforce the schema; else any JSON object."},
+    },
+}
+_GRAMMAR: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {"syntax": {"enum": ["lark", "regex"]}, "definition": {"type": "string"}},
+    "required": ["syntax", "definition"],
+}
+_CUSTOM: Final[dict[str, Any]] = {
+    **_NAMED,
+    "properties": {
+        **_NAMED["properties"],
+        "description": {"type": ["string", "null"]},
+        "format": {
+            "anyOf": [
+                {"properties": {"type": {"const": "text"}}, "required": ["type"]},
+                {
+                    "properties": {"type": {"const": "grammar"}, "grammar": _GRAMMAR},
+                    "required": ["type", "grammar"],
+                },
+                {"type": "null"},
+            ]
+        },
+    },
+}
+
+
+def _typed(kind: str, form: Mapping[str, Any]) -> dict[str, Any]:
+    return {"properties": {"type": {"const": kind}, kind: form}, "required": ["type", kind]}
+
+
+TOOLS: Final[dict[str, Any]] = {
+    "maxItems": MAX_TOOLS,
+    "items": {"type": "object", "anyOf": [_typed("function", _FUNCTION), _typed("custom", _CUSTOM)]},
+}
+TOOL_CHOICE: Final[dict[str, Any]] = {
+    "anyOf": [
+        {"enum": ["none", "auto", "required", None]},
+        {
+            "type": "object",
+            "anyOf": [
+                _typed("function", _NAMED),
+                _typed("custom", _NAMED),
+                _typed(
+                    "allowed_tools",
+                    {
+                        "type": "object",
+                        "properties": {"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array"}},
+                        "required": ["mode", "tools"],
+                    },
+                ),
+            ],
+        },
+    ]
+}
+FUNCTIONS: Final[dict[str, Any]] = {"maxItems": MAX_TOOLS, "items": _FUNCTION}
+FUNCTION_CALL: Final[dict[str, Any]] = {"anyOf": [{"enum": ["none", "auto", None]}, _NAMED]}
+"""The forms of the fields in the document."""
+
+
+# Constraints on the output
+
+ALIASES: Final[Mapping[str, str]] = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "response_schema": "json",
+    "regex": "regex",
+    "grammar": "grammar",
+    "ebnf": "grammar",
+    "structural_tag": "structural_tag",
+}
+"""Fields of other servers (older vLLM, llama.cpp, SGLang, Vertex) by the name in `structured_outputs`."""
+
+CONSTRAINTS: Final = ("response_format", "structured_outputs", *ALIASES)
+"""All fields that constrain the output."""
+
+_SCHEMA: Final[dict[str, Any]] = {"type": ["object", "boolean"]}
+RESPONSE_FORMAT: Final[dict[str, Any]] = {
+    "anyOf": [
+        {"type": "null"},
+        {
+            "type": "object",
+            "anyOf": [
+                {"properties": {"type": {"const": "text"}}, "required": ["type"]},
+                {"properties": {"type": {"const": "json_object"}, "schema": _SCHEMA}, "required": ["type"]},
+                {
+                    "properties": {
+                        "type": {"const": "json_schema"},
+                        "json_schema": {
+                            "type": "object",
+                            "properties": {"name": {"type": "string"}, "schema": _SCHEMA},
+                            "required": ["schema"],
+                        },
+                    },
+                    "required": ["type", "json_schema"],
+                },
+                {"properties": {"type": {"const": "structural_tag"}}, "required": ["type"]},
+            ],
+        },
+    ]
+}
+"""The form of `response_format` in the document."""
+
+_SOURCE: Final[dict[str, Any]] = {"type": "string", "minLength": 1, "maxLength": MAX_SOURCE}
+_KINDS: Final[Mapping[str, dict[str, Any]]] = {
+    "json": {"type": ["object", "boolean", "string"]},
+    "json_object": {"const": True},
+    "regex": _SOURCE,
+    "choice": {"type": "array", "items": _SOURCE, "minItems": 1},
+    "grammar": _SOURCE,
+    "structural_tag": {"type": ["object", "string"]},
+}
+_FLAG: Final[dict[str, Any]] = {"type": ["boolean", "null"]}
+_OPTIONS: Final[Mapping[str, tuple[dict[str, Any], tuple[str, ...]]]] = {
+    "disable_any_whitespace": (_FLAG, ("json", "json_object")),
+    "disable_additional_properties": (_FLAG, ("json",)),
+    "whitespace_pattern": ({"anyOf": [_SOURCE, {"type": "null"}]}, ("json", "json_object")),
+}
+"""Forms of the options, and the constraints that they are for."""
+
+_OFF: Final[dict[str, Any]] = {"enum": [None, False]}
+
+
+def _constraint(kind: str) -> dict[str, Any]:
+    """Return the form of `structured_outputs` with that constraint: others are null."""
+    absent = {name: {"type": "null"} for name in (*_KINDS, "whitespace_pattern")}
+    flags = dict.fromkeys(("json_object", "disable_any_whitespace", "disable_additional_properties"), _OFF)
+    options = {name: form for name, (form, kinds) in _OPTIONS.items() if kind in kinds}
+    properties = {**absent, **flags, **options, kind: _KINDS[kind]}
+    return {"type": "object", "properties": properties, "required": [kind], "additionalProperties": False}
+
+
+STRUCTURED_OUTPUTS: Final[dict[str, Any]] = {"anyOf": [{"type": "null"}, *map(_constraint, _KINDS)]}
+"""The form of `structured_outputs` in the document."""
+
+
+# Generating routes
+
+NOT_STORED: Final = "chats are not stored; send all messages, or use /v1/responses"
+
+MAX_LOGPROBS: Final = 5
+MAX_BEST_OF: Final = 20
+
+_KEPT: Final[Any] = optional("Keep this many tokens at the end of the prompt; -1: as many as fit.")
+_KEEPS_SOME: Final = rule(
+    "truncate_prompt_tokens", "must be at least 1, or -1, not 0", isnt("truncate_prompt_tokens", 0)
+)
+Positive: TypeAlias = Annotated[int, Integer(1)]
+Limit: TypeAlias = Annotated[int, Integer(1, advice="leave it out to fill the context")]
+Kept: TypeAlias = Annotated[int, Integer(-1)]
+FewTopTokens: TypeAlias = Annotated[int, Integer(0, MAX_LOGPROBS, TOP_TOKENS)]
+
+
+class StreamOptions(Body):
+    """Options for the usage in a stream."""
+
+    NO_OPS = MappingProxyType({"include_obfuscation": "chunks are never padded"})
+
+    include_usage: bool | None = optional("Send one more chunk with the usage at the end.")
+    continuous_usage_stats: bool | None = optional(
+        "Send the usage so far in every chunk, unless include_usage is false."
+    )
+
+
+class Prediction(Body):
+    """The expected reply: tokens that agree are verified instead of generated one by one."""
+
+    type: Literal["content"]
+    content: str | Items[ContentPart] = Field(json_schema_extra={"minItems": 1})
+
+
+def _alias(name: str) -> Any:
+    """Return the field of another server that means the same as one of `structured_outputs`."""
+    return optional(f"As structured_outputs.{ALIASES[name]}.")
+
+
+@sampled(more=OTHERS)
+class GenerationBody(GeneratingBody):
+    """The fields of both generating routes."""
+
+    RULES: ClassVar[Sequence[Rule]] = (
+        rule("stream_options", "requires stream = true", absent("stream_options"), one_of("stream", True)),
+        rule("prompt_logprobs", "requires stream = false", absent("prompt_logprobs"), isnt("stream", True)),
+        _KEEPS_SOME,
+    )
+    NO_OPS = MappingProxyType(
+        {
+            "user": "usage is not counted per user",
+            "spaces_between_special_tokens": "decoding never adds spaces",
+        }
+    )
+    REFUSED = MappingProxyType(
+        {
+            "logprob_token_ids": "log-probabilities of chosen ids are served by LLM.generate only; use logprobs",
+            "use_beam_search": "beam search is served by LLM.beam_search only",
+            "truncation_side": "prompts are cut at the left only",
+            "logits_processors": "programs of clients are not run",
+        }
+    )
+
+    prompt_logprobs: Annotated[int, Integer(ALL_TOKENS, format=TOP_TOKENS)] | None = optional(
+        "Log-probabilities of the prompt's tokens, from the second on, with this many top tokens; -1: all."
+    )
+    stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = Field(
+        default=None, description="The form of the output.", json_schema_extra=RESPONSE_FORMAT
+    )
+    structured_outputs: dict[str, Any] | None = Field(
+        default=None,
+        description="A constraint on the output: one of json, json_object, regex, choice, grammar, structural_tag.",
+        json_schema_extra=STRUCTURED_OUTPUTS,
+    )
+    guided_json: dict[str, Any] | str | bool | None = _alias("guided_json")
+    guided_regex: str | None = _alias("guided_regex")
+    guided_choice: Items[str] | None = _alias("guided_choice")
+    guided_grammar: str | None = _alias("guided_grammar")
+    json_schema: dict[str, Any] | str | bool | None = _alias("json_schema")
+    response_schema: dict[str, Any] | str | bool | None = _alias("response_schema")
+    regex: str | None = _alias("regex")
+    grammar: str | None = _alias("grammar")
+    ebnf: str | None = _alias("ebnf")
+    structural_tag: dict[str, Any] | str | None = _alias("structural_tag")
+    echo: bool | None = optional("Begin the reply with the prompt (chat: the message continued).")
+    priority: JsonInteger | None = optional("Smaller runs first; needs --policy priority.")
+    cache_salt: NonEmpty | None = optional("Requests share cached prefixes only under the same salt; not empty.")
+    lora: Items[LoraScale] | None = optional("Adapters by their ids in /lora-adapters; those not named have scale 0.")
+    truncate_prompt_tokens: Kept | None = _KEPT
+    add_special_tokens: bool | None = optional("Add special tokens around a text.")
+    return_token_ids: bool | None = optional("Send the token ids of prompt and choices.")
+    return_tokens_as_token_ids: bool | None = optional("Name tokens of log-probabilities as token_id:N.")
+
+    def takes_long(self, client: ModelClient) -> bool:
+        return any(getattr(self, name) is not None for name in CONSTRAINTS) or super().takes_long(client)
+
+
+class ChatRequest(GenerationBody, TemplateBody):
+    """The body of /v1/chat/completions."""
+
+    RULES: ClassVar[Sequence[Rule]] = (
+        *GenerationBody.RULES,
+        *TemplateBody.RULES,
+        rule("top_logprobs", "requires logprobs = true", one_of("top_logprobs", 0, None), one_of("logprobs", True)),
+    )
+    NO_OPS = MappingProxyType(
+        {
+            **GenerationBody.NO_OPS,
+            "metadata": "requests are not stored",
+            "safety_identifier": "usage is not counted per user",
+            "prompt_cache_key": "all requests share one cache",
+            "prompt_cache_retention": "all requests share one cache",
+            "service_tier": "there is one tier",
+            "store": "requests are not stored",
+            "verbosity": "models have no such option",
+        }
+    )
+    REFUSED = MappingProxyType(
+        {
+            **GenerationBody.REFUSED,
+            "documents": NO_DOCUMENTS,
+            **dict.fromkeys(("previous_response_id", "conversation"), NOT_STORED),
+            "audio": "only text is served",
+            "modalities": "only text is served",
+            "web_search_options": "web search is not supported",
+            "moderation": "moderation is not supported",
+        }
+    )
+
+    logprobs: bool | None = optional("Send the log-probabilities of the tokens.")
+    top_logprobs: TopTokens | None = optional(f"Top tokens per position, 0 to {MAX_TOP_LOGPROBS}; needs logprobs.")
+    max_tokens: Limit | None = optional("Limit of generated tokens (default: the rest of the context).")
+    max_completion_tokens: Limit | None = optional("As max_tokens; must equal it if both are given.")
+    prediction: Prediction | None = optional("The expected reply. It changes the speed, never the reply.")
+    tools: Items[dict[str, Any]] | None = Field(
+        default=None, description="Tools that the model may call.", json_schema_extra=TOOLS
+    )
+    tool_choice: str | dict[str, Any] | None = Field(
+        default=None,
+        description="none, auto (default), required, the tool to call, or those allowed.",
+        json_schema_extra=TOOL_CHOICE,
+    )
+    parallel_tool_calls: bool | None = optional("Allow several calls in one reply (default: true).")
+    functions: Items[dict[str, Any]] | None = Field(
+        default=None, description="Older form of `tools`.", json_schema_extra=FUNCTIONS
+    )
+    function_call: str | dict[str, Any] | None = Field(
+        default=None, description="Older form of `tool_choice`.", json_schema_extra=FUNCTION_CALL
+    )
+    thinking_token_budget: Annotated[int, Integer(0)] | None = optional("Largest number of reasoning tokens.")
+    include_reasoning: bool | None = optional("Send the reasoning (default: true).")
+
+    def takes_long(self, client: ModelClient) -> bool:
+        return bool(self.tools or self.functions) or not client.knows_format or super().takes_long(client)
+
+
+class CompletionRequest(GenerationBody):
+    """The body of /v1/completions."""
+
+    RULES: ClassVar[Sequence[Rule]] = (
+        *GenerationBody.RULES,
+        *(
+            rule("suffix", f"cannot be combined with {other}", absent("suffix"), one_of(other, None, *harmless))
+            for other, harmless in (("echo", (False,)), ("truncate_prompt_tokens", ()))
+        ),
+    )
+
+    prompt: str | Items[str] | Items[TokenId] | Items[Items[TokenId]] = Field(
+        description="A text or its token ids, or several of them.", json_schema_extra=field_rules.TEXTS
+    )
+    suffix: str | None = optional("Text after the completion, for models trained to fill in the middle.")
+    best_of: Annotated[int, Integer(0, MAX_BEST_OF)] | None = optional(
+        f"Choices to generate, of which the n likeliest per token are returned; up to {MAX_BEST_OF}; 0: n."
+    )
+    logprobs: FewTopTokens | None = optional(
+        f"Send log-probabilities of tokens and of this many top tokens, 0 to {MAX_LOGPROBS}."
+    )
+
+
+class EmbeddingRequest(Body):
+    """The body of /v1/embeddings."""
+
+    RULES: ClassVar[Sequence[Rule]] = (_KEEPS_SOME,)
+    NO_OPS = MappingProxyType({"user": "usage is not counted per user"})
+
+    model: str | None = MODEL
+    input: str | Items[str] | Items[TokenId] | Items[Items[TokenId]] = Field(
+        description="A text or its token ids, or several of them.", json_schema_extra=field_rules.TEXTS
+    )
+    encoding_format: Literal["float", "base64"] | None = optional("base64: little-endian 32-bit floats.")
+    dimensions: Positive | None = optional("Must be those of the model.")
+    truncate_prompt_tokens: Kept | None = _KEPT
+    truncate: bool | Literal["NONE", "START", "END"] | None = optional(
+        "Cut inputs to the context: START drops their start, END and true their end."
+    )
+
+
+class DetokenizeRequest(Body):
+    """The body of /detokenize; the reply has the text under both names, `prompt` and `content`."""
+
+    model: str | None = MODEL
+    tokens: Items[TokenId] = Field(json_schema_extra={"items": dict(TOKEN_SCHEMA)})
