@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 import httpx
 import pytest
 
-from ferrum.server.greeting import greeting
+from ferrum.server.launch import greeting
 from ferrum.sources.hub import BUILT_IN
 
 COMMAND = [sys.executable, "-m", "ferrum", "serve", BUILT_IN, "--port", "0", "--engine-host", "thread"]

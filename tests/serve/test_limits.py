@@ -17,9 +17,8 @@ from ferrum.client.input_processor import RequestOptions
 from ferrum.client.request_output import Delta
 from ferrum.core.errors import ConfigError
 from ferrum.server.app import create_app
-from ferrum.server.common.api_keys import read_keys
 from ferrum.server.common.error_replies import ApiError
-from ferrum.server.common.key_limits import KeyLimits, Limits
+from ferrum.server.common.key_limits import KeyLimits, Limits, read_keys
 from ferrum.server.server_config import ServerConfig
 from serve_kit import ENDLESS_TOKENS, SLOW, USER, Served, chat_parts, error_of, serving, wait_for
 

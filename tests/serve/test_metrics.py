@@ -18,8 +18,7 @@ from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.messages import EngineInfo, EngineStats
-from ferrum.server.metrics.engine_metrics import FastCounter, FastHistogram, Metrics, token_buckets
-from ferrum.server.metrics.metric_tables import SLEEP_STATES, SOURCES
+from ferrum.server.tasks.metrics import SLEEP_STATES, SOURCES, FastCounter, FastHistogram, Metrics, token_buckets
 from serve_kit import Served, chat_parts, serving, wait_for
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ferrum.client.async_engine import AsyncEngine
-from ferrum.server.common.public_names import public_name
+from ferrum.server.common.served_model import public_name
 from ferrum.sources.hub import BUILT_IN, resolve_model
 from serve_kit import TEMPLATE, Served, error_of, serving
 

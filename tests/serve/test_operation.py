@@ -20,9 +20,8 @@ from ferrum.client.async_engine import AsyncEngine
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.logging import warn_once
 from ferrum.engine.host import Built
-from ferrum.server.common.api_keys import read_keys
 from ferrum.server.common.http_guard import LOG
-from ferrum.server.common.key_limits import DrainRate, KeyLimits
+from ferrum.server.common.key_limits import DrainRate, KeyLimits, read_keys
 from serve_kit import (
     ENDLESS_TOKENS,
     SLOW,

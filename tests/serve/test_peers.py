@@ -9,9 +9,9 @@ import pytest
 
 from engine_fakes import EOS, LetterTokenizer
 from ferrum.core.errors import ConfigError
+from ferrum.server.common.error_replies import INSTEAD
 from ferrum.server.common.field_rules import HARMLESS
-from ferrum.server.common.missing_routes import INSTEAD
-from ferrum.server.common.truncation import truncated
+from ferrum.server.common.served_model import truncated
 from ferrum.server.openai.fields import ChatRequest
 from serve_kit import USER, Served, chat_parts, error_of, serving
 

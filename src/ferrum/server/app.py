@@ -1,48 +1,50 @@
-"""The ASGI application: routes, guard, error handlers and the engine's lifetime, put together."""
+"""The ASGI application: routes, guard, error handlers, the OpenAPI document and the engine's lifetime, put together."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.openapi.utils import get_openapi
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ferrum.client.async_engine import AsyncEngine
 from ferrum.core.errors import ConfigError, FerrumError
+from ferrum.core.param_values import TOKEN_SCHEMA
+from ferrum.core.params import ALL_TOKENS
 from ferrum.core.version import installed_version
 from ferrum.server.anthropic.routes import MESSAGES, add_anthropic_routes
-from ferrum.server.common.api_keys import ApiKeys, only_key, read_keys
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError, error_response
+from ferrum.server.common.field_rules import TOP_TOKENS
 from ferrum.server.common.http_guard import Guard
 from ferrum.server.common.json_routes import AddRoutes, JsonRoute, add_heads
-from ferrum.server.common.key_limits import KeyLimits
-from ferrum.server.common.openapi import document
-from ferrum.server.common.service import Service
+from ferrum.server.common.key_limits import ApiKeys, KeyLimits, only_key, read_keys
+from ferrum.server.common.service import Service, State
 from ferrum.server.common.traces import otlp_provider
 from ferrum.server.common.web_ui import add_web_ui
-from ferrum.server.extensions.lora_routes import add_lora_routes
-from ferrum.server.extensions.plan_route import add_plan_route
-from ferrum.server.extensions.probes import add_probes
-from ferrum.server.extensions.record_routes import add_record_routes
 from ferrum.server.llamacpp.dialect import LLAMACPP
 from ferrum.server.llamacpp.infill_route import add_llamacpp_routes
 from ferrum.server.ollama.routes import OLLAMA, add_ollama_routes
 from ferrum.server.openai.routes import OPENAI, add_openai_routes
-from ferrum.server.rerank.routes import RERANK, add_rerank_routes
 from ferrum.server.responses.routes import RESPONSES, add_responses_routes
 from ferrum.server.server_config import ServerConfig
+from ferrum.server.tasks.lora_routes import add_lora_routes
+from ferrum.server.tasks.probes import add_plan_route, add_probes
+from ferrum.server.tasks.records import add_record_routes
+from ferrum.server.tasks.rerank import RERANK, add_rerank_routes
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+
 
 DIALECTS: Final[Sequence[tuple[Dialect, AddRoutes]]] = (
     (OPENAI, add_openai_routes),
@@ -178,3 +180,55 @@ def _keys(config: ServerConfig, api_key: str | None) -> ApiKeys | None:
     if limits != KeyLimits():
         raise ConfigError("is required by the --key-* limits, or --api-key", param="api_key_file")
     return None
+
+
+# The OpenAPI document: generated from the routes, corrected, and completed with limits of the model
+
+
+_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+
+def document(app: FastAPI, service: Service) -> dict[str, Any]:
+    """Return the document, without FastAPI's status 422: faulty bodies get 400."""
+    if app.openapi_schema is not None:
+        return app.openapi_schema
+    made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    for operations in made["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        made["components"]["schemas"].pop(name, None)
+    for schema in _objects(made):
+        _write_whole(schema)
+    if service.state is State.READY:
+        for schema in _objects(made):
+            if schema.get("format") == TOKEN_SCHEMA["format"]:
+                schema["maximum"] = service.model().engine.info.vocab_size - 1
+            elif schema.get("format") == TOP_TOKENS:
+                _bound_top_tokens(schema, service)
+        app.openapi_schema = made
+    return made
+
+
+def _bound_top_tokens(schema: dict[str, Any], service: Service) -> None:
+    most = service.config.max_logprobs
+    schema["maximum"] = min(most, schema.get("maximum", most))
+    if schema["minimum"] == ALL_TOKENS and service.model().engine.info.vocab_size > most:
+        schema["minimum"] = 0
+
+
+def _write_whole(schema: dict[str, Any]) -> None:
+    """Write integral bounds as integers: the framework makes floats, which cannot represent 2**63 exactly."""
+    for name in _BOUNDS:
+        bound = schema.get(name)
+        if isinstance(bound, float) and bound.is_integer():
+            schema[name] = int(bound)
+
+
+def _objects(part: Any) -> Iterator[dict[str, Any]]:
+    """Yield all objects in a part of a document, outermost first."""
+    if isinstance(part, dict):
+        yield part
+        part = list(part.values())
+    for inner in part if isinstance(part, list) else ():
+        yield from _objects(inner)

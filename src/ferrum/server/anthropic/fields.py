@@ -14,7 +14,7 @@ from ferrum.grammar.tools import MAX_NAME, MAX_TOOLS
 from ferrum.server.chat.sampling_fields import sampled
 from ferrum.server.common.field_rules import Integer, Items, Rule, absent, given, isnt, one_of, rule
 from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional
-from ferrum.server.common.template_variables import read_variables, template_reads
+from ferrum.server.common.served_model import read_variables, template_reads
 
 ONE_CACHE: Final = "prefixes are cached without it"
 _ELSEWHERE: Final = "the server runs nothing besides the model"

@@ -27,8 +27,7 @@ from ferrum.core.types import Request
 from ferrum.grammar.tools import tools_of
 from ferrum.server.common.error_replies import invalid, unsupported
 from ferrum.server.common.key_limits import Caller
-from ferrum.server.common.served_model import ServedModel, part_id
-from ferrum.server.common.truncation import truncated
+from ferrum.server.common.served_model import ServedModel, part_id, truncated
 from ferrum.text.infill import infill_prompt
 
 CACHE: Final = "x-ferrum-cache"

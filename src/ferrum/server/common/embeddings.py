@@ -25,9 +25,8 @@ from ferrum.server.common.error_replies import CancelledError, invalid
 from ferrum.server.common.http_guard import CLIENT_GONE
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.key_limits import Caller
-from ferrum.server.common.served_model import ServedModel, part_id
+from ferrum.server.common.served_model import ServedModel, part_id, truncated
 from ferrum.server.common.service import Service
-from ferrum.server.common.truncation import truncated
 
 MAX_INPUTS: Final = 2048
 _SCORE_ONLY: Final = SamplingParams(max_tokens=0)

@@ -17,10 +17,9 @@ from typing import Any, Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ferrum.server.common.api_keys import ApiKeys
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError, as_api_error
-from ferrum.server.common.key_limits import Limits
+from ferrum.server.common.key_limits import ApiKeys, Limits
 from ferrum.server.common.service import Service
 from ferrum.server.common.web_ui import WEB_UI_PATHS
 

@@ -1,24 +1,31 @@
 """`ServedModel`: a model with its engine and the names by which clients know it.
 
 What all models of a server share (keys, limits, pools, requests in progress) is in `service`.
+
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import replace
+from itertools import takewhile
+from operator import eq
+from pathlib import Path
+from typing import Any
 
 from ferrum.client.adapter_registry import NamedAdapter
 from ferrum.client.async_engine import AsyncEngine
 from ferrum.client.diagnosis.prefix_explainer import PrefixExplainer
 from ferrum.client.input_processor import Prompt, RequestOptions
+from ferrum.client.model_client import ModelClient
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Pooling, Request
-from ferrum.server.common.public_names import public_name
 from ferrum.server.server_config import ServerConfig
 from ferrum.text.reranker import qwen3_reranker
+from ferrum.text.tokenizer import Tokenizer
 
 
 class ServedModel:
@@ -129,3 +136,81 @@ def build_engine(make: Callable[[], AsyncEngine], built: Future[AsyncEngine]) ->
         built.set_result(engine)
     else:
         engine.close()
+
+
+# Names for clients, without directories of this machine. Logs and records on disk keep the paths as typed
+
+
+def public_name(text: str) -> str:
+    """Return the last part of a path on this machine; any other text, such as a hub id, unchanged."""
+    try:
+        path = Path(text).expanduser()
+        if not (text and (path.is_absolute() or path.exists())):
+            return text
+    except (OSError, RuntimeError, ValueError):  # too long for a path, or the home of an unknown user
+        return text
+    name = path.absolute().name  # not resolved: links of the hub's cache lead to hashes
+    return path.resolve().name if name in ("", "..") else name
+
+
+def without_directories(value: Any) -> Any:
+    """Return options with `public_name` of every text, also of the path in NAME=PATH."""
+    if isinstance(value, str):
+        name, equals, path = value.partition("=")  # an adapter as NAME=PATH
+        return f"{name}={public_name(path)}" if equals else public_name(value)
+    if isinstance(value, Mapping):
+        return {name: without_directories(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_directories(each) for each in value]
+    return value
+
+
+# Prompts that are too long
+
+
+def truncated(
+    tokenizer: Tokenizer | None, prompt: str | list[int], keep: int, *, special: bool = True, start: bool = False
+) -> str | list[int]:
+    """Return at most `keep` tokens of a prompt, special tokens included.
+
+    Models expect the special tokens that begin and end every text; they are kept, and the text between them is cut.
+
+    Args:
+        tokenizer: None: a text is returned unchanged, to be refused later.
+        special: a text gets special tokens.
+        start: keep the start of the text, not its end.
+    """
+    if tokenizer is None or not isinstance(prompt, str):
+        return prompt[:keep] if start else prompt[-keep:]
+    ids = tokenizer.encode(prompt, add_special_tokens=special)
+    if len(ids) <= keep:
+        return ids
+    around = tokenizer.encode("", add_special_tokens=special)
+    begin = sum(takewhile(bool, map(eq, ids, around)))
+    if not start:
+        return [*ids[:begin], *ids[len(ids) + begin - keep :]][:keep]
+    end = sum(takewhile(bool, map(eq, reversed(ids), reversed(around[begin:]))))
+    return [*ids[: max(0, keep - end)], *ids[len(ids) - end :]][:keep]
+
+
+# Variables that a chat template reads: fields about reasoning have an effect only through them
+
+
+def template_reads(client: ModelClient, name: str, chat_template: str | None = None) -> bool:
+    """Return whether the template of a request reads a variable.
+
+    Args:
+        client: of the model.
+        name: of the variable.
+        chat_template: replaces the model's.
+    """
+    model_sources = () if client.chat_template is None else client.chat_template.sources.values()
+    sources = model_sources if chat_template is None else (chat_template,)
+    return any(re.search(rf"\b{name}\b", source) for source in sources)
+
+
+def read_variables(
+    client: ModelClient, variables: Mapping[str, Any], chat_template: str | None = None
+) -> dict[str, Any]:
+    """Return the variables that the template of a request reads. Arguments as of `template_reads`."""
+    return {name: value for name, value in variables.items() if template_reads(client, name, chat_template)}

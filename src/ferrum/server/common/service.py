@@ -1,6 +1,6 @@
 """`Service`: the state of a running server: its models, what it accepts now, and the requests in progress.
 
-Routes are in `routes`, HTTP concerns in `http_guard`, starting and stopping the process in `launch`.
+HTTP concerns are in `http_guard`, starting and stopping the process in `launch`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from enum import Enum
 from threading import Thread
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request as HttpRequest
@@ -27,17 +27,15 @@ from ferrum.core.types import Request
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.key_limits import Caller, DrainRate, KeyLimits, Limits
-from ferrum.server.common.lasting_tasks import LastingTasks
 from ferrum.server.common.reply_store import ReplyStore
 from ferrum.server.common.served_model import ServedModel, build_engine, find_model
 from ferrum.server.common.traces import Traces
-from ferrum.server.common.worker_pools import WorkerPools
-from ferrum.server.metrics.engine_metrics import Metrics
-from ferrum.server.metrics.http_metrics import HttpMetrics
 from ferrum.server.server_config import ServerConfig
+from ferrum.server.tasks.metrics import HttpMetrics, Metrics
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+
 
 _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -133,7 +131,7 @@ class Service:
         self._built.cancel()
 
     @property
-    def left_loading(self) -> bool:
+    def still_building(self) -> bool:
         """A thread is still building the engine after `stop_loading`."""
         return self._built.cancelled()
 
@@ -288,3 +286,97 @@ class Service:
         self.worker_pools.close()
         for stream in self._live.values():
             stream.abort()
+
+
+# Work off the event loop, and work that outlives a request
+
+
+NUM_THREADS: Final = 2
+MAX_WAITING: Final = 16
+
+LARGE_BYTES: Final = 1 << 20
+"""Above this size a body takes seconds to encode, and hundreds of megabytes of memory."""
+
+Result = TypeVar("Result")
+
+
+class WorkerPools:
+    """Threads for request preparation. Call from the event loop's thread only."""
+
+    def __init__(self) -> None:
+        self._templates = _Pool("a chat_template in the body")
+        self._large = _Pool(f"a body over {LARGE_BYTES} bytes")
+
+    async def run(self, size: int, work: Callable[[], Result], *, template: bool = False) -> Result:
+        """Run the work for a body of `size` bytes; large bodies queue for a few threads.
+
+        Args:
+            template: the body has a chat template, which may take long; such bodies have threads for themselves.
+
+        Raises:
+            QueueFull: too many large bodies are waiting.
+            EngineDead: the server is shutting down.
+        """
+        if template:
+            return await self._templates.run(work)
+        return await (asyncio.to_thread(work) if size <= LARGE_BYTES else self._large.run(work))
+
+    def close(self) -> None:
+        """Start no more queued work. Running work finishes first."""
+        self._templates.close()
+        self._large.close()
+
+
+class _Pool:
+    """A few threads with a short queue.
+
+    Args:
+        kind: names the requests in the error for a full queue.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="ferrum-worker")
+        self._count = 0
+        self._closed = False
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Run the work in one of the threads. Raises as `WorkerPools.run`."""
+        if self._closed:
+            raise EngineDead("the server is shutting down")
+        limit = NUM_THREADS + MAX_WAITING
+        if self._count >= limit:
+            raise QueueFull(f"{self._count} requests with {self._kind} are in progress, at most {limit}; retry later")
+        self._count += 1
+        future = self._threads.submit(work)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if self._closed and future.cancelled():
+                raise EngineDead("the server is shutting down") from None
+            raise
+        finally:
+            self._count -= 1
+
+    def close(self) -> None:
+        """Cancel what is queued. Idempotent."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class LastingTasks:
+    """Tasks that end with the engine's requests. Call from the event loop's thread only."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work until its end."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)  # the loop itself holds tasks weakly
+        task.add_done_callback(self._tasks.discard)
+
+    async def wait(self) -> None:
+        """Wait until all have ended."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)

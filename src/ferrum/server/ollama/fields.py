@@ -13,7 +13,7 @@ from ferrum.grammar.tools import MAX_TOOLS
 from ferrum.server.chat.sampling_fields import given, sampled
 from ferrum.server.common.field_rules import Integer, Items, Rule, isnt, one_of, rule
 from ferrum.server.common.json_bodies import Body, GeneratingBody, optional
-from ferrum.server.common.template_variables import read_variables
+from ferrum.server.common.served_model import read_variables
 
 UNLIMITED: Final = -2
 """The least `num_predict`: Ollama's word for filling the context; -1 and 0 have no limit either."""

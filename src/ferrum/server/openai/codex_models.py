@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 from ferrum.server.common.json_bodies import Reply
-from ferrum.server.common.served_model import ServedModel
-from ferrum.server.common.template_variables import read_variables
+from ferrum.server.common.served_model import ServedModel, read_variables
 from ferrum.server.openai.replies import Model
 
 _LEVELS: Final = {

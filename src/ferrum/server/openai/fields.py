@@ -35,7 +35,7 @@ from ferrum.server.common.field_rules import (
 )
 from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional
 from ferrum.server.common.lora_scales import LoraScale
-from ferrum.server.common.template_variables import template_reads
+from ferrum.server.common.served_model import template_reads
 from ferrum.server.common.top_tokens import MAX_TOP_LOGPROBS, TopTokens
 
 # Conversations

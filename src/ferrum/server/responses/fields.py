@@ -14,7 +14,7 @@ from ferrum.server.chat.sampling_fields import sampled
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.field_rules import Integer, Items, Rule, one_of, rule
 from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional
-from ferrum.server.common.template_variables import read_variables, template_reads
+from ferrum.server.common.served_model import read_variables, template_reads
 from ferrum.server.responses.history import History, OfferedTools, waiting_tools
 
 ENCRYPTED: Final = "reasoning.encrypted_content"

@@ -17,8 +17,7 @@ from ferrum.server.common.json_bodies import Body, Reply, optional
 from ferrum.server.common.json_routes import ignored, reply
 from ferrum.server.common.lora_scales import LoraScale, of_scales
 from ferrum.server.common.openai_errors import BODY_ERRORS, ERRORS
-from ferrum.server.common.public_names import public_name
-from ferrum.server.common.served_model import ServedModel
+from ferrum.server.common.served_model import ServedModel, public_name
 from ferrum.server.common.service import Service
 
 _TEXT: Final[dict[int | str, dict[str, Any]]] = {

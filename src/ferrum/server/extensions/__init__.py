@@ -1,1 +1,0 @@
-"""Routes beyond any dialect: records and replay, the memory plan, the web page."""

@@ -1,0 +1,1 @@
+"""Routes that are no chats: one file for each task."""
