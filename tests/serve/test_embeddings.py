@@ -20,7 +20,7 @@ from fakes import FakeModel
 from ferrum import PrefillInput, load_executor
 from ferrum.client.async_engine import AsyncEngine
 from ferrum.core.errors import Unsupported
-from ferrum.server.common.embeddings import MAX_QUEUED
+from ferrum.server.tasks.embeddings import MAX_QUEUED
 from ferrum.sources.hub import BUILT_IN, resolve_model
 from serve_kit import Served, chat_parts, error_of, serving, wait_for
 

@@ -21,7 +21,7 @@ from httpx import Response
 
 from engine_fakes import FakeRecipe, LetterTokenizer
 from ferrum.core.errors import EngineDead
-from ferrum.server.common import http_guard, worker_pools
+from ferrum.server.common import http_guard, service
 from ferrum.text.untrusted_template import UntrustedTemplate
 from serve_kit import USER, Served, chat_parts, error_of, events, heard, serving, wait_for, wire
 
@@ -217,7 +217,7 @@ def test_template_that_renders_megabytes_is_refused(target: Served) -> None:
 
 def hold_up(target: Served, over: threading.Event, slow: Callable[[], Response]) -> None:
     """Send more slow requests than may wait, and other requests meanwhile."""
-    most, more = worker_pools.NUM_THREADS + worker_pools.MAX_WAITING, 4
+    most, more = service.NUM_THREADS + service.MAX_WAITING, 4
     with ThreadPoolExecutor(most + more) as pool:
         asked = [pool.submit(slow) for _ in range(most + more)]
         try:
@@ -251,16 +251,16 @@ def test_slow_texts_do_not_delay_other_requests(target: Served, monkeypatch: pyt
         return encode(tokenizer, text[:9], **options)
 
     monkeypatch.setattr(LetterTokenizer, "encode", slow)
-    monkeypatch.setattr(worker_pools, "LARGE_BYTES", 10_000)
+    monkeypatch.setattr(service, "LARGE_BYTES", 10_000)
     hold_up(target, over, partial(target.post, "/tokenize", content="a" * 10_000))
 
 
 def test_waiting_preparation_fails_when_the_server_ends() -> None:
     async def outcomes() -> list[object]:
-        pools, over = worker_pools.WorkerPools(), threading.Event()
+        pools, over = service.WorkerPools(), threading.Event()
         asked = [
             asyncio.create_task(pools.run(0, partial(over.wait, 60), template=True))
-            for _ in range(worker_pools.NUM_THREADS + 1)
+            for _ in range(service.NUM_THREADS + 1)
         ]
         await asyncio.sleep(0)
         pools.close()
@@ -268,7 +268,7 @@ def test_waiting_preparation_fails_when_the_server_ends() -> None:
         return await asyncio.gather(*asked, pools.run(0, over.wait, template=True), return_exceptions=True)
 
     *ran, waited, late = asyncio.run(outcomes())
-    assert ran == [True] * worker_pools.NUM_THREADS and isinstance(waited, EngineDead) and isinstance(late, EngineDead)
+    assert ran == [True] * service.NUM_THREADS and isinstance(waited, EngineDead) and isinstance(late, EngineDead)
 
 
 @pytest.mark.parametrize(

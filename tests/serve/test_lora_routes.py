@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from ferrum import AsyncEngine
 from ferrum.core.errors import ConfigError
 from ferrum.engine.messages import AdapterCounts
+from ferrum.server.common.metrics import AdapterUseMetric
 from ferrum.server.server_config import ServerConfig
-from ferrum.server.tasks.metrics import AdapterUseMetric
 from lora_files import write_lora
 from serve_kit import Served, serving, wait_for
 from tiny import find

@@ -18,7 +18,7 @@ from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.messages import EngineInfo, EngineStats
-from ferrum.server.tasks.metrics import SLEEP_STATES, SOURCES, FastCounter, FastHistogram, Metrics, token_buckets
+from ferrum.server.common.metrics import SLEEP_STATES, SOURCES, FastCounter, FastHistogram, Metrics, token_buckets
 from serve_kit import Served, chat_parts, serving, wait_for
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"

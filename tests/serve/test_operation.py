@@ -314,7 +314,7 @@ def test_valid_x_request_id_is_kept(server: Served) -> None:
 def test_traceback_is_logged_but_not_sent(
     server: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ferrum.server.openai.tokenize.tokenizer_of", lambda front: 1 / 0)
+    monkeypatch.setattr("ferrum.server.tasks.tokenize.tokenizer_of", lambda front: 1 / 0)
     error = error_of(server.post("/tokenize", prompt="a"), 500)
     assert error["code"] == "internal_error" and "division" not in error["message"]
     caplog.clear()

@@ -11,7 +11,7 @@ import pytest
 
 from engine_fakes import LetterTokenizer
 from ferrum.server.openai.fields import DetokenizeRequest, EmbeddingRequest, RenderRequest, TokenizeRequest
-from ferrum.server.openai.tokenize import tokenize
+from ferrum.server.tasks.tokenize import tokenize
 from serve_kit import USER, Served, error_of
 
 ANSWERED: Final = [*USER, {"role": "assistant", "content": "so"}]

@@ -31,16 +31,18 @@ from ferrum.server.common.key_limits import ApiKeys, KeyLimits, only_key, read_k
 from ferrum.server.common.service import Service, State
 from ferrum.server.common.traces import otlp_provider
 from ferrum.server.common.web_ui import add_web_ui
-from ferrum.server.llamacpp.dialect import LLAMACPP
-from ferrum.server.llamacpp.infill_route import add_llamacpp_routes
 from ferrum.server.ollama.routes import OLLAMA, add_ollama_routes
 from ferrum.server.openai.routes import OPENAI, add_openai_routes
 from ferrum.server.responses.routes import RESPONSES, add_responses_routes
 from ferrum.server.server_config import ServerConfig
+from ferrum.server.tasks.embeddings import add_embedding_routes
+from ferrum.server.tasks.infill_route import LLAMACPP, add_llamacpp_routes
 from ferrum.server.tasks.lora_routes import add_lora_routes
+from ferrum.server.tasks.model_catalog import add_model_routes
 from ferrum.server.tasks.probes import add_plan_route, add_probes
 from ferrum.server.tasks.records import add_record_routes
 from ferrum.server.tasks.rerank import RERANK, add_rerank_routes
+from ferrum.server.tasks.tokenize import add_token_routes
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -56,7 +58,15 @@ DIALECTS: Final[Sequence[tuple[Dialect, AddRoutes]]] = (
 )
 """The dialects that are served, with their routes."""
 
-EXTENSIONS: Final = (add_probes, add_record_routes, add_plan_route, add_lora_routes)
+TASKS: Final = (
+    add_embedding_routes,
+    add_token_routes,
+    add_model_routes,
+    add_probes,
+    add_record_routes,
+    add_plan_route,
+    add_lora_routes,
+)
 """The routes of no dialect."""
 
 EXPOSED_HEADERS: Final = (
@@ -122,7 +132,7 @@ def create_app(
     )
     app.state.service = service
     router = APIRouter(route_class=JsonRoute)
-    for add in (*(add for _, add in dialects), *EXTENSIONS):
+    for add in (*(add for _, add in dialects), *TASKS):
         add(router, service)
     add_web_ui(router, keys=keys is not None)
     add_heads(router)

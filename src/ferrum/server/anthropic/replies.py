@@ -13,8 +13,7 @@ from ferrum.formats.output_parts import PartKind
 from ferrum.server.anthropic.fields import MessagesRequest
 from ferrum.server.chat.ask import Asked
 from ferrum.server.chat.reply import ReplyBuilder, ReplyHeader
-from ferrum.server.chat.turn import Counts, Item, Turn
-from ferrum.server.common.argument_objects import arguments_of
+from ferrum.server.chat.turn import Counts, Item, Turn, arguments_of
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.json_routes import MAX_NAMED
 

@@ -1,6 +1,7 @@
 """`Turn`: one choice of a reply as it grows, in the items that clients see: reasoning, content, and calls of tools.
 
 Streams and whole replies are the same fold of the engine's deltas. What items look like is up to a `ReplyBuilder`.
+
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+from pydantic_core import from_json
 
 from ferrum.client.request_output import Delta, join_all
 from ferrum.core.errors import StepError
 from ferrum.core.types import FinishReason, Request
+from ferrum.core.values import readable_json
 from ferrum.formats.output_parts import Part, PartKind, new_id
 from ferrum.server.common.error_replies import CancelledError, DeadlineError
 
@@ -225,3 +229,12 @@ def finish_of(delta: Delta) -> Finish | None:
             raise DeadlineError("the request exceeded the server's time limit (--request-seconds)")
         case FinishReason.ERROR:
             raise delta.error or StepError("the step failed")
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """Return the arguments of a call; of text that ends early, those that are whole."""
+    try:
+        arguments = from_json(readable_json(text), allow_partial=True)
+    except ValueError:
+        return {}
+    return arguments if isinstance(arguments, dict) else {}

@@ -19,7 +19,7 @@ from ferrum.core.values import MOST_BITS
 Schema: TypeAlias = dict[str, Any]
 
 TOP_TOKENS: Final = "top-tokens"
-"""The format of a number of top tokens; `openapi` sets its limit from an option."""
+"""The format of a number of top tokens; `app` sets its limit from an option."""
 
 _MOST: Final = 1 << (MOST_BITS - 1)
 

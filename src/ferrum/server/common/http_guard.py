@@ -1,6 +1,6 @@
 """The outermost layer of the application: request id, API key, body limits, log line, metrics.
 
-Limits of rates are in `key_limits`; timeouts of headers and of writing are in `http_timeouts`.
+Limits of rates are in `key_limits`; timeouts of headers and of writing are in `launch`.
 """
 
 from __future__ import annotations

@@ -14,15 +14,21 @@ from dataclasses import replace
 from itertools import takewhile
 from operator import eq
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from ferrum.client.adapter_registry import NamedAdapter
+from pydantic import Field
+
+from ferrum.client.adapter_registry import AdapterRegistry, NamedAdapter
 from ferrum.client.async_engine import AsyncEngine
 from ferrum.client.diagnosis.prefix_explainer import PrefixExplainer
 from ferrum.client.input_processor import Prompt, RequestOptions
 from ferrum.client.model_client import ModelClient
+from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Pooling, Request
+from ferrum.server.common.error_replies import invalid
+from ferrum.server.common.field_rules import Integer
+from ferrum.server.common.json_bodies import Body
 from ferrum.server.server_config import ServerConfig
 from ferrum.text.reranker import qwen3_reranker
 from ferrum.text.tokenizer import Tokenizer
@@ -214,3 +220,29 @@ def read_variables(
 ) -> dict[str, Any]:
     """Return the variables that the template of a request reads. Arguments as of `template_reads`."""
     return {name: value for name, value in variables.items() if template_reads(client, name, chat_template)}
+
+
+# Adapters of a request by llama.cpp's ids: the field `lora` and the body of POST /lora-adapters
+
+
+class LoraScale(Body):
+    """An adapter and its scale."""
+
+    id: Annotated[int, Integer(0)] = Field(description="Of GET /lora-adapters.")
+    scale: float = Field(description="Factor of its low-rank products; 0 leaves it out.")
+
+
+def of_scales(adapters: AdapterRegistry, given: Sequence[LoraScale], field: str = "lora") -> tuple[NamedAdapter, ...]:
+    """Return adapters with scales. Raises RequestError for an unknown id, or a scale that it cannot have."""
+    by_id, found = {each.id - 1: each for each in adapters}, dict[int, NamedAdapter]()
+    for place, each in enumerate(given):
+        if each.id not in by_id:
+            known = ", ".join(map(str, by_id)) or "none"
+            raise invalid(f"{field}[{place}].id", f"no adapter has the id {each.id} (ids: {known})")
+        if each.id in found:
+            raise invalid(f"{field}[{place}].id", f"names the adapter {each.id} twice")
+        try:
+            found[each.id] = by_id[each.id].scaled(each.scale)
+        except RequestError as error:
+            raise error.about(f"{field}[{place}].scale") from None
+    return tuple(found.values())

@@ -27,11 +27,11 @@ from ferrum.core.types import Request
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.key_limits import Caller, DrainRate, KeyLimits, Limits
+from ferrum.server.common.metrics import HttpMetrics, Metrics
 from ferrum.server.common.reply_store import ReplyStore
 from ferrum.server.common.served_model import ServedModel, build_engine, find_model
 from ferrum.server.common.traces import Traces
 from ferrum.server.server_config import ServerConfig
-from ferrum.server.tasks.metrics import HttpMetrics, Metrics
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -16,7 +16,6 @@ from ferrum.server.chat.ask import asked
 from ferrum.server.chat.generation import generate
 from ferrum.server.chat.reply import ReplyHeader
 from ferrum.server.common.dialect import Dialect
-from ferrum.server.common.embeddings import MAX_INPUTS, Embeddings, Vectors, embedding_requests
 from ferrum.server.common.error_replies import STATUSES, ApiError, invalid
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.json_routes import ignored, reply
@@ -35,6 +34,7 @@ from ferrum.server.ollama.fields import (
 )
 from ferrum.server.ollama.model_lists import known_name, listed, refused_change, shown
 from ferrum.server.ollama.replies import OllamaBuilder
+from ferrum.server.tasks.embeddings import MAX_INPUTS, Embeddings, Vectors, embedding_requests
 
 CHANGES: Final = ("pull", "push", "create", "copy", "delete", "blobs")
 """Routes below /api that change the models of an Ollama server."""

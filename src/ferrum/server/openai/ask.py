@@ -8,12 +8,11 @@ from typing import Any, Final
 from ferrum.client.model_client import ModelClient
 from ferrum.core.params import ALL_TOKENS
 from ferrum.core.types import Request
-from ferrum.server.chat.ask import Ask, Asked, Names, asked, check_rendered, infilled
+from ferrum.server.chat.ask import Ask, Asked, Names, asked, infilled
 from ferrum.server.chat.sampling_fields import given
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.key_limits import Caller
-from ferrum.server.common.lora_scales import of_scales
-from ferrum.server.common.served_model import ServedModel
+from ferrum.server.common.served_model import ServedModel, of_scales
 from ferrum.server.common.top_tokens import check_top_tokens
 from ferrum.server.openai.fields import (
     ALIASES,
@@ -21,9 +20,9 @@ from ferrum.server.openai.fields import (
     ChatRequest,
     CompletionRequest,
     GenerationBody,
-    RenderRequest,
+    Message,
     TemplateBody,
-    TokenizeRequest,
+    Templated,
 )
 from ferrum.text.template_messages import for_template, joined
 
@@ -83,7 +82,7 @@ def chat_ask(client: ModelClient, body: ChatRequest, caller: Caller) -> Ask:
             choice=choice,
             variables={} if body.reasoning_effort is None else dict.fromkeys(efforts, "reasoning_effort"),
         ),
-        messages=_messages(body),
+        messages=messages_of(body.messages),
         given={**given(body), "logprobs": (body.top_logprobs or 0) if body.logprobs else None},
         limit=min(limits, default=None),
         constraint=constraint,
@@ -91,7 +90,7 @@ def chat_ask(client: ModelClient, body: ChatRequest, caller: Caller) -> Ask:
         choice=getattr(body, choice),
         parallel=not older and body.parallel_tool_calls is not False,
         budget=body.thinking_token_budget,
-        rendering=_rendering(client, body),
+        rendering=rendering_of(client, body),
         special=bool(body.add_special_tokens),
         prediction=None if body.prediction is None else _predicted(body),
         **_about_request(client, body),
@@ -111,23 +110,12 @@ def continued(body: ChatRequest) -> str:
     return str(last["content"])
 
 
-def render(client: ModelClient, body: TemplateBody | TokenizeRequest) -> str:
-    """Render a body's conversation with the chat template.
-
-    Raises:
-        RequestError, Unsupported: the messages or the template cannot be used.
-    """
-    tools = (body.tools or None) if isinstance(body, RenderRequest | TokenizeRequest) else None
-    text = client.render(_messages(body), tools=tools, **_rendering(client, body))
-    check_rendered(client, body.chat_template, text)
-    return text
+def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return the messages of a body as templates read them."""
+    return [message.model_dump(exclude_none=True) for message in messages]
 
 
-def _messages(body: TemplateBody | TokenizeRequest) -> list[dict[str, Any]]:
-    return [message.model_dump(exclude_none=True) for message in body.messages or ()]
-
-
-def _rendering(client: ModelClient, body: TemplateBody | TokenizeRequest) -> dict[str, Any]:
+def rendering_of(client: ModelClient, body: Templated) -> dict[str, Any]:
     """Return the arguments of `ModelClient.render` about the template."""
     effort = body.effort_variables(client) if isinstance(body, TemplateBody) else {}
     return {

@@ -6,14 +6,12 @@ Bounds and rules are those of `field_rules`; what depends on the model or the ca
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field
 
 from ferrum.client.model_client import ModelClient
-from ferrum.core.param_values import TOKEN_SCHEMA
 from ferrum.core.params import ALL_TOKENS
 from ferrum.core.structured_outputs import MAX_SOURCE
 from ferrum.grammar.tools import MAX_TOOLS
@@ -33,9 +31,8 @@ from ferrum.server.common.field_rules import (
     one_of,
     rule,
 )
-from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional
-from ferrum.server.common.lora_scales import LoraScale
-from ferrum.server.common.served_model import template_reads
+from ferrum.server.common.json_bodies import Body, GeneratingBody, optional
+from ferrum.server.common.served_model import LoraScale, template_reads
 from ferrum.server.common.top_tokens import MAX_TOP_LOGPROBS, TopTokens
 
 # Conversations
@@ -108,7 +105,6 @@ class Message(Body):
     refusal: str | None = None
 
 
-_TOOL_LIST: Final[Any] = optional("Descriptions of tools for the template, as in a chat.")
 NO_DOCUMENTS: Final = "documents are not passed to the template"
 
 
@@ -157,55 +153,6 @@ class TemplateBody(Templated):
     def unread_fields(self, client: ModelClient) -> list[str]:
         unread = self.reasoning_effort is not None and not self.effort_variables(client)
         return [*(["reasoning_effort"] if unread else ()), *super().unread_fields(client)]
-
-
-class RenderRequest(TemplateBody):
-    """The body of /v1/chat/completions/render."""
-
-    REFUSED = MappingProxyType({"documents": NO_DOCUMENTS})
-
-    model: str | None = MODEL
-    tools: Items[dict[str, Any]] | None = _TOOL_LIST
-
-
-_PARSE: Final = "the tokenizer always parses special tokens"
-_FORMS: Final = ("prompt", "messages", "content")
-_ONE_FORM: Final = "send exactly one of prompt, messages and content"
-_FORM_OF: Final = {
-    "add_special_tokens": ("prompt", "messages"),
-    "add_special": ("content",),
-    "add_generation_prompt": ("messages",),
-    "continue_final_message": ("messages",),
-    "chat_template": ("messages",),
-    "chat_template_kwargs": ("messages",),
-    "tools": ("messages",),
-}
-"""Fields of /tokenize that require one of these other fields."""
-
-
-class TokenizeRequest(Templated):
-    """The body of /tokenize, in vLLM's form (`prompt` or `messages`) or llama.cpp's (`content`)."""
-
-    RULES: ClassVar[Sequence[Rule]] = (
-        *Templated.RULES,
-        rule("prompt", _ONE_FORM, *map(given, _FORMS)),
-        *(rule("prompt", _ONE_FORM, absent(one), absent(other)) for one, other in combinations(_FORMS, 2)),
-        *(
-            rule(field, f"requires {' or '.join(forms)}", absent(field), *map(given, forms))
-            for field, forms in _FORM_OF.items()
-        ),
-    )
-    REFUSED = MappingProxyType({"documents": NO_DOCUMENTS, "parse_special": _PARSE})
-
-    model: str | None = MODEL
-    prompt: str | None = None
-    messages: Items[Message] | None = Field(default=None, min_length=1)
-    content: str | None = None
-    add_special_tokens: bool | None = optional("Add special tokens (default: true for a prompt).")
-    add_special: bool | None = optional("As add_special_tokens, for content (default: false).")
-    return_token_strs: bool | None = optional("Send the vocabulary's spelling of each token.")
-    with_pieces: bool | None = optional("Send each token with its text.")
-    tools: Items[dict[str, Any]] | None = _TOOL_LIST
 
 
 # Tools
@@ -367,8 +314,8 @@ NOT_STORED: Final = "chats are not stored; send all messages, or use /v1/respons
 MAX_LOGPROBS: Final = 5
 MAX_BEST_OF: Final = 20
 
-_KEPT: Final[Any] = optional("Keep this many tokens at the end of the prompt; -1: as many as fit.")
-_KEEPS_SOME: Final = rule(
+KEPT: Final[Any] = optional("Keep this many tokens at the end of the prompt; -1: as many as fit.")
+KEEPS_SOME: Final = rule(
     "truncate_prompt_tokens", "must be at least 1, or -1, not 0", isnt("truncate_prompt_tokens", 0)
 )
 Positive: TypeAlias = Annotated[int, Integer(1)]
@@ -407,7 +354,7 @@ class GenerationBody(GeneratingBody):
     RULES: ClassVar[Sequence[Rule]] = (
         rule("stream_options", "requires stream = true", absent("stream_options"), one_of("stream", True)),
         rule("prompt_logprobs", "requires stream = false", absent("prompt_logprobs"), isnt("stream", True)),
-        _KEEPS_SOME,
+        KEEPS_SOME,
     )
     NO_OPS = MappingProxyType(
         {
@@ -450,7 +397,7 @@ class GenerationBody(GeneratingBody):
     priority: JsonInteger | None = optional("Smaller runs first; needs --policy priority.")
     cache_salt: NonEmpty | None = optional("Requests share cached prefixes only under the same salt; not empty.")
     lora: Items[LoraScale] | None = optional("Adapters by their ids in /lora-adapters; those not named have scale 0.")
-    truncate_prompt_tokens: Kept | None = _KEPT
+    truncate_prompt_tokens: Kept | None = KEPT
     add_special_tokens: bool | None = optional("Add special tokens around a text.")
     return_token_ids: bool | None = optional("Send the token ids of prompt and choices.")
     return_tokens_as_token_ids: bool | None = optional("Name tokens of log-probabilities as token_id:N.")
@@ -539,28 +486,3 @@ class CompletionRequest(GenerationBody):
     logprobs: FewTopTokens | None = optional(
         f"Send log-probabilities of tokens and of this many top tokens, 0 to {MAX_LOGPROBS}."
     )
-
-
-class EmbeddingRequest(Body):
-    """The body of /v1/embeddings."""
-
-    RULES: ClassVar[Sequence[Rule]] = (_KEEPS_SOME,)
-    NO_OPS = MappingProxyType({"user": "usage is not counted per user"})
-
-    model: str | None = MODEL
-    input: str | Items[str] | Items[TokenId] | Items[Items[TokenId]] = Field(
-        description="A text or its token ids, or several of them.", json_schema_extra=field_rules.TEXTS
-    )
-    encoding_format: Literal["float", "base64"] | None = optional("base64: little-endian 32-bit floats.")
-    dimensions: Positive | None = optional("Must be those of the model.")
-    truncate_prompt_tokens: Kept | None = _KEPT
-    truncate: bool | Literal["NONE", "START", "END"] | None = optional(
-        "Cut inputs to the context: START drops their start, END and true their end."
-    )
-
-
-class DetokenizeRequest(Body):
-    """The body of /detokenize; the reply has the text under both names, `prompt` and `content`."""
-
-    model: str | None = MODEL
-    tokens: Items[TokenId] = Field(json_schema_extra={"items": dict(TOKEN_SCHEMA)})

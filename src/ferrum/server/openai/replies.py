@@ -5,10 +5,9 @@ How they are filled is in `builders` and the routes.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from pydantic import ConfigDict, SkipValidation, with_config
-from pydantic_core import to_json
 from typing_extensions import TypedDict
 
 from ferrum.server.common.json_bodies import Reply
@@ -195,104 +194,3 @@ class CompletionReply(Reply):
     choices: list[CompletionChoice]
     system_fingerprint: str
     usage: Usage | None = None
-
-
-class EmbeddingUsage(Reply):
-    """Tokens of all inputs."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class Embedding(Reply):
-    """The vector of one input, scaled to length 1: numbers, or little-endian f32 bytes in base64."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingReply(Reply):
-    """The reply of /v1/embeddings."""
-
-    id: str
-    object: Literal["list"]
-    data: list[Embedding]
-    model: str
-    usage: EmbeddingUsage
-
-
-class Model(Reply):
-    """A served model; `parent` is the base model of an adapter, whose `root` is the last part of its path."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    root: str
-    parent: str | None
-    max_model_len: int
-
-
-class Health(Reply):
-    """The reply of the probes."""
-
-    status: str
-
-
-class Version(Reply):
-    """The reply of /version."""
-
-    version: str
-
-
-class Cancelled(Reply):
-    """The reply of DELETE /v1/requests/{id}."""
-
-    id: str
-    object: Literal["request"]
-    cancelled: bool
-
-
-@with_config(ConfigDict(extra="forbid"))
-class TokenPiece(TypedDict):
-    """A token with its text, or with its bytes if they are not valid text."""
-
-    id: int
-    piece: str | list[int]
-
-
-class Tokens(Reply):
-    """The reply of /tokenize; `tokens` have pieces if the request has `with_pieces`."""
-
-    tokens: SkipValidation[list[int] | list[TokenPiece]]
-    count: int
-    max_model_len: int
-    token_strs: list[str] | None
-
-    def json_bytes(self) -> bytes:
-        return to_json(dict(self))  # the model's own serializer checks the kind of each token: eight times slower
-
-
-class Text(Reply):
-    """The reply of /detokenize."""
-
-    prompt: str
-    content: str
-
-
-class Rendered(Reply):
-    """The reply of /v1/chat/completions/render."""
-
-    prompt: str
-    token_ids: list[int]
-    count: int
-
-
-class Config(Reply):
-    """The reply of /v1/config."""
-
-    server: dict[str, Any]
-    engine: dict[str, Any] | None
-    model: dict[str, Any]
-    sampling: dict[str, Any]

@@ -15,9 +15,8 @@ from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.field_rules import Items
 from ferrum.server.common.json_bodies import Body, Reply, optional
 from ferrum.server.common.json_routes import ignored, reply
-from ferrum.server.common.lora_scales import LoraScale, of_scales
 from ferrum.server.common.openai_errors import BODY_ERRORS, ERRORS
-from ferrum.server.common.served_model import ServedModel, public_name
+from ferrum.server.common.served_model import LoraScale, ServedModel, of_scales, public_name
 from ferrum.server.common.service import Service
 
 _TEXT: Final[dict[int | str, dict[str, Any]]] = {

@@ -16,28 +16,48 @@ from ferrum.server.common.json_routes import reply
 from ferrum.server.common.openai_errors import ERRORS
 from ferrum.server.common.served_model import template_reads, without_directories
 from ferrum.server.common.service import Service
-from ferrum.server.openai import replies
 
 REASONING_VARIABLES: Final = ("enable_thinking", "reasoning_effort")
 """Variables of templates that `reasoning_effort` of a chat sets."""
 
 
+class Health(Reply):
+    """The reply of the probes."""
+
+    status: str
+
+
+class Version(Reply):
+    """The reply of /version."""
+
+    version: str
+
+
+class Config(Reply):
+    """The reply of /v1/config."""
+
+    server: dict[str, Any]
+    engine: dict[str, Any] | None
+    model: dict[str, Any]
+    sampling: dict[str, Any]
+
+
 def add_probes(router: APIRouter, service: Service) -> None:
     """Add the routes."""
-    probe: dict[int | str, dict[str, Any]] = {200: {"model": replies.Health}, 503: ERRORS[503]}
+    probe: dict[int | str, dict[str, Any]] = {200: {"model": Health}, 503: ERRORS[503]}
 
     async def health() -> Response:
         """Report whether requests are served now."""
         service.check_ready()
-        return reply(replies.Health(status="ok"))
+        return reply(Health(status="ok"))
 
     for path in ("/health", "/ping", "/ready"):
         router.get(path, responses=probe)(health)
 
-    @router.get("/version", responses={200: {"model": replies.Version}})
+    @router.get("/version", responses={200: {"model": Version}})
     async def version() -> Response:
         """Return the version of ferrum."""
-        return reply(replies.Version(version=installed_version()))
+        return reply(Version(version=installed_version()))
 
     text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
@@ -46,13 +66,13 @@ def add_probes(router: APIRouter, service: Service) -> None:
         """Return Prometheus metrics; docs/metrics.md defines each."""
         return Response(generate_latest(service.registry), media_type=CONTENT_TYPE_LATEST)
 
-    @router.get("/v1/config", responses={200: {"model": replies.Config}, 401: ERRORS[401], 503: ERRORS[503]})
+    @router.get("/v1/config", responses={200: {"model": Config}, 401: ERRORS[401], 503: ERRORS[503]})
     async def config() -> Response:
         """Return the options in effect and the properties of the model; of paths their last parts."""
         model = service.model()
         client, info = model.client, model.engine.info
         return reply(
-            replies.Config(
+            Config(
                 server=without_directories(service.config.to_dict()),
                 engine=None if client.config is None else without_directories(client.config.to_dict()),
                 model={

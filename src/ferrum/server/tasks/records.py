@@ -32,10 +32,17 @@ from ferrum.server.common.openai_errors import BODY_ERRORS, ERRORS, error_reply
 from ferrum.server.common.served_model import part_id, without_directories
 from ferrum.server.common.service import Service
 from ferrum.server.common.top_tokens import MAX_TOP_LOGPROBS, TopTokens, check_top_tokens, finite, top
-from ferrum.server.openai import replies
 from ferrum.text.tokenizer import Tokenizer
 
 # Replies
+
+
+class Cancelled(Reply):
+    """The reply of DELETE /v1/requests/{id}."""
+
+    id: str
+    object: Literal["request"]
+    cancelled: bool
 
 
 class RecordedChoice(Reply):
@@ -274,11 +281,11 @@ def add_record_routes(router: APIRouter, service: Service) -> None:
         response.headers.update(headers)
         return response
 
-    @router.delete("/v1/requests/{request_id}", responses={200: {"model": replies.Cancelled}, **ERRORS})
+    @router.delete("/v1/requests/{request_id}", responses={200: {"model": Cancelled}, **ERRORS})
     async def cancel(request_id: str, request: Request) -> Response:
         """Cancel a live request of the same API key, by reply id or `request_id`."""
         name = service.cancel(request_id, request.state.tenant)
-        return reply(replies.Cancelled(id=name, object="request", cancelled=True))
+        return reply(Cancelled(id=name, object="request", cancelled=True))
 
 
 def _free_name(service: Service, name: str, tenant: str) -> str:

@@ -22,7 +22,6 @@ from ferrum.core.errors import Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request as EngineRequest
 from ferrum.server.common.dialect import Dialect
-from ferrum.server.common.embeddings import MAX_INPUTS, Numbers, Vector, Vectors, embedding_requests
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.field_rules import Integer, Items, Rule, absent, given, rule
 from ferrum.server.common.json_bodies import MODEL, Body, Reply, optional
@@ -31,6 +30,7 @@ from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.openai_errors import BODY_ERRORS, openai_error
 from ferrum.server.common.served_model import ServedModel, part_id
 from ferrum.server.common.service import Service
+from ferrum.server.tasks.embeddings import MAX_INPUTS, Numbers, Vector, Vectors, embedding_requests
 from ferrum.text.reranker import Reranker
 
 # Bodies and replies

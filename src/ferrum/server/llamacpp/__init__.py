@@ -1,1 +1,0 @@
-"""llama.cpp's own form of completions, for editors that fill in the middle: bodies, replies and the route."""
