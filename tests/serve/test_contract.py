@@ -13,13 +13,9 @@ from agent_kit import CONSTRAINTS
 from engine_fakes import VOCABULARY, FakeRecipe
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.server.common.json_bodies import Body
-from ferrum.server.openai.fields import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    TokenizeRequest,
-)
+from ferrum.server.openai.fields import ChatRequest, CompletionRequest
+from ferrum.server.tasks.embeddings import EmbeddingRequest
+from ferrum.server.tasks.tokenize import DetokenizeRequest, TokenizeRequest
 from serve_kit import USER, Served, chat_parts, error_of, events, serving
 
 LOUD: Final = {"seed": 1, "ignore_eos": True, "max_tokens": 12}

@@ -12,8 +12,9 @@ from document_kit import FEW, MANY, check, documented_routes
 from ferrum.server.anthropic.fields import CountRequest, MessagesRequest
 from ferrum.server.common.field_rules import HARMLESS
 from ferrum.server.common.json_bodies import Body
-from ferrum.server.openai.fields import ChatRequest, CompletionRequest, RenderRequest, TokenizeRequest
+from ferrum.server.openai.fields import ChatRequest, CompletionRequest
 from ferrum.server.responses.fields import InputTokensRequest, ResponsesRequest
+from ferrum.server.tasks.tokenize import RenderRequest, TokenizeRequest
 from serve_kit import Served
 
 ROUTES = documented_routes()

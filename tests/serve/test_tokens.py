@@ -10,8 +10,8 @@ from typing import Any, Final
 import pytest
 
 from engine_fakes import LetterTokenizer
-from ferrum.server.openai.fields import DetokenizeRequest, EmbeddingRequest, RenderRequest, TokenizeRequest
-from ferrum.server.tasks.tokenize import tokenize
+from ferrum.server.tasks.embeddings import EmbeddingRequest
+from ferrum.server.tasks.tokenize import DetokenizeRequest, RenderRequest, TokenizeRequest, tokenize
 from serve_kit import USER, Served, error_of
 
 ANSWERED: Final = [*USER, {"role": "assistant", "content": "so"}]

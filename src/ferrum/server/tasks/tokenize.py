@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, TypedDict, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field, SkipValidation, with_config
 from pydantic_core import to_json
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from ferrum.client.model_client import ModelClient
 from ferrum.core.param_values import TOKEN_SCHEMA
