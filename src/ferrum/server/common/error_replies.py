@@ -227,7 +227,6 @@ def _allowed(request: Request) -> dict[str, str]:
 
 _CHAT: Final = "POST /v1/chat/completions"
 _ITEMS: Final = "POST /v1/responses, which takes all items of a conversation"
-_TURNS: Final = "POST /v1/responses, which continues a stored response by previous_response_id"
 _TEXT: Final = "POST /v1/completions"
 _VECTORS: Final = "POST /v1/embeddings"
 _MODELS: Final = "GET /v1/models"
@@ -242,7 +241,6 @@ INSTEAD: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
         _TEXT: ("/completion", "/generate", "/generate_stream", "/v1/engines"),
         _VECTORS: ("/embedding", "/pooling", "/v1/pooling"),
         "POST /v1/score, or a constraint such as `structured_outputs.choice`": ("/classify", "/v1/classify"),
-        _TURNS: ("/v1/sessions",),
         _ITEMS: ("/v1/responses/compact", "/v1/conversations"),
         "POST /tokenize": ("/v1/tokenize",),
         "POST /detokenize": ("/v1/detokenize",),

@@ -1,4 +1,4 @@
-"""The bodies that clients send: the fields of all routes, their types, and fields without effect or refused.
+"""The bodies that clients send: their fields and types, and which fields are ignored or refused.
 
 Bounds and rules are those of `field_rules`; what depends on the model or the caller is in `ask`.
 """
