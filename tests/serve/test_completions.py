@@ -12,7 +12,7 @@ from engine_fakes import LetterTokenizer, expected, greedy, input_processor
 from ferrum.client.input_processor import RequestOptions
 from ferrum.client.request_output import Delta, Logprob
 from ferrum.server.chat.ask import Asked
-from ferrum.server.chat.reply import ReplyHeader
+from ferrum.server.chat.turn import ReplyHeader
 from ferrum.server.openai.builders import CompletionReplyBuilder, text_offsets
 from ferrum.server.openai.fields import CompletionRequest
 from ferrum.text.tokenizer import FileTokenizer
@@ -158,8 +158,8 @@ def test_large_replies_are_built_off_the_event_loop(server: Served, monkeypatch:
         monkeypatch.setattr(CompletionReplyBuilder, name, noted(name, getattr(CompletionReplyBuilder, name)))
     large = {"prompt": [1] * 600, "max_tokens": 0, "echo": True, "logprobs": 5}
     assert server.complete().status_code == 200
-    loop = where.pop("reply")
-    assert server.complete(**large).status_code == 200 and where.pop("reply") != loop
+    loop = where.pop("whole")
+    assert server.complete(**large).status_code == 200 and where.pop("whole") != loop
     assert events(server.complete(stream=True))[-1] is None and where.pop("chunks") == loop
     assert events(server.complete(**large, stream=True))[-1] is None and where.pop("chunks") != loop
 

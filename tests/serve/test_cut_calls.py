@@ -18,7 +18,7 @@ from ferrum.formats.output_parts import Part, PartKind
 from ferrum.server.anthropic.fields import MessagesRequest
 from ferrum.server.anthropic.replies import MessageBuilder
 from ferrum.server.chat.ask import Asked
-from ferrum.server.chat.reply import ReplyHeader
+from ferrum.server.chat.turn import ReplyHeader
 from ferrum.server.ollama.replies import OllamaBuilder
 from ferrum.text.template_messages import function_of
 from serve_kit import Served

@@ -15,7 +15,7 @@ from ferrum.client.request_output import Delta
 from ferrum.server.anthropic.routes import MESSAGES
 from ferrum.server.app import DIALECTS
 from ferrum.server.chat.generation import generate
-from ferrum.server.chat.reply import ReplyHeader
+from ferrum.server.chat.turn import ReplyHeader
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.http_guard import dialect_of

@@ -13,7 +13,7 @@ from ferrum.client.request_output import Delta, Logprob
 from ferrum.core.types import FinishReason
 from ferrum.server.chat.ask import Asked
 from ferrum.server.chat.generation import EventWriter
-from ferrum.server.chat.reply import ReplyHeader
+from ferrum.server.chat.turn import ReplyHeader
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.openai.builders import ChatReplyBuilder, CompletionReplyBuilder, usage_of
 from ferrum.server.openai.fields import ChatRequest, CompletionRequest

@@ -27,7 +27,6 @@ from ferrum.server.anthropic.fields import (
 )
 from ferrum.server.anthropic.replies import hidden_in
 from ferrum.server.chat.ask import Ask, Names, Source
-from ferrum.server.chat.sampling_fields import given
 from ferrum.server.common.error_replies import invalid
 
 _MODES: Final = {"auto": "auto", "any": "required", "none": "none"}
@@ -79,7 +78,7 @@ def message_ask(client: ModelClient, body: CountRequest, earlier: Sequence[Messa
             variables={"enable_thinking": "thinking", "reasoning_effort": "output_config.effort"},
         ),
         messages=messages,
-        given=given(body),
+        given=body.given(),
         limit=None if request is None else request.max_tokens,
         fits=False,
         constraint=None if form is None else {"json": form.schema_},

@@ -12,8 +12,7 @@ from ferrum.client.request_output import Delta
 from ferrum.formats.output_parts import PartKind
 from ferrum.server.anthropic.fields import MessagesRequest
 from ferrum.server.chat.ask import Asked
-from ferrum.server.chat.reply import ReplyBuilder, ReplyHeader
-from ferrum.server.chat.turn import Counts, Item, Turn, arguments_of
+from ferrum.server.chat.turn import Counts, Item, ReplyBuilder, ReplyHeader, Turn, arguments_of
 from ferrum.server.common.json_bodies import Reply
 from ferrum.server.common.json_routes import MAX_NAMED
 
@@ -276,7 +275,7 @@ class MessageBuilder(ReplyBuilder[Reply]):
     def _message(self, content: list[Content], stop: Stop | None) -> MessageReply:
         about: dict[str, Any] = {}
         if self._diagnostics is not None:
-            about["diagnostics"] = diagnostics(self._diagnostics.previous_message_id, self.explanation)
+            about["diagnostics"] = diagnostics(self._diagnostics.previous_message_id, self.asked.explanation)
         return MessageReply(
             id=self.id,
             type="message",

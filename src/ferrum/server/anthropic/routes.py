@@ -11,11 +11,11 @@ from starlette.responses import Response
 
 from ferrum.server.anthropic.ask import message_ask
 from ferrum.server.anthropic.fields import CountRequest, MessagesRequest
+from ferrum.server.anthropic.message_threads import PREFIX, HeldThread, completed, held_turn
 from ferrum.server.anthropic.replies import MessageBuilder, MessageReply, TokenCount, replaced_header
-from ferrum.server.anthropic.threads import PREFIX, HeldThread, completed, held_turn
 from ferrum.server.chat.ask import asked, prompt_length
 from ferrum.server.chat.generation import generate
-from ferrum.server.chat.reply import ReplyHeader
+from ferrum.server.chat.turn import ReplyHeader
 from ferrum.server.common import field_rules
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import STATUSES, ApiError

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
-from urllib.parse import quote
 
 from ferrum.client.adapter_registry import NamedAdapter
 from ferrum.client.chat_prompt import ChatOptions, ChatPrompt, chat_prompt
@@ -19,7 +18,6 @@ from ferrum.client.diagnosis.prefix_explainer import Explanation
 from ferrum.client.diagnosis.prompt_history import PromptPaths, fragments
 from ferrum.client.input_processor import FieldNames, RequestOptions
 from ferrum.client.model_client import Message, ModelClient
-from ferrum.client.request_output import Delta
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams, over_recommended
 from ferrum.core.structured_outputs import StructuredOutputs
@@ -30,17 +28,9 @@ from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.served_model import ServedModel, part_id, truncated
 from ferrum.text.infill import infill_prompt
 
-CACHE: Final = "x-ferrum-cache"
-"""Header with the tokens from the prefix cache and, if it is explained, the first difference to an earlier prompt."""
-
-UNENFORCED: Final = "x-ferrum-unenforced"
-"""Header with the names of tools that must be called, whose schema cannot be enforced."""
-
 MAX_CHARACTERS_PER_TOKEN: Final = 64
 """Of the context: a few characters of a client's template may render megabytes of text."""
 
-_MAX_FREE: Final = 32
-_MAX_PATH: Final = 128
 _MESSAGE: Final = re.compile(r"messages(?:\[(\d+)\])?(?!\w)")
 _TOOL: Final = re.compile(r"tools\[(\d+)\](?:\.(?:function|custom))?")
 
@@ -125,7 +115,7 @@ class Ask:
         rendering: further arguments of `ModelClient.render`.
         special: prompts get the special tokens that the model expects around a text.
         keep: only this many of a prompt's last tokens are used; -1: as many as fit.
-        prediction: the expected text.
+        prediction, priority, salt: see `RequestOptions`.
         compared: id of the earlier reply whose prompt the client wants compared with this one.
         adapters: that the client has chosen; None: those of the model.
     """
@@ -152,6 +142,9 @@ class Ask:
     adapters: tuple[NamedAdapter, ...] | None = None
 
 
+# From there to the engine's requests
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What the engine is asked.
@@ -170,18 +163,6 @@ class Asked:
     explanation: Explanation | None = None
     chat: bool = False
 
-    def headers(self, first: Delta | None) -> dict[str, str]:
-        """Return headers of the response; `first` is the first delta, None if something was sent before it."""
-        if not self.chat:
-            return {}
-        cached = None if first is None else first.cached_tokens
-        fields = {} if cached is None else {"hit": str(cached)}
-        if self.explanation is not None:
-            fields |= self.explanation.fields(cached)
-        shown = "; ".join(f"{name}={quote(value[:_MAX_PATH], safe='[]')}" for name, value in fields.items())
-        free = ", ".join(self.free[:_MAX_FREE])
-        return ({CACHE: shown} if shown else {}) | ({UNENFORCED: free} if free else {})
-
 
 def asked(model: ServedModel, ask: Ask, caller: Caller, name: str) -> Asked:
     """Return the engine's requests. Nothing is queued yet.
@@ -196,7 +177,19 @@ def asked(model: ServedModel, ask: Ask, caller: Caller, name: str) -> Asked:
         params = params_of(model.client, ask)
         chat = None if ask.messages is None else _rendered(model.client, ask, params)
         prompts = ask.prompts if chat is None else [chat.text]
-        options = _options(model, ask, caller, chat)
+        options = RequestOptions(
+            priority=ask.priority,
+            deadline=caller.deadline,
+            tenant=caller.tenant,
+            salt=ask.salt,
+            trace_id=caller.trace_id,
+            add_special_tokens=ask.special,
+            prediction=ask.prediction,
+            context=model.context,
+            required_output=1 if ask.limit is None or not ask.fits else ask.limit,
+            guidance=None if chat is None else chat.guidance,
+            reading=None if chat is None else chat.reading,
+        )
         requests = []
         for place, prompt in enumerate(prompts):
             own = name if len(prompts) == 1 else part_id(name, place)
@@ -205,19 +198,16 @@ def asked(model: ServedModel, ask: Ask, caller: Caller, name: str) -> Asked:
             requests.append(model.process(kept, params, about, ask.adapters))
     if chat is None:
         return Asked(tuple(requests), model.cache_page)
-    explanation = _explained(model, ask, requests[0], chat)
+    explanation = None
+    if model.explainer is not None and ask.keep is None:  # tokens of a truncated prompt are not those of its text
+        explanation = model.explainer.explain(requests[0], chat, _paths(ask), ask.compared)
     return Asked(tuple(requests), model.cache_page, chat.free, explanation, chat=True)
-
-
-def prompt_of(client: ModelClient, ask: Ask) -> ChatPrompt:
-    """Return the prompt of a conversation without a request for it. Raises as `asked`."""
-    with ask.names.in_errors():
-        return _rendered(client, ask, params_of(client, ask))
 
 
 def prompt_length(client: ModelClient, ask: Ask) -> int:
     """Return the number of tokens of a conversation's prompt. Raises as `asked`."""
-    text = prompt_of(client, ask).text
+    with ask.names.in_errors():
+        text = _rendered(client, ask, params_of(client, ask)).text
     assert client.tokenizer is not None, "conversations without one are refused"
     return len(client.tokenizer.encode(text, add_special_tokens=False))
 
@@ -227,19 +217,16 @@ def params_of(client: ModelClient, ask: Ask) -> SamplingParams:
     limits: dict[str, Any] = {"max_tokens": None, **client.recommended}
     limit = ask.default_limit if ask.limit is None else ask.limit
     own = ask.given if limit is None else {**ask.given, "max_tokens": limit}
-    return over_recommended(limits, {**own, "structured_outputs": _constraint(ask)})
+    constraint = None if ask.constraint is None else _constraint(ask.constraint, ask.names.constraint)
+    return over_recommended(limits, {**own, "structured_outputs": constraint})
 
 
-def _constraint(ask: Ask) -> StructuredOutputs | None:
-    if ask.constraint is None:
-        return None
+def _constraint(constraint: Mapping[str, Any], name: str | None) -> StructuredOutputs:
     try:
-        return StructuredOutputs.from_dict(ask.constraint)
+        return StructuredOutputs.from_dict(constraint)
     except RequestError as error:
-        name = ask.names.constraint
-        if name is None:
-            name = f"structured_outputs.{error.param}" if error.param in ask.constraint else "structured_outputs"
-        raise error.about(name) from None
+        own = f"structured_outputs.{error.param}" if error.param in constraint else "structured_outputs"
+        raise error.about(name or own) from None
 
 
 def _rendered(client: ModelClient, ask: Ask, params: SamplingParams) -> ChatPrompt:
@@ -248,32 +235,16 @@ def _rendered(client: ModelClient, ask: Ask, params: SamplingParams) -> ChatProm
     choice = tools_of(ask.tools, names.tools).choice(ask.choice, names.choice)
     options = ChatOptions(choice=choice, parallel=ask.parallel, budget=ask.budget)
     prompt = chat_prompt(client, messages, params, options, names=names.of_engine(0, 1), **ask.rendering)
-    check_rendered(client, ask.rendering.get("chat_template"), prompt.text)
+    if ask.rendering.get("chat_template") is not None:
+        check_rendered(client, prompt.text)
     return prompt
 
 
-def check_rendered(client: ModelClient, template: str | None, text: str) -> None:
+def check_rendered(client: ModelClient, text: str) -> None:
     """Refuse a long text of a client's template. Raises RequestError."""
     limit = MAX_CHARACTERS_PER_TOKEN * client.info.max_sequence_length
-    if template is not None and len(text) > limit:
+    if len(text) > limit:
         raise invalid("chat_template", f"it renders {len(text)} characters, more than {limit}")
-
-
-def _options(model: ServedModel, ask: Ask, caller: Caller, chat: ChatPrompt | None) -> RequestOptions:
-    """Return what the requests of an ask share."""
-    return RequestOptions(
-        priority=ask.priority,
-        deadline=caller.deadline,
-        tenant=caller.tenant,
-        salt=ask.salt,
-        trace_id=caller.trace_id,
-        add_special_tokens=ask.special,
-        prediction=ask.prediction,
-        context=model.context,
-        required_output=1 if ask.limit is None or not ask.fits else ask.limit,
-        guidance=None if chat is None else chat.guidance,
-        reading=None if chat is None else chat.reading,
-    )
 
 
 def _truncated(model: ServedModel, ask: Ask, params: SamplingParams, prompt: str | list[int]) -> str | list[int]:
@@ -286,20 +257,17 @@ def _truncated(model: ServedModel, ask: Ask, params: SamplingParams, prompt: str
     return truncated(model.client.tokenizer, prompt, max(1, keep), special=ask.special)
 
 
-def _explained(model: ServedModel, ask: Ask, request: Request, chat: ChatPrompt) -> Explanation | None:
-    """Return the comparison with earlier prompts, if the server makes them."""
-    if model.explainer is None or ask.keep is not None:  # tokens of a truncated prompt are not those of its text
-        return None
+def _paths(ask: Ask) -> PromptPaths:
+    """Return where the parts of a prompt stand in the client's body."""
     names = ask.names
     messages = [[(f"{names.prompt}[{place}]", 0)] for place in range(len(ask.messages or ()))]
     tools = [f"{names.tools}[{place}]" for place in range(len(ask.tools))]
-    paths = PromptPaths(
+    return PromptPaths(
         fragments(messages if names.messages is None else names.messages),
         tools if names.places is None else names.places,
         names.variables,
         list=names.prompt,
     )
-    return model.explainer.explain(request, chat, paths, ask.compared)
 
 
 def infilled(client: ModelClient, prefix: str | list[int], suffix: str, *, begin: bool) -> list[int]:

@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ferrum.client.async_engine import AsyncStream
 from ferrum.client.request_output import Delta
 from ferrum.core.errors import FerrumError
-from ferrum.server.chat.reply import ReplyBuilder, ReplyHeader
+from ferrum.server.chat.turn import ReplyBuilder, ReplyHeader
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError, CancelledError, as_api_error
 from ferrum.server.common.http_guard import CLIENT_GONE
@@ -104,7 +104,8 @@ class EventWriter:
         return around[0] + to_json(delta.text) + around[1]
 
     def _events(self, chunks: Iterable[Reply]) -> bytes:
-        return b"".join([self.event(chunk.EVENT, chunk.json_bytes()) for chunk in chunks])
+        form = self._dialect.event
+        return b"".join([form % {b"name": chunk.EVENT.encode(), b"json": chunk.json_bytes()} for chunk in chunks])
 
     def event(self, name: str, json: bytes) -> bytes:
         """Return an event of the stream."""

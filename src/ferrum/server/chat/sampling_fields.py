@@ -79,9 +79,3 @@ def _field(name: str, *, terse: bool) -> tuple[Any, Any]:
         of_value = str | of_value
     help_text = f"As `{name}`." if terse else _PARAMETERS[name].metadata["help"]
     return of_value | None, pydantic.Field(default=None, description=help_text, json_schema_extra=value_schema(name))
-
-
-def given(body: Body) -> dict[str, Any]:
-    """Return the sampling parameters that a client sends, by our names."""
-    asked = {name: getattr(body, field) for name, field in body.SAMPLING.items()}
-    return {name: value for name, value in asked.items() if value is not None}

@@ -1,16 +1,17 @@
-"""`Turn`: one choice of a reply as it grows, in the items that clients see: reasoning, content, and calls of tools.
+"""From the engine's deltas to a reply. Streams and whole replies are the same fold.
 
-Streams and whole replies are the same fold of the engine's deltas. What items look like is up to a `ReplyBuilder`.
-
+A `Turn` is one choice as it grows, in the items that clients see: reasoning, content, and calls of tools. A
+`ReplyBuilder` is what a dialect writes about them. How replies are sent is in `generation`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar
+from urllib.parse import quote
 
 from pydantic_core import from_json
 
@@ -19,12 +20,25 @@ from ferrum.core.errors import StepError
 from ferrum.core.types import FinishReason, Request
 from ferrum.core.values import readable_json
 from ferrum.formats.output_parts import Part, PartKind, new_id
+from ferrum.server.chat.ask import Asked
 from ferrum.server.common.error_replies import CancelledError, DeadlineError
+from ferrum.server.common.json_bodies import Reply
 
 Finish: TypeAlias = Literal["stop", "length"]
 """How a choice ended."""
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+
+CACHE: Final = "x-ferrum-cache"
+"""Header with the tokens from the prefix cache and, if it is explained, the first difference to an earlier prompt."""
+
+UNENFORCED: Final = "x-ferrum-unenforced"
+"""Header with the names of tools that must be called, whose schema cannot be enforced."""
+
+_MAX_FREE: Final = 32
+_MAX_PATH: Final = 128
+
+Piece = TypeVar("Piece")
 
 
 class Step(Enum):
@@ -238,3 +252,108 @@ def arguments_of(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return arguments if isinstance(arguments, dict) else {}
+
+
+# What a dialect makes of it
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyHeader:
+    """What all chunks of a reply share; `fingerprint` names the arithmetic."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+
+class ReplyBuilder(Generic[Piece]):
+    """Builds the reply to one client's request.
+
+    Args:
+        header: of every chunk.
+        asked: the engine's requests for it.
+
+    Attributes:
+        CALL_PREFIX: of the ids of calls.
+        uniform: chunks with nothing but text differ only in that text.
+        id: of the reply.
+        asked: see above.
+        requests: for the engine, one per prompt.
+        usage: tokens so far.
+        turns: the choices that have begun, by place of the request and index.
+    """
+
+    CALL_PREFIX: ClassVar[str] = ""
+    uniform: bool = False
+
+    def __init__(self, header: ReplyHeader, asked: Asked) -> None:
+        self.id = header.id
+        self.requests = asked.requests
+        self.usage = Counts(asked.requests, asked.page)
+        self.turns: dict[tuple[int, int], Turn] = {}
+        self.asked = asked
+
+    def headers(self, first: Delta | None) -> Mapping[str, str]:
+        """Return headers of the response; `first` is the first delta, None if something was sent before it."""
+        if not self.asked.chat:
+            return {}
+        cached = None if first is None else first.cached_tokens
+        fields = {} if cached is None else {"hit": str(cached)}
+        if self.asked.explanation is not None:
+            fields |= self.asked.explanation.fields(cached)
+        shown = "; ".join(f"{name}={quote(value[:_MAX_PATH], safe='[]')}" for name, value in fields.items())
+        free = ", ".join(self.asked.free[:_MAX_FREE])
+        return ({CACHE: shown} if shown else {}) | ({UNENFORCED: free} if free else {})
+
+    def add(self, place: int, delta: Delta) -> None:
+        """Count a delta of the request at `place`. Raises the FerrumError that ended its choice."""
+        finish_of(delta)
+        self.usage.count(place, delta)
+
+    def turn(self, place: int, index: int) -> Turn:
+        """Return a choice, which begins if it has not."""
+        key = (place, index)
+        if key not in self.turns:
+            self.turns[key] = Turn(self.id, index, self.CALL_PREFIX)
+        return self.turns[key]
+
+    def pieces(self, place: int, delta: Delta) -> Iterator[Piece]:
+        """Yield what the dialect writes about the items for a delta that was added."""
+        for step, item, text in self.turn(place, delta.index).steps(delta):
+            if step is Step.GROWN:
+                yield from self.grown(item, text)
+            else:
+                yield from self.begun(item) if step is Step.BEGUN else self.ended(item)
+
+    def fold(self, place: int, delta: Delta) -> None:
+        """Add a delta to a reply that is sent whole. Raises as `add`."""
+        self.add(place, delta)
+        turn = self.turn(place, delta.index)
+        turn.deltas.append(delta)
+        for _ in turn.steps(delta):
+            pass
+
+    def begun(self, item: Item) -> Iterable[Piece]:  # noqa: ARG002 - for dialects that write it
+        """Return what is written when an item begins."""
+        return ()
+
+    def grown(self, item: Item, text: str) -> Iterable[Piece]:  # noqa: ARG002 - for dialects that write it
+        """Return what is written for new text of an item."""
+        return ()
+
+    def ended(self, item: Item) -> Iterable[Piece]:  # noqa: ARG002 - for dialects that write it
+        """Return what is written when an item ends."""
+        return ()
+
+    def chunks(self, place: int, delta: Delta) -> Iterable[Reply]:
+        """Return the chunks of a stream for a delta that was added."""
+        raise NotImplementedError
+
+    def end_chunks(self) -> Iterable[Reply]:
+        """Return the chunks after the last delta."""
+        raise NotImplementedError
+
+    def whole(self) -> Reply:
+        """Return the whole reply, after the last delta was folded."""
+        raise NotImplementedError

@@ -70,6 +70,11 @@ class Body(BaseModel):
             resolved["allOf"] = [each.document() for each in cls.RULES]
         return schema
 
+    def given(self) -> dict[str, Any]:
+        """Return the sampling parameters that a client sends, by our names."""
+        sent = {name: getattr(self, field) for name, field in self.SAMPLING.items()}
+        return {name: value for name, value in sent.items() if value is not None}
+
     def unread_fields(self, client: ModelClient) -> list[str]:  # noqa: ARG002 - for bodies with a conversation
         """Return given fields of `FOR_TEMPLATE` that the model's chat template does not read."""
         return []

@@ -9,7 +9,6 @@ from ferrum.client.model_client import Message
 from ferrum.formats.output_parts import new_id
 from ferrum.grammar.tools import tools_of
 from ferrum.server.chat.ask import Ask, Names, infilled, params_of
-from ferrum.server.chat.sampling_fields import given
 from ferrum.server.common.error_replies import invalid, unsupported
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.ollama.fields import (
@@ -76,7 +75,7 @@ def _ask(
     """
     check_context(model, body.options)
     options = body.options or Options()
-    parameters = given(options)
+    parameters = options.given()
     limit = parameters.pop("max_tokens", 0)
     if parameters.get("seed") == _RANDOM_SEED:
         del parameters["seed"]

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ferrum.client.model_client import ModelClient
 from ferrum.grammar.tools import MAX_TOOLS
-from ferrum.server.chat.sampling_fields import given, sampled
+from ferrum.server.chat.sampling_fields import sampled
 from ferrum.server.common.field_rules import Integer, Items, Rule, isnt, one_of, rule
 from ferrum.server.common.json_bodies import Body, GeneratingBody, optional
 from ferrum.server.common.served_model import read_variables
@@ -116,7 +116,7 @@ class OllamaBody(GeneratingBody):
 
     def takes_long(self, client: ModelClient) -> bool:
         formats = client.chat_template is not None and not client.knows_format
-        breakers = self.options is not None and given(self.options).get("dry_multiplier")
+        breakers = self.options is not None and self.options.given().get("dry_multiplier")
         return bool(self.format or getattr(self, "tools", None) or formats or breakers)
 
 

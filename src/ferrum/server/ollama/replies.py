@@ -12,8 +12,7 @@ from typing import Any, Final
 from ferrum.client.request_output import Delta
 from ferrum.formats.output_parts import PartKind
 from ferrum.server.chat.ask import Asked
-from ferrum.server.chat.reply import ReplyBuilder, ReplyHeader
-from ferrum.server.chat.turn import Counts, Item, arguments_of
+from ferrum.server.chat.turn import Counts, Item, ReplyBuilder, ReplyHeader, arguments_of
 from ferrum.server.common.json_bodies import Reply
 
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from ferrum.core.types import Request as EngineRequest
 from ferrum.server.chat.ask import asked
 from ferrum.server.chat.generation import generate
-from ferrum.server.chat.reply import ReplyHeader
+from ferrum.server.chat.turn import ReplyHeader
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import STATUSES, ApiError, invalid
 from ferrum.server.common.json_bodies import Reply

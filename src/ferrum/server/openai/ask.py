@@ -9,7 +9,6 @@ from ferrum.client.model_client import ModelClient
 from ferrum.core.params import ALL_TOKENS
 from ferrum.core.types import Request
 from ferrum.server.chat.ask import Ask, Asked, Names, asked, infilled
-from ferrum.server.chat.sampling_fields import given
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.served_model import ServedModel, of_scales
@@ -83,7 +82,7 @@ def chat_ask(client: ModelClient, body: ChatRequest, caller: Caller) -> Ask:
             variables={} if body.reasoning_effort is None else dict.fromkeys(efforts, "reasoning_effort"),
         ),
         messages=messages_of(body.messages),
-        given={**given(body), "logprobs": (body.top_logprobs or 0) if body.logprobs else None},
+        given={**body.given(), "logprobs": (body.top_logprobs or 0) if body.logprobs else None},
         limit=min(limits, default=None),
         constraint=constraint,
         tools=described or (),
@@ -93,7 +92,10 @@ def chat_ask(client: ModelClient, body: ChatRequest, caller: Caller) -> Ask:
         rendering=rendering_of(client, body),
         special=bool(body.add_special_tokens),
         prediction=None if body.prediction is None else _predicted(body),
-        **_about_request(client, body),
+        keep=body.truncate_prompt_tokens,
+        priority=body.priority or 0,
+        salt=body.cache_salt or "",
+        adapters=None if body.lora is None else of_scales(client.adapters, body.lora),
     )
 
 
@@ -117,7 +119,9 @@ def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def rendering_of(client: ModelClient, body: Templated) -> dict[str, Any]:
     """Return the arguments of `ModelClient.render` about the template."""
-    effort = body.effort_variables(client) if isinstance(body, TemplateBody) else {}
+    effort = {}
+    if isinstance(body, TemplateBody) and body.reasoning_effort is not None:
+        effort = body.effort_variables(client)
     return {
         "chat_template": body.chat_template,
         "add_generation_prompt": body.add_generation_prompt,
@@ -153,7 +157,7 @@ def completion_ask(client: ModelClient, body: CompletionRequest, caller: Caller)
     """Return what a completion asks for. Raises as `ask_completion`."""
     check_generation(client, body, caller)
     prompts = several("prompt", body.prompt, min(MAX_PROMPTS, caller.max_requests))
-    parameters = given(body)
+    parameters = body.given()
     n, generated = choices(body)
     if body.logprobs is not None:
         check_top_tokens("logprobs", body.logprobs, caller.max_logprobs)
@@ -174,13 +178,16 @@ def completion_ask(client: ModelClient, body: CompletionRequest, caller: Caller)
         default_limit=DEFAULT_MAX_TOKENS,
         constraint=constraint,
         special=special,
-        **_about_request(client, body),
+        keep=body.truncate_prompt_tokens,
+        priority=body.priority or 0,
+        salt=body.cache_salt or "",
+        adapters=None if body.lora is None else of_scales(client.adapters, body.lora),
     )
 
 
 def choices(body: CompletionRequest) -> tuple[int, int]:
     """Return how many choices to return per prompt, and how many to generate. Raises RequestError."""
-    n = given(body).get("n", 1)
+    n = body.given().get("n", 1)
     if not body.best_of:
         return n, n
     if body.best_of < n:
@@ -240,16 +247,6 @@ def check_generation(client: ModelClient, body: GenerationBody, caller: Caller) 
         check_top_tokens("prompt_logprobs", top, caller.max_logprobs)
     if body.priority:
         client.input_processor.check_priority(body.priority)
-
-
-def _about_request(client: ModelClient, body: GenerationBody) -> dict[str, Any]:
-    """Return the fields of an ask that are no part of its prompt."""
-    return {
-        "keep": body.truncate_prompt_tokens,
-        "priority": body.priority or 0,
-        "salt": body.cache_salt or "",
-        "adapters": None if body.lora is None else of_scales(client.adapters, body.lora),
-    }
 
 
 def check_reply_size(requests: Sequence[Request], context: int, top_tokens: int, blamed: str) -> None:

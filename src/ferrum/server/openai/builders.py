@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import takewhile
 from typing import Any, Final
 
-from ferrum.client.request_output import Delta, Logprobs
+from ferrum.client.request_output import Delta, Logprob, Logprobs
 from ferrum.core.output_format import ToolKind
 from ferrum.formats.output_parts import PartKind
 from ferrum.server.chat.ask import Asked
-from ferrum.server.chat.reply import Piece, ReplyBuilder, ReplyHeader
-from ferrum.server.chat.turn import Counts, Item, Turn, finish_of
+from ferrum.server.chat.turn import Counts, Item, Piece, ReplyBuilder, ReplyHeader, Turn, finish_of
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.served_model import ServedModel
-from ferrum.server.common.top_tokens import MINUS_INFINITY, TokenNamer, finite, prompt_logprobs, top
+from ferrum.server.common.top_tokens import MINUS_INFINITY, PromptLogprobs, PromptToken, finite, top
 from ferrum.server.openai.ask import ask_chat, ask_completion, choices, continued
 from ferrum.server.openai.fields import ChatRequest, CompletionRequest, GenerationBody
 from ferrum.server.openai.replies import (
@@ -79,7 +79,12 @@ class OpenAIBuilder(ReplyBuilder[Piece]):
         }
         self._prefixes = prefixes
         self._token_ids = bool(body.return_token_ids)
-        self._namer = TokenNamer(tokenizer, by_id=bool(body.return_tokens_as_token_ids))
+        self._tokenizer = tokenizer
+        self._by_id = bool(body.return_tokens_as_token_ids)
+
+    @cached_property
+    def _namer(self) -> TokenNamer:
+        return TokenNamer(self._tokenizer, by_id=self._by_id)
 
     def _usage_field(self, unsent: int = 0) -> dict[str, Any]:
         """Return the field of a chunk: the usage so far, null before the end of the stream, or nothing.
@@ -298,7 +303,6 @@ class CompletionReplyBuilder(OpenAIBuilder[CompletionReply]):
         super().__init__(header, body, asked, prefixes, tokenizer)
         self._body = body
         self._n, self._generated = choices(body)
-        self._tokenizer = tokenizer
         self._offsets: dict[tuple[int, int], Offsets] = {}  # of the choices that have begun
         self._prompt_offsets: dict[int, list[int]] = {}  # of echoed prompts, for all their choices
 
@@ -385,7 +389,59 @@ def _mean_logprob(delta: Delta) -> float:
     return sum(logprobs) / len(logprobs) if logprobs else 0.0
 
 
-# Where tokens stand in a text
+# Tokens in replies
+
+
+class TokenNamer:
+    """Names tokens for clients.
+
+    Args:
+        tokenizer: without one a token is named by its id.
+        by_id: name every token by its id.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, *, by_id: bool) -> None:
+        self._tokenizer = None if by_id else tokenizer
+        self._tokenizer_of_bytes = tokenizer
+        self._bytes: dict[int, list[int]] = {}
+
+    def text(self, token: int, entry: Logprob) -> str:
+        """Return a token's text, or `token_id:N`."""
+        if self._tokenizer is None or entry.decoded_token is None:
+            return f"token_id:{token}"
+        return entry.decoded_token
+
+    def spelled(self, token: int) -> str:
+        """Return a token's text, `bytes:` and its bytes if they are not valid text, or `token_id:N`."""
+        if self._tokenizer is None:
+            return f"token_id:{token}"
+        raw = self._tokenizer.token_bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:  # most parts of characters would share one name, U+FFFD
+            return "bytes:" + raw.decode("ascii", "backslashreplace")
+
+    def bytes(self, token: int) -> list[int] | None:
+        """Return a token's bytes, the same list each time; None without a tokenizer."""
+        if self._tokenizer_of_bytes is None:
+            return None
+        known = self._bytes.get(token)
+        if known is None:
+            known = self._bytes[token] = list(self._tokenizer_of_bytes.token_bytes(token))
+        return known
+
+
+def prompt_logprobs(positions: Sequence[Logprobs | None], count: int) -> PromptLogprobs:
+    """Return the prompt's log-probabilities for clients: per position the token itself and the `count` top ones."""
+    return [None if position is None else _prompt_position(position, count) for position in positions]
+
+
+def _prompt_position(position: Mapping[int, Logprob], count: int) -> dict[str, PromptToken]:
+    first = next(iter(position.items()))
+    return {
+        str(token): PromptToken(logprob=finite(each.logprob), rank=each.rank, decoded_token=each.decoded_token)
+        for token, each in [first, *top(position, count)]
+    }
 
 
 MAX_ADDED: Final = 4

@@ -7,7 +7,6 @@ from typing import Any
 
 from ferrum.client.model_client import ModelClient
 from ferrum.server.chat.ask import Ask, Names
-from ferrum.server.chat.sampling_fields import given
 from ferrum.server.responses.fields import PromptBody, ResponsesRequest
 from ferrum.server.responses.history import OfferedTools
 
@@ -38,7 +37,7 @@ def response_ask(client: ModelClient, body: PromptBody, earlier: Sequence[Any] =
             variables=dict.fromkeys(("enable_thinking", "reasoning_effort"), "reasoning.effort"),
         ),
         messages=history.messages,
-        given=given(body),
+        given=body.given(),
         limit=None if request is None else request.max_output_tokens,
         constraint=constraint,
         tools=offered.described,

@@ -14,8 +14,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.values import readable_json
 from ferrum.formats.output_parts import PartKind
 from ferrum.server.chat.ask import Asked
-from ferrum.server.chat.reply import ReplyBuilder, ReplyHeader
-from ferrum.server.chat.turn import Item
+from ferrum.server.chat.turn import Item, ReplyBuilder, ReplyHeader
 from ferrum.server.common.error_replies import ApiError
 from ferrum.server.common.http_guard import CLIENT_GONE
 from ferrum.server.common.json_bodies import Reply
@@ -374,7 +373,9 @@ class ResponsesBuilder(ReplyBuilder[Event]):
         """Return the field of a response whose client names one to compare with."""
         if self._compared is None:
             return {}
-        return {"prompt_cache_diagnostics": cache_diagnostics(self.explanation, self.usage.prompt, self.usage.cached)}
+        return {
+            "prompt_cache_diagnostics": cache_diagnostics(self.asked.explanation, self.usage.prompt, self.usage.cached)
+        }
 
     def _usage(self) -> ResponseUsage:
         counts = self.usage

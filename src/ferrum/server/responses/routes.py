@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from ferrum.server.chat.ask import asked, prompt_length
 from ferrum.server.chat.generation import STREAM_HEADERS, EventWriter, Generation, generate
-from ferrum.server.chat.reply import ReplyHeader
+from ferrum.server.chat.turn import ReplyHeader
 from ferrum.server.common import field_rules
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError, invalid

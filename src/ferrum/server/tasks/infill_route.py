@@ -12,8 +12,8 @@ from starlette.responses import Response
 from ferrum.client.request_output import Delta
 from ferrum.server.chat.ask import Ask, Asked, Names, asked
 from ferrum.server.chat.generation import generate
-from ferrum.server.chat.reply import ReplyBuilder, ReplyHeader
-from ferrum.server.chat.sampling_fields import given, sampled
+from ferrum.server.chat.sampling_fields import sampled
+from ferrum.server.chat.turn import ReplyBuilder, ReplyHeader
 from ferrum.server.common import field_rules
 from ferrum.server.common.dialect import UNNAMED_EVENT, Dialect
 from ferrum.server.common.error_replies import STATUSES, ApiError, unsupported
@@ -159,7 +159,7 @@ def add_llamacpp_routes(router: APIRouter, service: Service) -> None:
 
 def infill_builder(model: ServedModel, body: InfillRequest, caller: Caller, header: ReplyHeader) -> InfillBuilder:
     """Check a body and return the builder of its reply. Raises RequestError, Unsupported by field."""
-    parameters = given(body)
+    parameters = body.given()
     limit = parameters.pop("max_tokens", _UNLIMITED)
     if parameters.get("seed") == _RANDOM:
         del parameters["seed"]
