@@ -19,6 +19,8 @@ MAX_LINES = 600
 MAX_FUNCTION_LINES = 60
 SERVER_LAYERS = (("common",), ("chat",), ("anthropic", "openai", "responses"), ("tasks",), ("ollama",))
 """Folders of the server: each may import those of earlier layers. Ollama's routes serve other tasks, too."""
+DIALECTS = ("anthropic", "openai", "responses", "ollama")
+"""Folders of the server with a dialect of chats."""
 
 OPAQUE_ARRAYS = {"nn", "models"}
 
@@ -163,6 +165,15 @@ def test_folders_of_the_server_import_earlier_layers_only() -> None:
                     f"{path.name} imports {name}" for name in imports(path) if refused and name.startswith(refused)
                 ]
     assert astray == []
+
+
+def test_no_dialect_imports_another() -> None:
+    """Each turns its bodies into the one `Ask`, and the one `Turn` into its replies."""
+    for dialect in DIALECTS:
+        others = tuple(f"ferrum.server.{each}." for each in DIALECTS if each != dialect)
+        names = {name for path in (SOURCE / "server" / dialect).glob("*.py") for name in imports(path)}
+        assert [name for name in names if name.startswith(others)] == []
+        assert {"ferrum.server.chat.ask.Ask", "ferrum.server.chat.turn.ReplyBuilder"} <= names
 
 
 def test_functions_keep_their_budget() -> None:
