@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ferrum.client.model_client import ModelClient
-from ferrum.core.params import ALL_TOKENS
+from ferrum.core.params import ALL_TOKENS, SamplingParams
 from ferrum.core.types import Request
 from ferrum.server.chat.ask import Ask, Asked, Names, asked, infilled
 from ferrum.server.common.error_replies import invalid
@@ -187,7 +187,7 @@ def completion_ask(client: ModelClient, body: CompletionRequest, caller: Caller)
 
 def choices(body: CompletionRequest) -> tuple[int, int]:
     """Return how many choices to return per prompt, and how many to generate. Raises RequestError."""
-    n = body.given().get("n", 1)
+    n = SamplingParams(n=body.given().get("n", 1)).n
     if not body.best_of:
         return n, n
     if body.best_of < n:
