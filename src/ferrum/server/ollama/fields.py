@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 from pydantic import Field
 
 from ferrum.client.model_client import ModelClient
-from ferrum.grammar.tools import MAX_TOOLS
+from ferrum.server.chat.forms import FUNCTION, form, tool_list
 from ferrum.server.chat.sampling_fields import sampled
 from ferrum.server.common.field_rules import Integer, Items, Rule, isnt, one_of, rule
 from ferrum.server.common.json_bodies import Body, GeneratingBody, optional
@@ -31,25 +31,8 @@ _KEEP_ALIVE: Final[Any] = optional(f"No effect: {_ONE_MODEL}.")
 _MODEL: Final[Any] = optional("A name from /api/tags, with or without `:latest` (default: the served model).")
 _HARDWARE: Final = ("num_gpu", "main_gpu", "num_thread", "num_batch", "numa", "low_vram", "use_mmap", "use_mlock")
 
-_TOOLS: Final[dict[str, Any]] = {
-    "maxItems": MAX_TOOLS,
-    "items": {
-        "type": "object",
-        "properties": {
-            "type": {"const": "function"},
-            "function": {
-                "type": "object",
-                "properties": {
-                    "name": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$"},
-                    "description": {"type": ["string", "null"]},
-                    "parameters": {"type": ["object", "null"], "description": "JSON Schema of the arguments."},
-                },
-                "required": ["name"],
-            },
-        },
-        "required": ["function"],
-    },
-}
+_FUNCTION: Final = form({name: each for name, each in FUNCTION.items() if name != "strict"}, "name")
+_TOOLS: Final = tool_list(form({"type": {"const": "function"}, "function": _FUNCTION}, "function"))
 
 
 @sampled({"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}, more=("stop",), terse=True)

@@ -14,7 +14,20 @@ from pydantic import ConfigDict, Field
 from ferrum.client.model_client import ModelClient
 from ferrum.core.params import ALL_TOKENS
 from ferrum.core.structured_outputs import MAX_SOURCE
-from ferrum.grammar.tools import MAX_TOOLS
+from ferrum.server.chat.forms import (
+    FUNCTION,
+    GRAMMAR,
+    NAMED,
+    NULL,
+    SCHEMA,
+    TEXT,
+    Form,
+    custom,
+    either,
+    form,
+    of_kind,
+    tool_list,
+)
 from ferrum.server.chat.sampling_fields import OTHERS, sampled
 from ferrum.server.common import field_rules
 from ferrum.server.common.field_rules import (
@@ -37,36 +50,14 @@ from ferrum.server.common.top_tokens import MAX_TOP_LOGPROBS, TopTokens
 
 # Conversations
 
-_PART: Final[dict[str, Any]] = {
-    "anyOf": [
-        {"properties": {"type": {"const": kind}, kind: {"type": "string"}}, "required": ["type", kind]}
-        for kind in ("text", "refusal")
-    ]
-}
-_ARGUMENTS: Final = [{"type": "object"}, {"type": "string", "contentMediaType": "application/json"}, {"type": "null"}]
-_FUNCTION_CALL: Final[dict[str, Any]] = {
-    "properties": {"name": {"type": "string"}, "arguments": {"anyOf": _ARGUMENTS}},
-    "required": ["name"],
-}
-_CALL_ID: Final = {"anyOf": [{"type": "string"}, {"type": "null"}]}
-_TEXT: Final = {"type": "string"}
-_CUSTOM_CALL: Final = {"type": "object", "properties": {"name": _TEXT, "input": _TEXT}, "required": ["name", "input"]}
-_TOOL_CALL: Final[dict[str, Any]] = {
-    "anyOf": [
-        {
-            "properties": {
-                "id": _CALL_ID,
-                "type": {"enum": ["function", None]},
-                "function": {"type": "object", **_FUNCTION_CALL},
-            },
-            "required": ["function"],
-        },
-        {
-            "properties": {"id": _CALL_ID, "type": {"enum": ["custom"]}, "custom": _CUSTOM_CALL},
-            "required": ["type", "custom"],
-        },
-    ]
-}
+_PART: Final = either(*(of_kind(kind, {kind: TEXT}, kind) for kind in ("text", "refusal")))
+_ARGUMENTS: Final = either({"type": "object"}, {"type": "string", "contentMediaType": "application/json"}, NULL)
+_FUNCTION_CALL: Final = form({"name": TEXT, "arguments": _ARGUMENTS}, "name")
+_CALL_ID: Final[Form] = {"id": either(TEXT, NULL)}
+_TOOL_CALL: Final = either(
+    form({**_CALL_ID, "type": {"enum": ["function", None]}, "function": _FUNCTION_CALL}, "function"),
+    of_kind("custom", {**_CALL_ID, "custom": form({"name": TEXT, "input": TEXT}, "name", "input")}, "custom"),
+)
 """Parts and calls are checked in `text`, for all callers."""
 
 
@@ -157,74 +148,22 @@ class TemplateBody(Templated):
 
 # Tools
 
-_NAMED: Final[dict[str, Any]] = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$"}},
-    "required": ["name"],
-}
-_FUNCTION: Final[dict[str, Any]] = {
-    **_NAMED,
-    "properties": {
-        **_NAMED["properties"],
-        "description": {"type": ["string", "null"]},
-        "parameters": {"type": ["object", "null"], "description": "JSON Schema of the arguments."},
-        "strict": {"type": ["boolean", "null"], "description": "Enforce the schema; else any JSON object."},
-    },
-}
-_GRAMMAR: Final[dict[str, Any]] = {
-    "type": "object",
-    "properties": {"syntax": {"enum": ["lark", "regex"]}, "definition": {"type": "string"}},
-    "required": ["syntax", "definition"],
-}
-_CUSTOM: Final[dict[str, Any]] = {
-    **_NAMED,
-    "properties": {
-        **_NAMED["properties"],
-        "description": {"type": ["string", "null"]},
-        "format": {
-            "anyOf": [
-                {"properties": {"type": {"const": "text"}}, "required": ["type"]},
-                {
-                    "properties": {"type": {"const": "grammar"}, "grammar": _GRAMMAR},
-                    "required": ["type", "grammar"],
-                },
-                {"type": "null"},
-            ]
-        },
-    },
-}
+
+def _typed(kind: str, properties: Mapping[str, Form], *required: str) -> Form:
+    return of_kind(kind, {kind: form(properties, *required)}, kind)
 
 
-def _typed(kind: str, form: Mapping[str, Any]) -> dict[str, Any]:
-    return {"properties": {"type": {"const": kind}, kind: form}, "required": ["type", kind]}
-
-
-TOOLS: Final[dict[str, Any]] = {
-    "maxItems": MAX_TOOLS,
-    "items": {"type": "object", "anyOf": [_typed("function", _FUNCTION), _typed("custom", _CUSTOM)]},
-}
-TOOL_CHOICE: Final[dict[str, Any]] = {
-    "anyOf": [
-        {"enum": ["none", "auto", "required", None]},
-        {
-            "type": "object",
-            "anyOf": [
-                _typed("function", _NAMED),
-                _typed("custom", _NAMED),
-                _typed(
-                    "allowed_tools",
-                    {
-                        "type": "object",
-                        "properties": {"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array"}},
-                        "required": ["mode", "tools"],
-                    },
-                ),
-            ],
-        },
-    ]
-}
-FUNCTIONS: Final[dict[str, Any]] = {"maxItems": MAX_TOOLS, "items": _FUNCTION}
-FUNCTION_CALL: Final[dict[str, Any]] = {"anyOf": [{"enum": ["none", "auto", None]}, _NAMED]}
+_CUSTOM: Final = custom(_typed("grammar", GRAMMAR, *GRAMMAR))
+_ALLOWED: Final[Mapping[str, Form]] = {"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array"}}
+TOOLS: Final = tool_list(either(_typed("function", FUNCTION, "name"), _typed("custom", _CUSTOM, "name")))
+TOOL_CHOICE: Final = either(
+    {"enum": ["none", "auto", "required", None]},
+    _typed("function", NAMED, "name"),
+    _typed("custom", NAMED, "name"),
+    _typed("allowed_tools", _ALLOWED, *_ALLOWED),
+)
+FUNCTIONS: Final = tool_list(form(FUNCTION, "name"))
+FUNCTION_CALL: Final = either({"enum": ["none", "auto", None]}, form(NAMED, "name"))
 """The forms of the fields in the document."""
 
 
@@ -247,31 +186,12 @@ ALIASES: Final[Mapping[str, str]] = {
 CONSTRAINTS: Final = ("response_format", "structured_outputs", *ALIASES)
 """All fields that constrain the output."""
 
-_SCHEMA: Final[dict[str, Any]] = {"type": ["object", "boolean"]}
-RESPONSE_FORMAT: Final[dict[str, Any]] = {
-    "anyOf": [
-        {"type": "null"},
-        {
-            "type": "object",
-            "anyOf": [
-                {"properties": {"type": {"const": "text"}}, "required": ["type"]},
-                {"properties": {"type": {"const": "json_object"}, "schema": _SCHEMA}, "required": ["type"]},
-                {
-                    "properties": {
-                        "type": {"const": "json_schema"},
-                        "json_schema": {
-                            "type": "object",
-                            "properties": {"name": {"type": "string"}, "schema": _SCHEMA},
-                            "required": ["schema"],
-                        },
-                    },
-                    "required": ["type", "json_schema"],
-                },
-                {"properties": {"type": {"const": "structural_tag"}}, "required": ["type"]},
-            ],
-        },
-    ]
-}
+RESPONSE_FORMAT: Final = either(
+    NULL,
+    of_kind(("text", "structural_tag")),
+    of_kind("json_object", {"schema": SCHEMA}),
+    of_kind("json_schema", {"json_schema": form({"name": TEXT, "schema": SCHEMA}, "schema")}, "json_schema"),
+)
 """The form of `response_format` in the document."""
 
 _SOURCE: Final[dict[str, Any]] = {"type": "string", "minLength": 1, "maxLength": MAX_SOURCE}
@@ -303,7 +223,7 @@ def _constraint(kind: str) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [kind], "additionalProperties": False}
 
 
-STRUCTURED_OUTPUTS: Final[dict[str, Any]] = {"anyOf": [{"type": "null"}, *map(_constraint, _KINDS)]}
+STRUCTURED_OUTPUTS: Final = either(NULL, *map(_constraint, _KINDS))
 """The form of `structured_outputs` in the document."""
 
 

@@ -9,149 +9,88 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field
 
 from ferrum.client.model_client import ModelClient
-from ferrum.grammar.tools import MAX_TOOLS
+from ferrum.server.chat.forms import (
+    FUNCTION,
+    GRAMMAR,
+    NAMED,
+    NULL,
+    SCHEMA,
+    TEXT,
+    Form,
+    custom,
+    either,
+    form,
+    of_kind,
+    tool_list,
+)
 from ferrum.server.chat.sampling_fields import sampled
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.field_rules import Integer, Items, Rule, one_of, rule
 from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional
 from ferrum.server.common.served_model import read_variables, template_reads
-from ferrum.server.responses.history import History, OfferedTools, waiting_tools
+from ferrum.server.responses.history import OUTPUTS, History, OfferedTools, waiting_tools
 
 ENCRYPTED: Final = "reasoning.encrypted_content"
 LOGPROBS: Final = "message.output_text.logprobs"
 
 # The forms of items, tools and formats in the OpenAPI document; they are checked where they are read
 
-_TEXT: Final[dict[str, Any]] = {"type": "string"}
-_CALL_ID: Final[dict[str, Any]] = {"type": ["string", "null"]}
-_NAME: Final[dict[str, Any]] = {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$"}
-_ANY_TEXT: Final[dict[str, Any]] = {"type": ["string", "null"]}
-
-
-def _object(kinds: str | Sequence[str], properties: Mapping[str, Any], *required: str) -> dict[str, Any]:
-    """Return the form of objects of a type, or of one of several types."""
-    kind = {"const": kinds} if isinstance(kinds, str) else {"enum": list(kinds)}
-    return {"type": "object", "properties": {"type": kind, **properties}, "required": ["type", *required]}
-
-
-_PARTS: Final[dict[str, Any]] = {
-    "type": "array",
-    "items": {
-        "anyOf": [
-            _object(("input_text", "output_text", "text"), {"text": _TEXT}, "text"),
-            _object("refusal", {"refusal": _TEXT}, "refusal"),
-        ]
-    },
-}
-_CONTENT: Final[dict[str, Any]] = {"anyOf": [_TEXT, _PARTS]}
-_RESULTS: Final = (
-    "function_call_output",
-    "custom_tool_call_output",
-    "local_shell_call_output",
-    "shell_call_output",
-    "apply_patch_call_output",
-)
 REFERENCE: Final = "item_reference"
+_CALL_ID: Final[Form] = {"type": ["string", "null"]}
+_CALL: Final[Mapping[str, Form]] = {"call_id": _CALL_ID, "id": _CALL_ID}
 
 
-def _others(*kinds: str) -> dict[str, Any]:
+def _others(*kinds: str) -> Form:
     """Return the form of objects of any other type."""
-    kind = {"type": "string", "not": {"enum": list(kinds)}}
-    return {"type": "object", "properties": {"type": kind}, "required": ["type"]}
+    return form({"type": {"type": "string", "not": {"enum": list(kinds)}}}, "type")
 
 
-_FUNCTION: Final[dict[str, Any]] = _object(
-    "function",
-    {
-        "name": _NAME,
-        "description": _ANY_TEXT,
-        "parameters": {"type": ["object", "null"]},
-        "strict": {"type": ["boolean", "null"]},
-    },
-    "name",
-)
-_CUSTOM: Final[dict[str, Any]] = _object(
-    "custom",
-    {
-        "name": _NAME,
-        "description": _ANY_TEXT,
-        "format": {
-            "anyOf": [
-                _object("text", {}),
-                _object(
-                    "grammar",
-                    {"syntax": {"enum": ["lark", "regex"]}, "definition": _TEXT},
-                    "syntax",
-                    "definition",
-                ),
-                {"type": "null"},
-            ]
-        },
-    },
-    "name",
-)
-_KNOWN: Final = (_FUNCTION, _CUSTOM)
-_ALL_TOOLS: Final[dict[str, Any]] = {
-    "anyOf": [
-        *_KNOWN,
-        _object(
-            "namespace",
-            {
-                "name": _NAME,
-                "tools": {"type": "array", "items": {"anyOf": [*_KNOWN, _others("function", "custom")]}},
-            },
-            "name",
-            "tools",
-        ),
-        _others("function", "custom", "namespace"),
-    ]
-}
-TOOLS: Final[dict[str, Any]] = {"maxItems": MAX_TOOLS, "items": _ALL_TOOLS}
-_TOOL_LIST: Final[dict[str, Any]] = {"tools": {"type": "array", "items": _ALL_TOOLS}}
-_ITEMS: Final[Sequence[dict[str, Any]]] = (
-    {
-        "type": "object",
-        "properties": {
-            "type": {"enum": ["message", None]},
-            "role": {"enum": ["system", "developer", "user", "assistant"]},
-            "content": _CONTENT,
-        },
-        "required": ["role", "content"],
-    },
-    _object("function_call", {"name": _TEXT}, "name"),
-    _object("custom_tool_call", {"name": _TEXT, "input": _TEXT}, "name", "input"),
-    _object(_RESULTS, {"call_id": _CALL_ID, "id": _CALL_ID}),
-    _object("tool_search_output", {"call_id": _CALL_ID, "id": _CALL_ID, **_TOOL_LIST}),
-    _object("additional_tools", _TOOL_LIST),
-    {"type": "object", "properties": {"type": {"enum": [REFERENCE, None]}, "id": _TEXT}, "required": ["id"]},
-    _others(
-        *("message", "function_call", "custom_tool_call", *_RESULTS),
-        *("tool_search_output", "additional_tools", REFERENCE),
+def _list(*items: Form) -> Form:
+    return {"type": "array", "items": either(*items)}
+
+
+_CONTENT: Final = either(
+    TEXT,
+    _list(
+        of_kind(("input_text", "output_text", "text"), {"text": TEXT}, "text"),
+        of_kind("refusal", {"refusal": TEXT}, "refusal"),
     ),
 )
-INPUT: Final[dict[str, Any]] = {"anyOf": [{"type": "null"}, _TEXT, {"type": "array", "items": {"anyOf": list(_ITEMS)}}]}
-_CHOSEN: Final[dict[str, Any]] = {
-    "anyOf": [_object(("function", "custom", "namespace"), {"name": _NAME}, "name"), _object("tool_search", {})]
+_KNOWN: Final = (
+    of_kind("function", FUNCTION, "name"),
+    of_kind("custom", custom(of_kind("grammar", GRAMMAR, *GRAMMAR)), "name"),
+)
+_SPACE: Final = {**NAMED, "tools": _list(*_KNOWN, _others("function", "custom"))}
+_TOOL: Final = either(*_KNOWN, of_kind("namespace", _SPACE, *_SPACE), _others("function", "custom", "namespace"))
+_MESSAGE: Final[Mapping[str, Form]] = {
+    "type": {"enum": ["message", None]},
+    "role": {"enum": ["system", "developer", "user", "assistant"]},
+    "content": _CONTENT,
 }
-TOOL_CHOICE: Final[dict[str, Any]] = {
-    "anyOf": [
-        {"enum": ["none", "auto", "required", None]},
-        _CHOSEN,
-        _object(
-            "allowed_tools",
-            {"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array", "items": _CHOSEN, "minItems": 1}},
-            "mode",
-            "tools",
-        ),
-    ]
+_KINDS: Final = ("message", "function_call", "custom_tool_call", *OUTPUTS, "tool_search_output", "additional_tools")
+INPUT: Final = either(
+    NULL,
+    TEXT,
+    _list(
+        form(_MESSAGE, "role", "content"),
+        of_kind("function_call", {"name": TEXT}, "name"),
+        of_kind("custom_tool_call", {"name": TEXT, "input": TEXT}, "name", "input"),
+        of_kind(OUTPUTS, _CALL),
+        of_kind("tool_search_output", {**_CALL, "tools": _list(_TOOL)}),
+        of_kind("additional_tools", {"tools": _list(_TOOL)}),
+        form({"type": {"enum": [REFERENCE, None]}, "id": TEXT}, "id"),
+        _others(*_KINDS, REFERENCE),
+    ),
+)
+_CHOSEN: Final = either(of_kind(("function", "custom", "namespace"), NAMED, "name"), of_kind("tool_search"))
+_ALLOWED: Final[Mapping[str, Form]] = {
+    "mode": {"enum": ["auto", "required"]},
+    "tools": {**_list(_CHOSEN), "minItems": 1},
 }
-FORMAT: Final[dict[str, Any]] = {
-    "anyOf": [
-        {"type": "null"},
-        _object(("text", "json_object"), {}),
-        _object("json_schema", {"schema": {"type": ["object", "boolean"]}}, "schema"),
-    ]
-}
+TOOL_CHOICE: Final = either(
+    {"enum": ["none", "auto", "required", None]}, _CHOSEN, of_kind("allowed_tools", _ALLOWED, *_ALLOWED)
+)
+FORMAT: Final = either(NULL, of_kind(("text", "json_object")), of_kind("json_schema", {"schema": SCHEMA}, "schema"))
 
 
 # Bodies
@@ -241,7 +180,7 @@ class PromptBody(Body):
     tools: Items[dict[str, Any]] | None = Field(
         default=None,
         description="Functions, custom tools, namespaces of them, and a search of the client; others are left out.",
-        json_schema_extra=TOOLS,
+        json_schema_extra=tool_list(_TOOL),
     )
     tool_choice: str | dict[str, Any] | None = Field(
         default=None, description="Whether, or which, a tool must be called.", json_schema_extra=TOOL_CHOICE

@@ -34,7 +34,7 @@ _BUILT_IN: Final = {
 }
 """Calls of tools that clients run, by kind: name and field of the arguments."""
 
-_OUTPUTS: Final = (
+OUTPUTS: Final = (
     "function_call_output",
     "custom_tool_call_output",
     "local_shell_call_output",
@@ -99,7 +99,7 @@ class History:
             self._add_reasoning(item, where)
         elif kind in ("function_call", "custom_tool_call", "tool_search_call", *_BUILT_IN):
             self._add_call(item, kind, where)
-        elif kind in _OUTPUTS:
+        elif kind in OUTPUTS:
             self._add_result(_call_id(item, where), self._output(item.get("output"), f"{where}.output"), where)
         elif kind == "tool_search_output":
             names = self._tools.add(item.get("tools", []), f"{where}.tools", again=True)
