@@ -302,6 +302,8 @@ class Diagnostics(Body):
 class MessagesRequest(CountRequest, GeneratingBody):
     """The body of /v1/messages."""
 
+    LONG = (*GeneratingBody.LONG, "tools", "output_config")
+    READ = True
     NO_OPS = MappingProxyType(
         {
             **CountRequest.NO_OPS,

@@ -113,7 +113,15 @@ class Body(BaseModel):
 
 
 class GeneratingBody(Body):
-    """The fields that every generating route reads, in any dialect."""
+    """The fields that every generating route reads, in any dialect.
+
+    Attributes:
+        LONG: fields with grammars, schemas or words of the vocabulary.
+        READ: the reply is read in the format of the model's template, which is found at the first request.
+    """
+
+    LONG: ClassVar[tuple[str, ...]] = ("dry_multiplier",)
+    READ: ClassVar[bool] = False
 
     model: str | None = MODEL
     stream: bool | None = Field(default=None, description="Send the reply as server-sent events.")
@@ -124,6 +132,7 @@ class GeneratingBody(Body):
         """Whether the reply is a stream."""
         return bool(self.stream)
 
-    def takes_long(self, client: ModelClient) -> bool:  # noqa: ARG002 - for bodies that need the model
-        """Return whether the check of the body may take longer than its size says, for a grammar or the vocabulary."""
-        return bool(getattr(self, self.SAMPLING.get("dry_multiplier", ""), None))
+    def takes_long(self, client: ModelClient) -> bool:
+        """Return whether the check of the body may take longer than its size says."""
+        found = not self.READ or client.chat_template is None or client.knows_format
+        return not found or any(getattr(self, name, None) for name in self.LONG)

@@ -66,6 +66,8 @@ class EmbedOptions(Body):
 class OllamaBody(GeneratingBody):
     """The fields of chats and completions. Replies are streams unless `stream` is false."""
 
+    LONG = ("format", "tools")
+    READ = True
     NO_OPS = MappingProxyType({"keep_alive": _ONE_MODEL, "truncate": _NO_CUT, "shift": "the context is never shifted"})
     REFUSED = MappingProxyType({"logprobs": _LOGPROBS, "top_logprobs": _LOGPROBS})
     FOR_TEMPLATE = frozenset({"think"})
@@ -98,9 +100,8 @@ class OllamaBody(GeneratingBody):
         return ["think"] if self.think is not None and not self.think_variables(client) else []
 
     def takes_long(self, client: ModelClient) -> bool:
-        formats = client.chat_template is not None and not client.knows_format
         breakers = self.options is not None and self.options.given().get("dry_multiplier")
-        return bool(self.format or getattr(self, "tools", None) or formats or breakers)
+        return bool(breakers) or super().takes_long(client)
 
 
 class ChatMessage(Body):

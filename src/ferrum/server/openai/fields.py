@@ -271,6 +271,7 @@ def _alias(name: str) -> Any:
 class GenerationBody(GeneratingBody):
     """The fields of both generating routes."""
 
+    LONG = (*GeneratingBody.LONG, *CONSTRAINTS)
     RULES: ClassVar[Sequence[Rule]] = (
         rule("stream_options", "requires stream = true", absent("stream_options"), one_of("stream", True)),
         rule("prompt_logprobs", "requires stream = false", absent("prompt_logprobs"), isnt("stream", True)),
@@ -322,13 +323,12 @@ class GenerationBody(GeneratingBody):
     return_token_ids: bool | None = optional("Send the token ids of prompt and choices.")
     return_tokens_as_token_ids: bool | None = optional("Name tokens of log-probabilities as token_id:N.")
 
-    def takes_long(self, client: ModelClient) -> bool:
-        return any(getattr(self, name) is not None for name in CONSTRAINTS) or super().takes_long(client)
-
 
 class ChatRequest(GenerationBody, TemplateBody):
     """The body of /v1/chat/completions."""
 
+    LONG = (*GenerationBody.LONG, "tools", "functions")
+    READ = True
     RULES: ClassVar[Sequence[Rule]] = (
         *GenerationBody.RULES,
         *TemplateBody.RULES,
@@ -380,9 +380,6 @@ class ChatRequest(GenerationBody, TemplateBody):
     )
     thinking_token_budget: Annotated[int, Integer(0)] | None = optional("Largest number of reasoning tokens.")
     include_reasoning: bool | None = optional("Send the reasoning (default: true).")
-
-    def takes_long(self, client: ModelClient) -> bool:
-        return bool(self.tools or self.functions) or not client.knows_format or super().takes_long(client)
 
 
 class CompletionRequest(GenerationBody):

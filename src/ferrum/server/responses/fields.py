@@ -243,6 +243,8 @@ class InputTokensRequest(PromptBody):
 class ResponsesRequest(PromptBody, GeneratingBody):
     """The body of /v1/responses."""
 
+    LONG = (*GeneratingBody.LONG, "tools", "text")
+    READ = True
     NO_OPS = MappingProxyType(
         {
             "prompt_cache_key": "all requests share one cache",
@@ -281,10 +283,6 @@ class ResponsesRequest(PromptBody, GeneratingBody):
     store: bool | None = optional("Keep the response, to be fetched and continued (default: true).")
     background: bool | None = optional("Reply at once, and generate while no client waits; fetch the response later.")
     metadata: dict[str, str] | None = optional("Is sent back.")
-
-    def takes_long(self, client: ModelClient) -> bool:
-        formed = self.text is not None and self.text.format is not None
-        return bool(self.tools) or formed or not client.knows_format or super().takes_long(client)
 
     def check_fields(self, *, strict: bool, path: tuple[str | int, ...] = ()) -> list[str]:
         ignored = super().check_fields(strict=strict, path=path)
