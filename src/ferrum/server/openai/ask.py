@@ -50,10 +50,10 @@ def ask_chat(model: ServedModel, body: ChatRequest, caller: Caller, name: str) -
         RequestError, ApiError, Unsupported: a field that cannot be served, by its name.
     """
     ask = chat_ask(model.client, body, caller)
-    made = asked(model, ask, caller, name)
+    result = asked(model, ask, caller, name)
     if body.logprobs and not body.stream:
-        check_reply_size(made.requests, model.context, body.top_logprobs or 0, ask.names.limit)
-    return made
+        check_reply_size(result.requests, model.context, body.top_logprobs or 0, ask.names.limit)
+    return result
 
 
 def chat_ask(client: ModelClient, body: ChatRequest, caller: Caller) -> Ask:
@@ -144,13 +144,13 @@ def ask_completion(model: ServedModel, body: CompletionRequest, caller: Caller, 
         RequestError, ApiError, Unsupported: a field that cannot be served, by its name; of several prompts, by index.
     """
     ask = completion_ask(model.client, body, caller)
-    made = asked(model, ask, caller, name)
-    _check_prompt_logprobs(body, ask.given["n"], made.requests, model.client.info.vocab_size)
+    result = asked(model, ask, caller, name)
+    _check_prompt_logprobs(body, ask.given["n"], result.requests, model.client.info.vocab_size)
     if body.logprobs is not None and not body.stream:
-        check_reply_size(made.requests, model.context, body.logprobs, "max_tokens")
+        check_reply_size(result.requests, model.context, body.logprobs, "max_tokens")
     if not body.echo:
-        return made, [""] * len(ask.prompts)
-    return made, [_text(model.client, *each, ask) for each in zip(ask.prompts, made.requests, strict=True)]
+        return result, [""] * len(ask.prompts)
+    return result, [_text(model.client, *each, ask) for each in zip(ask.prompts, result.requests, strict=True)]
 
 
 def completion_ask(client: ModelClient, body: CompletionRequest, caller: Caller) -> Ask:
