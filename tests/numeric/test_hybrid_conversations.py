@@ -64,7 +64,7 @@ def transcript() -> Iterator[Messages]:
 
 @pytest.fixture(scope="module")
 def cold() -> Iterator[LLM]:
-    with LLM(str(agents_model()), kernels="reference", prefix_cache=False) as llm:
+    with LLM(str(agents_model()), prefix_cache=False) as llm:
         yield llm
 
 
@@ -82,7 +82,7 @@ def kept(prompt: tuple[int, ...], earlier: list[tuple[int, ...]], opener: int) -
 def test_no_token_before_the_first_changed_message_is_computed_again(cold: LLM) -> None:
     earlier: list[tuple[int, ...]] = []
     computed = 0
-    with LLM(str(agents_model()), kernels="reference") as llm:
+    with LLM(str(agents_model())) as llm:
         opener = words().token_to_id(START)
         for messages in transcript():
             output = answer(llm, messages)
