@@ -167,7 +167,7 @@ def test_files_that_changed_after_loading_are_not_read_again(files: list[Path], 
         assert run(llm, "other")
 
 
-@pytest.mark.parametrize(("length", "count"), [(170, 2), (8055, 10)])
+@pytest.mark.parametrize(("length", "count"), [(170, 2), (2039, 10)])
 def test_invoked_adapters_share_the_pages_before_their_invocations(tmp_path: Path, length: int, count: int) -> None:
     """Adapters follow each other at the end of a conversation, whose last page the base still has or has not."""
     case = replace(CASE, name=f"{CASE.name}-long", changes={**CASE.changes, "max_position_embeddings": 10_000})
