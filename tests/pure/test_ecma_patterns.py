@@ -7,7 +7,7 @@ import json
 import pytest
 
 from byte_matcher import ByteMatcher
-from ferrum.grammar.constraint_grammars import schema_source
+from ferrum.grammar.constraint_grammars import schema_grammar
 from ferrum.grammar.ecma_patterns import MOST_CHARACTERS, translated
 
 SAME = [
@@ -41,7 +41,7 @@ SAME = [
 
 @pytest.mark.parametrize(("pattern", "yes", "no"), SAME, ids=[each[0] for each in SAME])
 def test_translated_pattern_matches_the_same_strings(pattern: str, yes: list[str], no: list[str]) -> None:
-    matcher = ByteMatcher(schema_source({"type": "string", "pattern": translated(pattern)}))
+    matcher = ByteMatcher(schema_grammar({"type": "string", "pattern": translated(pattern)}))
     for words, expected in ((yes, True), (no, False)):
         assert [matcher.accepts(json.dumps(word, ensure_ascii=False)) for word in words] == [expected] * len(words)
 

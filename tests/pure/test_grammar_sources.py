@@ -11,7 +11,7 @@ import pytest
 from byte_matcher import ByteMatcher
 from ferrum.core.errors import RequestError
 from ferrum.core.structured_outputs import StructuredOutputs
-from ferrum.grammar.constraint_grammars import checked_source
+from ferrum.grammar.constraint_grammars import checked_grammar
 
 TAGS = {
     "type": "structural_tag",
@@ -70,7 +70,7 @@ ACCEPTED: list[tuple[dict[str, Any], list[str], list[str]]] = [
 
 @pytest.mark.parametrize(("values", "yes", "no"), ACCEPTED, ids=[json.dumps(each[0])[:60] for each in ACCEPTED])
 def test_grammar_accepts_what_the_constraint_says(values: dict[str, Any], yes: list[str], no: list[str]) -> None:
-    matcher = ByteMatcher(checked_source(StructuredOutputs(**values)))
+    matcher = ByteMatcher(checked_grammar(StructuredOutputs(**values)))
     assert {text: matcher.accepts(text) for text in [*yes, *no]} == {
         **dict.fromkeys(yes, True),
         **dict.fromkeys(no, False),
@@ -118,5 +118,5 @@ HOSTILE: dict[str, dict[str, Any]] = {
 def test_hostile_constraint_is_refused_soon(values: dict[str, Any]) -> None:
     start = time.process_time()
     with pytest.raises(RequestError) as caught:
-        checked_source(StructuredOutputs(**values))
+        checked_grammar(StructuredOutputs(**values))
     assert time.process_time() - start < 1.5 and caught.value.param is not None and len(str(caught.value)) < 1000

@@ -17,7 +17,7 @@ import pytest
 from byte_matcher import ByteMatcher
 from ferrum.core.errors import InvalidSchema
 from ferrum.core.structured_outputs import StructuredOutputs
-from ferrum.grammar.constraint_grammars import checked_source
+from ferrum.grammar.constraint_grammars import checked_grammar
 from schema_kinds import schema_of_kind
 from source_tree import REPOSITORY
 
@@ -34,7 +34,7 @@ CASES: list[tuple[str, Any, list[tuple[Any, bool]]]] = [
 def compiled(schema: Any) -> ByteMatcher | str:
     """Return the grammar of a schema, or the reason of its refusal, which begins with a pointer."""
     try:
-        return ByteMatcher(checked_source(StructuredOutputs(json=json.dumps(schema))))
+        return ByteMatcher(checked_grammar(StructuredOutputs(json=json.dumps(schema))))
     except InvalidSchema as error:
         assert error.message.startswith("#"), error.message
         return error.message

@@ -14,7 +14,7 @@ import pytest
 from byte_matcher import ByteMatcher
 from ferrum.core.errors import InvalidSchema
 from ferrum.core.structured_outputs import StructuredOutputs
-from ferrum.grammar.constraint_grammars import checked_source
+from ferrum.grammar.constraint_grammars import checked_grammar
 
 OBJECT = {"type": "object"}
 LIST = {"$defs": {"list": {"type": ["object", "null"], "properties": {"next": {"$ref": "#/$defs/list"}}}}}
@@ -136,7 +136,7 @@ REFUSED: list[tuple[str, Any, str]] = [
 def test_keyword_is_enforced(schema: Any, valid: list[Any], invalid: list[Any]) -> None:
     judge = jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
     assert all(map(judge.is_valid, valid)) and not any(map(judge.is_valid, invalid))
-    matcher = ByteMatcher(checked_source(StructuredOutputs(json=json.dumps(schema))))
+    matcher = ByteMatcher(checked_grammar(StructuredOutputs(json=json.dumps(schema))))
     for instances, expected in ((valid, True), (invalid, False)):
         texts = [json.dumps(each, ensure_ascii=False) for each in instances]
         assert {text: matcher.accepts(text) for text in texts} == dict.fromkeys(texts, expected)
@@ -145,5 +145,5 @@ def test_keyword_is_enforced(schema: Any, valid: list[Any], invalid: list[Any]) 
 @pytest.mark.parametrize(("schema", "pointer"), [each[1:] for each in REFUSED], ids=[each[0] for each in REFUSED])
 def test_keyword_is_refused_by_its_pointer(schema: Any, pointer: str) -> None:
     with pytest.raises(InvalidSchema) as caught:
-        checked_source(StructuredOutputs(json=json.dumps(schema)))
+        checked_grammar(StructuredOutputs(json=json.dumps(schema)))
     assert caught.value.message.startswith(f"{pointer}: ") and caught.value.param == "json"

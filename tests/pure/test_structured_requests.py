@@ -16,7 +16,7 @@ from ferrum.core.guidance import Grammar, Guidance, Marker, Thought
 from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.core.types import Pooling
 from ferrum.grammar import constraint_grammars as sources
-from ferrum.grammar.constraint_grammars import SourceCache
+from ferrum.grammar.constraint_grammars import GrammarCache
 
 REGEX = {"regex": "[0-9]+"}
 
@@ -86,7 +86,7 @@ def test_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
 
 def test_equal_constraints_are_compiled_once_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled, running, together = [], threading.Semaphore(0), []
-    original = sources.checked_source
+    original = sources.checked_grammar
 
     def counted(outputs: StructuredOutputs) -> str:
         together.append(running.acquire(blocking=False))
@@ -96,9 +96,9 @@ def test_equal_constraints_are_compiled_once_by_one_thread_at_a_time(monkeypatch
         running.acquire()
         return source
 
-    monkeypatch.setattr(sources, "checked_source", counted)
-    cache, constraints = SourceCache(), [StructuredOutputs(regex=f"a{number % 4}") for number in range(16)]
-    threads = [threading.Thread(target=cache.source, args=(each,)) for each in constraints]
+    monkeypatch.setattr(sources, "checked_grammar", counted)
+    cache, constraints = GrammarCache(), [StructuredOutputs(regex=f"a{number % 4}") for number in range(16)]
+    threads = [threading.Thread(target=cache.grammar, args=(each,)) for each in constraints]
     for each in threads:
         each.start()
     for each in threads:
@@ -115,18 +115,18 @@ def test_errors_are_kept_and_entries_are_bounded_in_bytes(monkeypatch: pytest.Mo
             raise InvalidGrammar("wrong", param="regex")
         return "x" * 1000
 
-    monkeypatch.setattr(sources, "checked_source", compiled)
-    cache = SourceCache(limit=20_000)
+    monkeypatch.setattr(sources, "checked_grammar", compiled)
+    cache = GrammarCache(limit=20_000)
     for _ in range(2):
         with pytest.raises(InvalidGrammar, match="wrong") as caught:
-            cache.source(StructuredOutputs(regex="("))
+            cache.grammar(StructuredOutputs(regex="("))
         assert caught.value.param == "regex"
     assert len(calls) == 1
     for number in range(10):
-        cache.source(StructuredOutputs(regex=f"a{number}"))
-    cache.source(StructuredOutputs(regex="a9"))
+        cache.grammar(StructuredOutputs(regex=f"a{number}"))
+    cache.grammar(StructuredOutputs(regex="a9"))
     assert len(calls) == 11
-    cache.source(StructuredOutputs(regex="a0"))
+    cache.grammar(StructuredOutputs(regex="a0"))
     assert len(calls) == 12
 
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from ferrum import SamplingParams
 from ferrum.core.guidance import Guidance
-from ferrum.grammar.constraint_grammars import schema_source
+from ferrum.grammar.constraint_grammars import schema_grammar
 from ferrum.grammar.json_schema import checked_schema
 from guided_kit import Job, grammar
 from schemas import bounded_schemas
@@ -75,7 +75,7 @@ def any_params(number: int, max_tokens: int) -> SamplingParams:
 
 def schema_guidance(schema: dict[str, Any]) -> Guidance:
     """Return the limits of a client's schema."""
-    return grammar(schema_source(checked_schema(schema, "schema")))
+    return grammar(schema_grammar(checked_schema(schema, "schema")))
 
 
 def schema_jobs(count: int, max_tokens: int) -> list[tuple[dict[str, Any], Job]]:

@@ -14,7 +14,7 @@ from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.formats.find import FoundFormat
 from ferrum.formats.output_parts import Message, message_of
 from ferrum.formats.writing import write_calls
-from ferrum.grammar.constraint_grammars import grammar_source
+from ferrum.grammar.constraint_grammars import constraint_grammar
 from ferrum.grammar.tools import Mode, ToolChoice, Tools
 from ferrum.guides.guide_program import GrammarTokens, program_of
 from ferrum.guides.guide_state import GuideState
@@ -82,7 +82,7 @@ class Chats:
             tokenizer=tokenizer,
             render=lambda *_, **__: "",
             output_format=lambda *_, **__: FoundFormat(form),
-            input_processor=SimpleNamespace(grammar_of=lambda outputs, _: grammar_source(outputs)),
+            input_processor=SimpleNamespace(grammar_of=lambda outputs, _: constraint_grammar(outputs)),
         )
         self._client = cast(ModelClient, client)
 

@@ -20,7 +20,8 @@ from ferrum.core.output_format import OutputFormat, Reading, Tool
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.formats.find import FoundFormat, closes_thought, opens_thought
-from ferrum.grammar.constraint_grammars import check_source
+from ferrum.grammar.constraint_grammars import check_grammar
+from ferrum.grammar.lark import joined_by_name
 from ferrum.grammar.tool_grammar import content_start, forced_tools, thought_of, tool_guidance
 from ferrum.grammar.tools import NO_CHOICE, ToolChoice
 
@@ -172,7 +173,7 @@ def _limits(
         return _content_guidance(None, source), None
     thought = thought_of(format, tokenizer, opened=opened, budget=options.budget)
     if source is not None:
-        source = joined_sources(content_start(format, tokenizer), {"content": source})
+        source = joined_by_name(content_start(format, tokenizer), {"content": source})
     guidance = _content_guidance(thought, source, closed=closed)
     if options.calls:
         required = options.choice.mode == "required" or (guidance is not None and guidance.grammar is not None)
@@ -212,15 +213,6 @@ def _either(calls: Guidance | None, content: Guidance | None) -> Guidance | None
     """Return the limits of a reply that is either calls or content."""
     if calls is None or calls.grammar is None or content is None or content.grammar is None:
         return calls or content
-    source = joined_sources("start: @calls | @reply", {"calls": calls.grammar.source, "reply": content.grammar.source})
-    check_source(source)
+    source = joined_by_name("start: @calls | @reply", {"calls": calls.grammar.source, "reply": content.grammar.source})
+    check_grammar(source)
     return replace(calls, grammar=replace(calls.grammar, source=source))
-
-
-def joined_sources(start: str, sources: Mapping[str, str]) -> str:
-    """Return a grammar of several by name; `start` is a Lark rule that refers to them as `@NAME`."""
-    grammars: list[Mapping[str, Any]] = [{"lark_grammar": start}]
-    for name, source in sources.items():
-        first, *others = json.loads(source)["grammars"] if source.startswith("{") else [{"lark_grammar": source}]
-        grammars += [{**first, "name": name}, *others]
-    return json.dumps({"grammars": grammars})

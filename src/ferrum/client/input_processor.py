@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Real
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ferrum.client.adapter_registry import NamedAdapter, adapters_in
 from ferrum.core.errors import ContextOverflow, InvalidToken, RequestError, Unsupported
@@ -24,9 +25,11 @@ from ferrum.core.span_checks import check_ids
 from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.core.types import Pooling, Request
 from ferrum.core.values import integer, listed, shown, whole
-from ferrum.grammar.constraint_grammars import SourceCache
 from ferrum.text.breakers import BreakerTokens
 from ferrum.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ferrum.grammar.constraint_grammars import GrammarCache
 
 MAX_BOUNDARIES: Final = 256
 """Starts of messages that a request names; each ends a span of a model with states."""
@@ -120,7 +123,6 @@ class InputProcessor:
         self._clock = clock
         self._prioritised = prioritised
         self._turn_openers = turn_openers
-        self._sources = SourceCache()
         self._breakers = None if tokenizer is None else BreakerTokens(tokenizer, vocab_size)
 
     def process(self, prompt: Prompt, params: SamplingParams, options: RequestOptions = DEFAULT_OPTIONS) -> Request:
@@ -195,10 +197,16 @@ class InputProcessor:
         grammar = Grammar(source=self.grammar_of(params.structured_outputs, options.names))
         return replace(given or Guidance(), grammar=grammar)
 
+    @cached_property
+    def _grammars(self) -> GrammarCache:
+        from ferrum.grammar.constraint_grammars import GrammarCache  # few programs constrain outputs
+
+        return GrammarCache()
+
     def grammar_of(self, outputs: StructuredOutputs, names: FieldNames = API_NAMES) -> str:
         """Return the grammar of a constraint, in llguidance's form. Raises RequestError by the caller's names."""
         try:
-            return self._sources.source(outputs)
+            return self._grammars.grammar(outputs)
         except RequestError as error:
             name = names.structured_outputs
             raise error.about(f"structured_outputs.{error.param}" if name is None else name) from None

@@ -50,7 +50,7 @@ def find_format(template: ChatTemplate, files: ModelFiles | None, chosen: str | 
         chosen: the option `tool_format`: a name or a file.
 
     Raises:
-        ConfigError: `find` is neither the name of a format nor a file of one.
+        ConfigError: `chosen` is neither the name of a format nor a file of one.
         CheckpointError: a file of the model is damaged.
     """
     if chosen is not None:

@@ -206,6 +206,10 @@ class Markers:
         return frozenset(char for token, char in self.chars.items() if token in self.special)
 
 
+NO_MARKERS: Final = Markers({}, {}, frozenset(), {})
+"""Those of a grammar without a vocabulary."""
+
+
 def is_mark(char: str) -> bool:
     """Return whether a character stands for a token."""
     return bool(_MARKS.match(char))

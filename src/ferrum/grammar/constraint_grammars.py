@@ -23,17 +23,8 @@ from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.grammar.gbnf import is_gbnf
 from ferrum.grammar.gbnf_lark import gbnf_as_lark
 from ferrum.grammar.json_schema import checked_schema, walked
-from ferrum.grammar.lark_text import checked_lark, literal
+from ferrum.grammar.lark import WHITE_SPACE, checked_lark, joined, json_of, literal, regex_literal, with_options
 from ferrum.grammar.structural_tags import tag_grammars
-
-WHITE_SPACE: Final = r"\x20|\r?\n(?:\x20{0,40}|\t{0,10})"
-"""The white space between tokens of JSON, at most once in each place."""
-
-MOST_REGEX: Final = 16 * 1024
-"""Characters of a regular expression; its first mask takes up to 0.2 seconds."""
-
-ESCAPES: Final = 'nrbtf\\"'
-"""Escapes in strings of JSON: without `\\u`, which would spell a property's name a second time."""
 
 _LOCATING: Final = 0.3
 """Seconds to find the place of a fault that only the library sees."""
@@ -52,18 +43,12 @@ def library() -> Any:
     return llguidance
 
 
-def with_options(schema: Mapping[str, Any], *, white_space: str | None = WHITE_SPACE) -> dict[str, Any]:
-    """Return a checked schema with the options of JSON for llguidance; `white_space` None: compact."""
-    spaces = {"whitespace_flexible": False} if white_space is None else {"whitespace_pattern": white_space}
-    return {"x-guidance": {**spaces, "json_allowed_escapes": ESCAPES}, **schema}
-
-
-def schema_source(schema: Mapping[str, Any], *, white_space: str | None = WHITE_SPACE) -> str:
+def schema_grammar(schema: Mapping[str, Any], *, white_space: str | None = WHITE_SPACE) -> str:
     """Return the grammar of a schema that `checked_schema` returned."""
-    return _joined([{"json_schema": with_options(schema, white_space=white_space)}])
+    return joined([{"json_schema": with_options(schema, white_space=white_space)}])
 
 
-def grammar_source(outputs: StructuredOutputs) -> str:
+def constraint_grammar(outputs: StructuredOutputs) -> str:
     """Return the grammar of a constraint, in llguidance's JSON of grammars.
 
     Raises:
@@ -74,9 +59,9 @@ def grammar_source(outputs: StructuredOutputs) -> str:
     if kind in ("json", "json_object"):
         schema = json.loads(outputs.json) if outputs.json is not None else {"type": "object"}
         checked = checked_schema(schema, kind, closed=outputs.disable_additional_properties)
-        return schema_source(checked, white_space=_white_space(outputs))
+        return schema_grammar(checked, white_space=_white_space(outputs))
     try:
-        return _joined(_grammars(outputs))
+        return joined(_grammars(outputs))
     except RequestError as error:
         raise error.about(kind) from None
 
@@ -87,14 +72,10 @@ def _grammars(outputs: StructuredOutputs) -> list[dict[str, Any]]:
     if outputs.regex is not None:
         return [{"lark_grammar": f"start: {regex_literal(outputs.regex)}"}]
     if outputs.grammar is not None:
-        return [{"lark_grammar": lark_source(outputs.grammar)}]
+        return [{"lark_grammar": client_lark(outputs.grammar)}]
     assert outputs.structural_tag is not None
     tag = json.loads(outputs.structural_tag)
-    return tag_grammars(tag, nested_json, regex_literal, partial(lark_source, followed=True))
-
-
-def _joined(grammars: list[dict[str, Any]]) -> str:
-    return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
+    return tag_grammars(tag, _nested_json, partial(client_lark, followed=True))
 
 
 def _white_space(outputs: StructuredOutputs) -> str | None:
@@ -109,29 +90,17 @@ def _white_space(outputs: StructuredOutputs) -> str | None:
             r"may contain spaces, \s, \n, \r, \t, \x20 and repetitions only", param="whitespace_pattern"
         )
     pattern = pattern.replace(r"\s", r"[\x20\n\r\t]")
-    if fault := _fault(_joined([{"lark_grammar": f"start: {regex_literal(pattern)}"}])):
+    if fault := _fault(joined([{"lark_grammar": f"start: {regex_literal(pattern)}"}])):
         raise InvalidGrammar(_short(fault), param="whitespace_pattern")
     return pattern
 
 
-def nested_json(schema: Any) -> str:
-    """Return a schema within Lark, after `%json`. Raises InvalidSchema."""
-    checked = checked_schema(schema, "")
-    return json.dumps(with_options(checked), ensure_ascii=False, separators=(",", ":"))
+def _nested_json(schema: Any) -> str:
+    """Return a client's schema as an expression. Raises InvalidSchema."""
+    return json_of(checked_schema(schema, ""))
 
 
-def regex_literal(regex: str) -> str:
-    """Return a regular expression as a literal of Lark. Raises InvalidGrammar if it is too long."""
-    if len(regex) > MOST_REGEX:
-        raise InvalidGrammar(f"has {len(regex)} characters, more than {MOST_REGEX}")
-    escaped, within = [], False
-    for char in regex:
-        escaped.append("\\/" if char == "/" and not within else "\\n" if char == "\n" else char)
-        within = char == "\\" and not within
-    return f"/{''.join(escaped)}/"
-
-
-def lark_source(grammar: str, *, followed: bool = False) -> str:
+def client_lark(grammar: str, *, followed: bool = False) -> str:
     """Return a client's grammar in Lark, checked, and converted from GBNF if it is that.
 
     Args:
@@ -146,10 +115,10 @@ def lark_source(grammar: str, *, followed: bool = False) -> str:
         return gbnf_as_lark(grammar, followed=followed)
     if not _LARK.search(grammar):
         raise InvalidGrammar("is neither Lark, which has a rule `start: ...`, nor GBNF, which has `root ::= ...`")
-    return checked_lark(grammar, nested_json)
+    return checked_lark(grammar, _nested_json)
 
 
-def check_source(source: str) -> None:
+def check_grammar(source: str) -> None:
     """Compile a grammar within the library's limits.
 
     Raises:
@@ -180,11 +149,11 @@ def _short(message: str) -> str:
     return line if len(line) <= _MOST_MESSAGE else line[: _MOST_MESSAGE - 3] + "..."
 
 
-def checked_source(outputs: StructuredOutputs) -> str:
-    """Return the grammar of a constraint after it was compiled once. Raises as `grammar_source` and `check_source`."""
-    source, kind = grammar_source(outputs), outputs.given[0]
+def checked_grammar(outputs: StructuredOutputs) -> str:
+    """Return the grammar of a constraint, compiled once. Raises as `constraint_grammar` and `check_grammar`."""
+    source, kind = constraint_grammar(outputs), outputs.given[0]
     try:
-        check_source(source)
+        check_grammar(source)
     except InvalidGrammar as error:
         if outputs.json is None:
             raise error.about(kind) from None
@@ -199,14 +168,14 @@ def _located(schema: Any, *, closed: bool) -> tuple[str, str]:
     """Return the pointer of the innermost schema that the library refuses as it does the whole, and the reason."""
     whole, walk = walked(schema, closed=closed)
     definitions = {"$defs": whole.get("$defs", {})}
-    found, message = walk.sources[0][0], _short(_fault(schema_source(whole)))
+    found, message = walk.sources[0][0], _short(_fault(schema_grammar(whole)))
     end = time.monotonic() + _LOCATING
     for place, part in walk.sources[1:]:  # an outer schema precedes those within it
         if isinstance(part, bool) or place.path[: len(found.path)] != found.path:
             continue
         if time.monotonic() > end:
             break
-        fault = _short(_fault(schema_source({**part, **definitions})))
+        fault = _short(_fault(schema_grammar({**part, **definitions})))
         if fault == message or (fault.startswith("Unsat") and f"'{place.path[-1]}'" in message):
             found, message = place, fault
     return found.pointer, message
@@ -219,7 +188,7 @@ _OVERHEAD: Final = 1024
 """Bytes of an entry besides its texts, roughly."""
 
 
-class SourceCache:
+class GrammarCache:
     """Grammars, or the errors of constraints that have none, the most recently used ones. Threads may share it.
 
     Args:
@@ -233,11 +202,11 @@ class SourceCache:
         self._lock = Lock()
         self._compiling = Lock()
 
-    def source(self, outputs: StructuredOutputs) -> str:
+    def grammar(self, outputs: StructuredOutputs) -> str:
         """Return the grammar of a constraint. At most one thread compiles.
 
         Raises:
-            RequestError: as `checked_source`.
+            RequestError: as `checked_grammar`.
         """
         found = self._find(outputs)
         if found is None:
@@ -266,10 +235,8 @@ class SourceCache:
 
 
 def _compiled(outputs: StructuredOutputs) -> str | RequestError:
-    from ferrum.grammar.constraint_grammars import checked_source  # few programs constrain outputs
-
     try:
-        return checked_source(outputs)
+        return checked_grammar(outputs)
     except RequestError as error:
         return type(error)(error.message, param=error.param)
 

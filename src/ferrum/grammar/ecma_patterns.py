@@ -13,6 +13,8 @@ from itertools import product
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
+from ferrum.grammar.lark import character
+
 # Anchors: what they mean is written out, since llguidance reads them at the ends only.
 #
 # An expression becomes up to four without anchors, by whether a match begins where the text does, and whether it ends
@@ -347,8 +349,7 @@ def _joined(members: list[str | int]) -> str:
 
 
 def _literal(code: int) -> str:
-    """Return one character so that it has no special meaning, in or out of a class."""
+    """Return a character of a pattern. Raises ValueError if there is none."""
     if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
         raise ValueError("has half of a surrogate pair or no code point")
-    char = chr(code)
-    return char if char.isascii() and char.isalnum() else f"\\x{{{code:X}}}"
+    return character(code)

@@ -26,6 +26,7 @@ from ferrum.grammar.gbnf import (
     references,
     rules_of,
 )
+from ferrum.grammar.lark import Lark, character
 
 # Facts: which characters follow each other, and which the same text may reach.
 #
@@ -303,7 +304,7 @@ class _Writer:
         self._rules = rules
         self._facts = facts
         self._names: dict[str, str] = {}
-        self._tokens: dict[str, str] = {}
+        self._lark = Lark()
         self._known: dict[int, _Terminal | None] = {}
         self._terminals: dict[str, _Terminal] = {}
         waiting, size = dict(rules), -1
@@ -316,15 +317,14 @@ class _Writer:
 
     def lark(self) -> str:
         """Return the grammar."""
-        waiting, lines = [ROOT], ["%llguidance {}"]
-        self._names[ROOT] = "start"
+        waiting = [ROOT]
+        self._names[ROOT] = self._lark.reserve()
         while waiting:
             name = waiting.pop()
             known = len(self._names)
-            lines.append(f"{self._names[name]}: {self._text(self._rules[name], self._facts.follow[name])}")
+            self._lark.define(self._names[name], self._text(self._rules[name], self._facts.follow[name]))
             waiting += [*self._names][known:]
-        lines += (f"{name}: {body}" for body, name in self._tokens.items())
-        return "\n".join([*lines, ""])
+        return self._lark.grammar(self._names[ROOT])
 
     def _terminal(self, node: Node) -> _Terminal | None:
         """Return a node as a terminal; None if it is recursive or too large."""
@@ -366,9 +366,11 @@ class _Writer:
             body = f"/{found.regex}/ & /(?s:.+)/" if fact.empty else f"/{found.regex}/"
             if not fact.empty and len(body) < _LONG:
                 return body
-            return self._tokens.setdefault(body, f"T{len(self._tokens)}") + "?" * fact.empty
+            return self._lark.rule(body, terminal=True) + "?" * fact.empty
         if isinstance(node, Reference):
-            return self._names.setdefault(node.name, f"r{len(self._names)}")
+            if node.name not in self._names:
+                self._names[node.name] = self._lark.reserve()
+            return self._names[node.name]
         parts = [self._text(each, after) for each, after in self._facts.within(node, follow)]
         if isinstance(node, Repeat):
             return f"({parts[0]}){{{node.least},{'' if node.most is None else node.most}}}"
@@ -377,15 +379,9 @@ class _Writer:
 
 def _class(ranges: tuple[Range, ...]) -> str:
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-        return _char(ranges[0][0])
-    inside = (_char(low) if low == high else f"{_char(low)}-{_char(high)}" for low, high in ranges)
+        return character(ranges[0][0])
+    inside = (character(low) if low == high else f"{character(low)}-{character(high)}" for low, high in ranges)
     return f"[{''.join(inside)}]"
-
-
-def _char(code: int) -> str:
-    """Return one character so that it has no special meaning, in or out of a class."""
-    char = chr(code)
-    return char if char.isascii() and char.isalnum() else f"\\x{{{code:X}}}"
 
 
 def _finite(rules: Mapping[str, Node]) -> dict[str, Node]:

@@ -2,7 +2,7 @@
 
 Drafts 4 to 2020-12 are read as 2020-12. Every keyword is enforced, refused, or an annotation; rewritten schemas allow
 the same values, except that the enforced formats leave out rare spellings and nullable is OpenAPI's. The keywords are
-in `schema_keywords`, `schema_keywords` and `schema_logic`.
+in `schema_keywords` and `schema_logic`.
 """
 
 from __future__ import annotations

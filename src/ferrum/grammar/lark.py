@@ -1,15 +1,18 @@
-"""Grammars as text in llguidance's variant of Lark: literals, JSON by schema, and rules under names of their own."""
+"""The one writer of grammars as text, in llguidance's variant of Lark and its JSON of several grammars.
+
+Literals, expressions, rules, JSON by schema, and the check of grammars that clients write. What they say is elsewhere.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from ferrum.core.errors import InvalidGrammar
 from ferrum.core.output_format import Arguments
-from ferrum.formats.patterns import SPACE, Markers, is_mark
-from ferrum.grammar.constraint_grammars import ESCAPES
+from ferrum.formats.patterns import NO_MARKERS, SPACE, Markers, is_mark
 
 _SPECIAL: Final = re.compile(r"[.*+?()\[\]{}|^$\\/&~#-]")
 
@@ -25,6 +28,27 @@ def regex(text: str) -> str:
     """Return the inside of a regular expression that matches a text."""
     escaped = _SPECIAL.sub(lambda found: "\\" + found.group(), text)
     return escaped.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+
+
+MOST_REGEX: Final = 16 * 1024
+"""Characters of a regular expression; its first mask takes up to 0.2 seconds."""
+
+
+def regex_literal(pattern: str) -> str:
+    """Return a client's regular expression as a literal. Raises InvalidGrammar if it is too long."""
+    if len(pattern) > MOST_REGEX:
+        raise InvalidGrammar(f"has {len(pattern)} characters, more than {MOST_REGEX}")
+    escaped, within = [], False
+    for char in pattern:
+        escaped.append("\\/" if char == "/" and not within else "\\n" if char == "\n" else char)
+        within = char == "\\" and not within
+    return f"/{''.join(escaped)}/"
+
+
+def character(code: int) -> str:
+    """Return one character of a regular expression so that it has no special meaning, in or out of a class."""
+    char = chr(code)
+    return char if char.isascii() and char.isalnum() else f"\\x{{{code:X}}}"
 
 
 def sequence(*parts: str) -> str:
@@ -58,7 +82,7 @@ class Lark:
         shared: names of rules that several parts of the grammar use, by their own keys.
     """
 
-    def __init__(self, markers: Markers) -> None:
+    def __init__(self, markers: Markers = NO_MARKERS) -> None:
         self._markers = markers
         self._ids = {char: token for token, char in markers.chars.items()}
         self._rules: dict[str, str] = {}
@@ -128,21 +152,10 @@ class Lark:
             *(f"<[{self._ids[each]}]>" if is_mark(each) else literal(each) for each in _MARKS.split(translated) if each)
         )
 
-    def source(self, start: str) -> str:
+    def grammar(self, start: str) -> str:
         """Return the grammar with the rule that it begins with."""
         lines = [f"{name}{whole}" for name, whole in self._rules.items()]
         return "\n".join([f"start: {start}", *lines, ""])
-
-
-def json_of(schema: Mapping[str, Any], arguments: Arguments) -> str:
-    """Return an expression of JSON by a schema, in the spelling of a format."""
-    options = {
-        "whitespace_flexible": False,
-        "item_separator": regex(arguments.item_separator),
-        "key_separator": regex(arguments.key_separator),
-        "json_allowed_escapes": ESCAPES,
-    }
-    return f"%json {json.dumps({'x-guidance': options, **schema})}"
 
 
 def in_order(lark: Lark, items: list[tuple[str, bool]], separator: str, opening: str = "") -> str:
@@ -162,3 +175,111 @@ def in_order(lark: Lark, items: list[tuple[str, bool]], separator: str, opening:
             following = lark.rule(either([after, following or '""']))
             starting = lark.rule(either([alone, starting or '""']))
     return starting
+
+
+# JSON by schema
+
+WHITE_SPACE: Final = r"\x20|\r?\n(?:\x20{0,40}|\t{0,10})"
+"""The white space between tokens of JSON, at most once in each place."""
+
+ESCAPES: Final = 'nrbtf\\"'
+"""Escapes in strings of JSON: without `\\u`, which would spell a property's name a second time."""
+
+
+def with_options(
+    schema: Mapping[str, Any], *, white_space: str | None = WHITE_SPACE, arguments: Arguments | None = None
+) -> dict[str, Any]:
+    """Return a checked schema with the options of JSON for llguidance.
+
+    Args:
+        white_space: pattern of what may stand between tokens of JSON; None: nothing.
+        arguments: give the separators of a format, in which nothing else stands between tokens.
+    """
+    options: dict[str, Any] = {"json_allowed_escapes": ESCAPES}
+    if white_space is None or arguments is not None:
+        options["whitespace_flexible"] = False
+    else:
+        options["whitespace_pattern"] = white_space
+    if arguments is not None:
+        options["item_separator"] = regex(arguments.item_separator)
+        options["key_separator"] = regex(arguments.key_separator)
+    return {"x-guidance": options, **schema}
+
+
+def json_of(schema: Mapping[str, Any], arguments: Arguments | None = None) -> str:
+    """Return an expression of JSON by a checked schema, in the spelling of a format if there is one."""
+    return f"%json {json.dumps(with_options(schema, arguments=arguments))}"
+
+
+# Several grammars in one
+
+
+def joined(grammars: Sequence[Mapping[str, Any]]) -> str:
+    """Return llguidance's JSON of grammars, of which the first is the start; it refers to others as `@NAME`."""
+    return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
+
+
+def joined_by_name(start: str, named: Mapping[str, str]) -> str:
+    """Return a grammar of several by name; `start` is a Lark rule that refers to them."""
+    grammars: list[Mapping[str, Any]] = [{"lark_grammar": start}]
+    for name, text in named.items():
+        first, *others = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
+        grammars += [{**first, "name": name}, *others]
+    return joined(grammars)
+
+
+# Clients' grammars: nested schemas are checked, and what the engine cannot roll back is refused
+
+_PIECES: Final = re.compile(
+    r"""(?P<kept>"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/)|(?P<json>%json\b)|(?P<option>%llguidance\b)"""
+    r"""|(?P<attribute>\b(?:max_tokens|temperature|stop)\s*=)|(?P<rule>:)"""
+)
+MOST_RULES: Final = 500
+"""Rules and terminals; llguidance's recursion through them ends the process at about 2500."""
+
+MOST_CHARACTERS: Final = 64 * 1024
+_READER: Final = json.JSONDecoder()
+
+
+def checked_lark(text: str, nested: Callable[[Any], str]) -> str:
+    """Return a client's grammar with its schemas replaced by checked ones.
+
+    Args:
+        text: Lark, as llguidance reads it.
+        nested: returns an expression of a schema, checked.
+
+    Raises:
+        InvalidGrammar: it uses an attribute that prevents taking tokens back, or options of the library.
+        InvalidSchema: a nested schema is wrong or cannot be enforced.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise InvalidGrammar(f"has {len(text)} characters in Lark, more than {MOST_CHARACTERS}")
+    found, place, rules = [], 0, 0
+    while match := _PIECES.search(text, place):
+        found.append(text[place : match.end()])
+        place = match.end()
+        rules += match["rule"] is not None
+        if rules > MOST_RULES:
+            raise InvalidGrammar(f"has more than {MOST_RULES} rules and terminals")
+        if match["attribute"] is not None:
+            name = match["attribute"].rstrip("= \t\n")
+            raise InvalidGrammar(f"the attribute {name} is not supported: tokens could not be taken back")
+        if match["option"] is not None:
+            options, place = _json(text, place, "%llguidance")
+            if options != {}:
+                raise InvalidGrammar("options after %llguidance are not supported")
+            found.append(" {}")
+        if match["json"] is not None:
+            schema, place = _json(text, place, "%json")
+            found[-1] = found[-1].removesuffix("%json") + nested(schema)
+    return "".join([*found, text[place:]])
+
+
+def _json(text: str, place: int, keyword: str) -> tuple[Any, int]:
+    """Return the JSON at a place, and its end."""
+    while text[place : place + 1].isspace():
+        place += 1
+    try:
+        return _READER.raw_decode(text, place)
+    except (ValueError, RecursionError) as error:
+        raise InvalidGrammar(f"{keyword} is not followed by JSON: {error}") from None

@@ -14,8 +14,7 @@ from ferrum.core.errors import InvalidSchema
 from ferrum.core.output_format import Tool
 from ferrum.core.values import shown
 from ferrum.formats.argument_types import type_of
-from ferrum.grammar.constraint_grammars import regex_literal
-from ferrum.grammar.lark import regex
+from ferrum.grammar.lark import regex, regex_literal
 from ferrum.grammar.schema_places import same
 
 Schema: TypeAlias = Mapping[str, Any] | bool

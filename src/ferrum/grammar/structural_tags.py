@@ -1,6 +1,6 @@
 """Structural tags in Lark: free text with tags whose contents are constrained.
 
-The older form has `structures` and `output_parser`. The newer one, xgrammar's, has a `format` of nested parts, of which
+The older form has `structures` and `triggers`. The newer one, xgrammar's, has a `format` of nested parts, of which
 those that a grammar can express are read; others are refused with their pointer. The library's lexer takes the longest
 match of a terminal, so texts and regular expressions next to each other are one terminal.
 """
@@ -12,40 +12,36 @@ from itertools import groupby
 from typing import Any, Final, NoReturn
 
 from ferrum.core.errors import InvalidGrammar, InvalidSchema
-from ferrum.grammar.lark_text import literal
+from ferrum.grammar.lark import Lark, literal, regex_literal, sequence
 from ferrum.grammar.schema_places import Place
-
-_TEXT: Final = "TEXT: /(?s:.*)/"
 
 
 def tag_grammars(
     tag: Mapping[str, Any],
     nested_json: Callable[[Any], str],
-    regex: Callable[[str], str],
-    lark: Callable[[str], str],
+    client_lark: Callable[[str], str],
 ) -> list[dict[str, Any]]:
     """Return llguidance's grammars of a structural tag.
 
     Args:
         tag: the client's object.
-        nested_json: returns the text of a checked schema.
-        regex: returns a literal of Lark.
-        lark: returns a checked grammar in Lark.
+        nested_json: returns an expression of a schema, checked.
+        client_lark: returns a grammar in Lark, checked.
 
     Raises:
         InvalidGrammar, InvalidSchema: a part is wrong or cannot be expressed; the message has its JSON pointer.
     """
-    return _Writer(nested_json, regex, lark).grammars(Place(tag))
+    return _Writer(nested_json, client_lark).grammars(Place(tag))
 
 
 class _Writer:
     """Writes the rules of one structural tag."""
 
-    def __init__(self, nested: Callable[[Any], str], regex: Callable[[str], str], lark: Callable[[str], str]) -> None:
-        self._nested = nested
-        self._regex = regex
-        self._lark = lark
-        self._rules = [_TEXT]
+    def __init__(self, nested_json: Callable[[Any], str], client_lark: Callable[[str], str]) -> None:
+        self._nested_json = nested_json
+        self._client_lark = client_lark
+        self._lark = Lark()
+        self._free = self._lark.rule("/(?s:.*)/", terminal=True)
         self._grammars: list[dict[str, Any]] = []
 
     def grammars(self, tag: Place) -> list[dict[str, Any]]:
@@ -55,19 +51,7 @@ class _Writer:
         else:
             _fields(tag, {"structures", "triggers"}, {"type"})
             start = self._older(tag)
-        lark = "\n".join([f"start: {start}", *self._rules])
-        return [{"lark_grammar": lark}, *self._grammars]
-
-    def _rule(self, body: str, attributes: str = "") -> str:
-        name = f"r{len(self._rules)}"
-        self._rules.append(f"{name}{attributes}: {body}")
-        return name
-
-    def _token(self, *parts: str) -> str:
-        """Return the name of a terminal of parts one after the other."""
-        name = f"T{len(self._rules)}"
-        self._rules.append(f"{name}: {' '.join(parts)}")
-        return name
+        return [{"lark_grammar": self._lark.grammar(start)}, *self._grammars]
 
     def _older(self, tag: Place) -> str:
         bodies = []
@@ -90,17 +74,17 @@ class _Writer:
             trigger = next((each for each in triggers if each and begin.startswith(each)), None)
             if trigger is None:
                 _refuse(place, f"no trigger is the start of {begin!r}")
-            head = self._rule(f"TEXT {literal(trigger)}", "[lazy]")
+            head = self._lark.rule(f"{self._free} {literal(trigger)}", "[lazy]")
             rest = begin[len(trigger) :]
-            rules.append(self._rule(f"{head} {literal(rest) if rest else ''} {body}"))
-        tags, text = " | ".join(rules), self._rule("TEXT")
+            rules.append(self._lark.rule(f"{head} {literal(rest) if rest else ''} {body}"))
+        tags, text = " | ".join(rules), self._lark.rule(self._free)
         if count in ("", "?"):
             return f"({tags} | {text})" if count else f"({tags})"
         return f"({tags}){count} {text}"
 
     def _json(self, place: Place) -> str:
         try:
-            return f"%json {self._nested(place.value)}"
+            return self._nested_json(place.value)
         except InvalidSchema as error:
             raise InvalidSchema(f"{place.pointer}{error.message.removeprefix('#')}") from None
 
@@ -122,18 +106,18 @@ class _Writer:
 
     def _pattern(self, place: Place) -> str:
         _fields(place, {"pattern"}, {"type"})
-        return self._regex(_text(place.at("pattern")))
+        return regex_literal(_text(place.at("pattern")))
 
     def _grammar(self, place: Place) -> str:
         _fields(place, {"grammar"}, {"type"})
-        text = self._lark(_text(place.at("grammar")))
+        text = self._client_lark(_text(place.at("grammar")))
         name = f"g{len(self._grammars)}"
         self._grammars.append({"name": name, "lark_grammar": text})
         return f"@{name}"
 
     def _any_text(self, place: Place) -> str:
         _fields(place, set(), {"type"})
-        return "TEXT"
+        return self._free
 
     def _sequence(self, place: Place) -> str:
         _fields(place, {"elements"}, {"type"})
@@ -144,7 +128,7 @@ class _Writer:
         parts: list[str] = []
         for is_regular, group in groupby(elements, _is_regular):
             found = list(map(self._part, group))
-            parts += [self._token(*found)] if is_regular and len(found) > 1 else found
+            parts += [self._lark.rule(sequence(*found), terminal=True)] if is_regular and len(found) > 1 else found
         return f"({' '.join(parts)})"
 
     def _or(self, place: Place) -> str:
@@ -162,9 +146,9 @@ class _Writer:
             _fields(content, set(), {"type"})
             if not end:
                 _refuse(place, "free text needs an end that is not empty")
-            return self._rule(f"TEXT {literal(end)}", "[lazy]")
+            return self._lark.rule(f"{self._free} {literal(end)}", "[lazy]")
         if _is_regular(content) and end:
-            return self._token(self._part(content), literal(end))
+            return self._lark.rule(sequence(self._part(content), literal(end)), terminal=True)
         return f"{self._part(content)} {_end(end)}"
 
     def _triggered_tags(self, place: Place) -> str:
@@ -177,7 +161,7 @@ class _Writer:
 
     def _separated(self, place: Place) -> str:
         _fields(place, {"tags", "separator"}, {"type", "at_least_one", "stop_after_first"})
-        one = self._rule(" | ".join(map(self._tag, _tags(place))))
+        one = self._lark.rule(" | ".join(map(self._tag, _tags(place))))
         many = one if _flag(place, "stop_after_first") else f"{one} ({literal(_text(place.at('separator')))} {one})*"
         return f"({many})" if _flag(place, "at_least_one") else f"({many})?"
 

@@ -32,7 +32,7 @@ from ferrum.formats.argument_readers import trailing
 from ferrum.formats.argument_types import STRING, ArgumentTypes, argument_types
 from ferrum.formats.json_text import INPUT
 from ferrum.formats.patterns import SPACE, Markers, markers_of
-from ferrum.grammar.constraint_grammars import check_source, schema_source
+from ferrum.grammar.constraint_grammars import check_grammar, schema_grammar
 from ferrum.grammar.custom_grammar import custom_grammar
 from ferrum.grammar.json_schema import checked_schema
 from ferrum.grammar.lark import Lark, either, json_of, list_of, literal, optional, sequence
@@ -139,7 +139,7 @@ class CallGrammar:
         if not calls.section_open and self._many:
             call = lark.rule(sequence(lark.text(calls.open), self._call()))
             more = f"( {sequence(lark.text(calls.between), call)} )*"
-        return Grammar(source=lark.source(sequence(*before, start, body, more)))
+        return Grammar(source=lark.grammar(sequence(*before, start, body, more)))
 
     def _starts(self) -> Iterator[str]:
         """Yield the texts that calls begin with, with the white space that follows them."""
@@ -165,7 +165,7 @@ class CallGrammar:
         rest = openings[0][1]
         triggers = dict.fromkeys(marker for marker, each in openings if each.strip(SPACE) == rest.strip(SPACE))
         return Grammar(
-            source=self._lark.source(sequence(self._lark.text(rest), self._body(opened=not self._calls.section_open))),
+            source=self._lark.grammar(sequence(self._lark.text(rest), self._body(opened=not self._calls.section_open))),
             triggers=tuple(triggers),
             repeats=self._many and not self._calls.section_open,
         )
@@ -352,8 +352,6 @@ def _other_value(lark: Lark, arguments: Arguments) -> str:
 
 # Schemas of tools, checked before a request is queued
 
-_NO_MARKERS = Markers({}, {}, frozenset(), {})
-
 
 def forced_tools(calls: Calls, tools: tuple[Tool, ...], named: str | None) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
     """Return tools as they are enforced in a call that must come, and the names of those whose schema is not.
@@ -383,12 +381,12 @@ def check_strict(calls: Calls, tools: tuple[Tool, ...]) -> None:
 @lru_cache(maxsize=512)
 def _fault(calls: Calls, tool: Tool) -> RequestError | None:
     """Return why a strict tool cannot be enforced in a format; None if it can."""
-    lark = Lark(_NO_MARKERS)
+    lark = Lark()
     try:
-        source = lark.source(arguments_grammar(lark, calls, tool))
+        source = lark.grammar(arguments_grammar(lark, calls, tool))
         reason = _reason(json.loads(tool.parameters))
         if not reason:
-            check_source(source)
+            check_grammar(source)
     except InvalidGrammar as error:
         reason = f"#: {error.message}"
     except RequestError as error:
@@ -411,7 +409,7 @@ def _reason(schema: Mapping[str, Any]) -> str:
 def _refused(part: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     """Return why the library refuses a part of a schema; empty if it does not."""
     try:
-        check_source(schema_source({**part, "$defs": schema.get("$defs", {})}))
+        check_grammar(schema_grammar({**part, "$defs": schema.get("$defs", {})}))
     except InvalidGrammar as error:
         return error.message
     return ""
@@ -481,7 +479,7 @@ def content_start(form: OutputFormat, tokenizer: Tokenizer) -> str:
         before = optional(either(ignored)) if ignored else ""
     closes = [lark.text(form.content_close)] if form.content_close else []
     after = optional(either([*closes, *ignored])) if closes or ignored else ""
-    return lark.source(sequence(WHITE_SPACE if form.reasoning is not None else "", before, "@content", after))
+    return lark.grammar(sequence(WHITE_SPACE if form.reasoning is not None else "", before, "@content", after))
 
 
 def _content_opens(form: OutputFormat) -> tuple[str, ...]:
