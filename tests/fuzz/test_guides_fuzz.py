@@ -49,8 +49,8 @@ def walk(guide: SequenceGuide, draw: Random, length: int) -> tuple[list[int], li
     while len(tokens) < length:
         (mask,) = guide.masks(())
         masks.append(mask)
-        if guide.resting:
-            assert mask is None and (len(tokens) < guide.rests_until)
+        if guide.unconstrained:
+            assert mask is None and (len(tokens) < guide.unconstrained_until)
         choices = [token for token in allowed_in(mask) if token != EOS]
         if not choices:
             return tokens, masks
@@ -70,7 +70,7 @@ def test_masks_do_not_depend_on_how_tokens_arrive(count: int) -> None:
         guide, taken = guide_of(guidance), 0
         while taken < len(tokens):
             drafts = tuple(tokens[taken : taken + draw.randrange(6)])
-            rests, until, watched = guide.resting, guide.rests_until, guide.watched
+            rests, until, watched = guide.unconstrained, guide.unconstrained_until, guide.trigger_tokens
             assert list(guide.masks(drafts)) == masks[taken : taken + len(drafts) + 1], (seed, guidance)
             if rests and watched.isdisjoint(drafts) and taken + len(drafts) < until:
                 assert set(masks[taken : taken + len(drafts) + 1]) == {None}, (seed, guidance)

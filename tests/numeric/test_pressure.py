@@ -55,7 +55,7 @@ def told(output: RequestOutput) -> tuple[object, ...]:
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> list[Sequence]:
+def overcommitted(monkeypatch: pytest.MonkeyPatch) -> list[Sequence]:
     """Admit every request, so that pages run out; return the preempted sequences."""
     lost: list[Sequence] = []
     preempt = Planner._preempt
@@ -76,11 +76,13 @@ def test_a_quarter_of_the_pages_gives_the_same_answers() -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_answers_are_the_same_when_pages_run_out(hasty: list[Sequence], prefix_cache: bool, policy: str) -> None:
+def test_answers_are_the_same_when_pages_run_out(
+    overcommitted: list[Sequence], prefix_cache: bool, policy: str
+) -> None:
     assert served(DEMAND // 4, prefix_cache=prefix_cache, policy=policy) == unpressed()
-    assert hasty
+    assert overcommitted
 
 
-def test_swapped_pages_are_restored_unchanged(hasty: list[Sequence]) -> None:
+def test_swapped_pages_are_restored_unchanged(overcommitted: list[Sequence]) -> None:
     assert served(DEMAND // 4, prefix_cache=True, swap_gib=1) == unpressed()
-    assert hasty
+    assert overcommitted

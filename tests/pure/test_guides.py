@@ -126,9 +126,9 @@ def test_guide_rests_until_a_watched_token_or_the_budget(case: str) -> None:
     guidance, text, rests, watched, until = RESTS[case]
     guide = guide_of(guidance)
     guide.advance(tokens_of(text))
-    assert guide.resting is rests
+    assert guide.unconstrained is rests
     if rests:
-        assert (guide.watched, guide.rests_until) == (frozenset(tokens_of(watched)), until)
+        assert (guide.trigger_tokens, guide.unconstrained_until) == (frozenset(tokens_of(watched)), until)
 
 
 def test_forced_tokens_are_known_one_token_late() -> None:

@@ -91,7 +91,7 @@ def test_priority_serves_smaller_values_first_then_by_arrival() -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_lack_of_pages_preempts_the_sequence_served_last(policy: str) -> None:
-    bench = Bench(num_pages=9, policy=policy, hasty=True)
+    bench = Bench(num_pages=9, policy=policy, overcommitted=True)
     requests = [
         bench.add(name, 8, seed=index, max_tokens=20, priority=-index, arrival=float(index))
         for index, name in enumerate("abc")
@@ -108,7 +108,7 @@ def test_lack_of_pages_preempts_the_sequence_served_last(policy: str) -> None:
 
 
 def test_first_sequence_waits_for_pages_in_flight_and_is_not_preempted() -> None:
-    bench = Bench(num_pages=4, hasty=True)
+    bench = Bench(num_pages=4, overcommitted=True)
     requests = [bench.add(name, 7, seed=seed, max_tokens=4) for seed, name in enumerate("ab")]
     bench.step()
     decode = bench.plan()
@@ -122,7 +122,7 @@ def test_first_sequence_waits_for_pages_in_flight_and_is_not_preempted() -> None
 
 
 def test_preempted_sequence_keeps_its_tokens_and_recomputes_them() -> None:
-    bench = Bench(num_pages=6, budget=64, hasty=True)
+    bench = Bench(num_pages=6, budget=64, overcommitted=True)
     requests = [bench.add(name, 10, seed=index, max_tokens=12) for index, name in enumerate("ab")]
     again = [span for spans in bench.run() for span in spans if span.start == 0 and len(span.tokens) > 10]
     assert again and all(span.want is Want.TOKEN for span in again)

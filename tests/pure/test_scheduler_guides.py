@@ -32,7 +32,7 @@ class Played:
 
 
 def test_sequence_stays_on_the_fast_path_while_its_guide_rests() -> None:
-    played = Played(OpenGuide(resting=True))
+    played = Played(OpenGuide(unconstrained=True))
     plans = [played.step() for _ in range(24)]
     assert all(plan.batch.spans[0].extras is None for plan in plans)
     assert [plan.tenant is not None for plan in plans[3:]] == [True] * 21
@@ -43,17 +43,17 @@ def test_watched_token_ends_the_rest_and_the_guide_gets_all_tokens() -> None:
     tokens = expected(input_processor().process([5, 6, 7], greedy(24, ignore_eos=True), LIMITED))
     watched = next(token for token in tokens[5:] if token not in tokens[:5])
     at = tokens.index(watched)
-    played = Played(OpenGuide(resting=True, watched=frozenset({watched})))
+    played = Played(OpenGuide(unconstrained=True, trigger_tokens=frozenset({watched})))
     while played.guide.taken == 0:
         assert played.step().batch.spans[0].masks == ()
     assert played.guide.taken == at + 1
-    played.guide.resting = False
+    played.guide.unconstrained = False
     assert len(played.step().batch.spans[0].masks) == 1
     assert played.guide.taken == at + 2, "a guide that does not rest gets each token"
 
 
 def test_budget_ends_the_rest_at_its_token() -> None:
-    played = Played(OpenGuide(resting=True, rests_until=7))
+    played = Played(OpenGuide(unconstrained=True, unconstrained_until=7))
     while played.guide.taken == 0:
         played.step()
     assert played.guide.taken == 7
@@ -61,7 +61,7 @@ def test_budget_ends_the_rest_at_its_token() -> None:
 
 def test_drafts_beyond_a_rest_have_masks() -> None:
     """Right drafts of three tokens: the budget ends within the third draft at the latest."""
-    played = Played(OpenGuide(resting=True, rests_until=6), FakeRecipe(drafts=3))
+    played = Played(OpenGuide(unconstrained=True, unconstrained_until=6), FakeRecipe(drafts=3))
     masked = False
     while played.guide.taken == 0:
         span = played.step().batch.spans[0]

@@ -133,7 +133,7 @@ def test_sequence_that_fails_before_its_first_token_publishes_nothing() -> None:
 
 
 def test_preempted_sequence_recomputes_only_evicted_pages() -> None:
-    bench = Bench(prefixes=True, num_pages=12, budget=64, hasty=True)
+    bench = Bench(prefixes=True, num_pages=12, budget=64, overcommitted=True)
     requests = [bench.add(name, 16, seed=index, max_tokens=16) for index, name in enumerate("ab")]
     steps = bench.run()
     bench.agrees(*requests)

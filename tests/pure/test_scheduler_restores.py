@@ -141,7 +141,7 @@ def test_pool_full_of_pending_restores_is_no_error() -> None:
 
 
 def test_first_sequence_waits_for_restores_and_is_not_preempted() -> None:
-    bench, disk = restarted(num_pages=9, hasty=True)
+    bench, disk = restarted(num_pages=9, overcommitted=True)
     first = bench.add("first", 3, seed=1, max_tokens=12)
     bench.step()
     request = again(bench)

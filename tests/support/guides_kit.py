@@ -33,9 +33,9 @@ class AllAllowed(PendingMasks):
 class OpenGuide:
     """A guide that allows everything; see `Guide` for its attributes."""
 
-    resting: bool = False
-    watched: frozenset[int] = frozenset()
-    rests_until: int = UNLIMITED
+    unconstrained: bool = False
+    trigger_tokens: frozenset[int] = frozenset()
+    unconstrained_until: int = UNLIMITED
     taken: int = 0
     closed: bool = False
 

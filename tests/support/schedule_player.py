@@ -101,7 +101,7 @@ class Player(RandomLoad):
                 max_sequences=plan.batch,
                 max_sequence_length=plan.arithmetic.context,
                 drafter=self._drafter(stack),
-                reserve=admit_all if plan.hasty else None,
+                reserve=admit_all if plan.overcommitted else None,
                 prefixes=scope_of(self.pages) if plan.keep != "nothing" and self.pages.shares_prefixes else None,
             )
             self.strangers = Strangers(executor, plan.arithmetic, plan.strangers, self.random)

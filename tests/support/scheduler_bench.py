@@ -38,7 +38,7 @@ class Bench:
         propose: Callable[[Choice], tuple[int, ...]] | None = None,
         fault: Callable[[Span], FerrumError | None] | None = None,
         prefixes: bool = False,
-        hasty: bool = False,
+        overcommitted: bool = False,
         costs: StepCosts | None = None,
         decode_seconds: float | None = None,
     ) -> None:
@@ -52,7 +52,7 @@ class Bench:
             max_sequences=max_sequences,
             max_sequence_length=context,
             drafter=None if propose is None else Guesses(propose),
-            reserve=admit_all if hasty else None,
+            reserve=admit_all if overcommitted else None,
             prefixes=scope_of(self.pages) if prefixes else None,
             costs=costs,
             decode_seconds=decode_seconds,

@@ -103,7 +103,7 @@ class Schedule:
         threads: of the native kernels.
         page_size, kv_capacity, max_rows, batch, chunk, policy: options of executor and engine; `chunk` is the most
             tokens of a step.
-        hasty: whether everybody is let in, as if there were room for all.
+        overcommitted: all waiting requests are admitted, as if there were pages for all.
         keep: what outlasts a sequence: "nothing", its "pages", or "files", which outlast the engine too.
         swap: whether what makes room goes to buffers.
         drafter: who drafter tokens, at most `drafts` at a time.
@@ -124,7 +124,7 @@ class Schedule:
     batch: int
     chunk: int
     policy: str
-    hasty: bool
+    overcommitted: bool
     keep: str
     swap: bool
     drafter: str
@@ -171,7 +171,7 @@ def schedule_of(number: int, kernels: Sequence[str]) -> Schedule:
         batch=batch,
         chunk=chunk,
         policy=pick.choice(tuple(POLICIES)),
-        hasty=tight,
+        overcommitted=tight,
         keep=keep,
         swap=keep != "nothing" and pick.random() < 0.5,
         drafter=pick.choice(DRAFTERS),
@@ -214,7 +214,7 @@ def schedule_of_hybrid(number: int, kernels: Sequence[str]) -> Schedule:
         batch=pick.choice((2, 4, 8)),
         chunk=pick.choice((8, 24, 64)),
         max_rows=64,
-        hasty=True,
+        overcommitted=True,
         keep=pick.choice(("nothing", "pages", "pages", "pages")),
         swap=False,
         drafter="ngram",

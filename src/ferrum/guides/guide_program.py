@@ -101,13 +101,13 @@ class _Vocabulary:
 
 # Tokens that would complete a marker and go on with text that the grammar after it refuses
 
-RefusedRests: TypeAlias = Mapping[bytes, frozenset[int]]
+Forbidden: TypeAlias = Mapping[bytes, frozenset[int]]
 """By the part of a marker that the output ends with: tokens that may not follow."""
 
-NO_RESTS: Final[RefusedRests] = {}
+NOTHING_FORBIDDEN: Final[Forbidden] = {}
 
 
-def refused_rests(markers: Iterable[Marker], matcher: Any, tokens: GrammarTokens) -> RefusedRests:
+def forbidden_tokens(markers: Iterable[Marker], matcher: Any, tokens: GrammarTokens) -> Forbidden:
     """Return the forbidden tokens for markers that are found by their bytes.
 
     Args:
@@ -160,7 +160,7 @@ class GuideProgram:
         end: the tokens that are forced at the budget.
         grammar, matcher: the grammar and its matcher, which is only copied; None without a grammar.
         ends: the end tokens of the request.
-        refused: tokens that may not complete a trigger, or the close marker before a grammar without triggers.
+        forbidden: tokens that may not complete a trigger, or the close marker before a grammar without triggers.
     """
 
     tokens: GrammarTokens
@@ -170,7 +170,7 @@ class GuideProgram:
     grammar: Grammar | None
     matcher: Any
     ends: tuple[int, ...]
-    refused: RefusedRests
+    forbidden: Forbidden
 
     @property
     def lazy(self) -> bool:
@@ -190,7 +190,7 @@ def program_of(guidance: Guidance, tokens: GrammarTokens, matcher: Any, ends: tu
         thought = None
     end = () if thought is None or thought.budget is None else _end(thought, tokens.tokenizer)
     begins = () if grammar is None else grammar.triggers or (() if thought is None else (thought.close,))
-    refused = refused_rests(begins, matcher, tokens) if begins else NO_RESTS
+    refused = forbidden_tokens(begins, matcher, tokens) if begins else NOTHING_FORBIDDEN
     ends = ends or tokens.tokenizer.eos_token_ids
     return GuideProgram(tokens, thought, _opening(thought, tokens.tokenizer), end, grammar, matcher, ends, refused)
 

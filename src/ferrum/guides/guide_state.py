@@ -75,15 +75,15 @@ class GuideState:
     # What the next tokens may be
 
     @property
-    def watched(self) -> frozenset[int]:
-        """The tokens that may end a rest."""
+    def trigger_tokens(self) -> frozenset[int]:
+        """The tokens after which a mask may be needed."""
         if self.phase is Phase.FREE:
             return frozenset()
         return self._triggers.tokens | (self._close.tokens if self.phase is Phase.THOUGHT else frozenset())
 
     @property
-    def rest(self) -> int:
-        """How many tokens may follow before a mask is needed, watched ones excepted; 0: the next one needs it."""
+    def unconstrained_for(self) -> int:
+        """How many tokens may follow before a mask is needed, trigger tokens excepted; 0: the next one needs it."""
         phase, thought = self.phase, self._program.thought
         if self.forced:
             return 0
@@ -111,7 +111,7 @@ class GuideState:
         if self.phase is Phase.FIRST and self._program.grammar is not None and not self._program.lazy:
             opening = self._program.opening[self._opened : self._opened + 1]
             return self._only(opening) if self._matcher is None else self._grammar_mask(self._matcher, opening)
-        return self._without_refused() if self.phase is not Phase.FREE else None
+        return self._without_forbidden() if self.phase is not Phase.FREE else None
 
     def known(self) -> tuple[int, ...]:
         """Return the next tokens as far as there is no alternative to them; not always all of them."""
@@ -126,10 +126,10 @@ class GuideState:
             mask[token >> 3] |= 1 << (token & 7)
         return bytes(mask)
 
-    def _without_refused(self) -> bytes | None:
+    def _without_forbidden(self) -> bytes | None:
         """Return the mask of all tokens but those after which the grammar would begin with an error, or never begin."""
         finder = self._triggers if self._program.lazy else self._close
-        found = [tokens for begun, tokens in self._program.refused.items() if finder.ends_with(begun)]
+        found = [tokens for begun, tokens in self._program.forbidden.items() if finder.ends_with(begun)]
         refused = frozenset[int]().union(*found).difference(self._program.ends)
         if self._program.required:
             refused = refused.union(self._program.ends)

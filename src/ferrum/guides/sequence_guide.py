@@ -24,14 +24,14 @@ class _Settled:
 
     Attributes:
         taken: the number of tokens that it has taken in.
-        rests_until: see `Guide`; `taken` if the guide does not rest.
-        watched: see `Guide`.
+        unconstrained_until: see `Guide`; `taken` if the guide constrains.
+        trigger_tokens: see `Guide`.
         known: the next tokens as far as there is no alternative.
     """
 
     taken: int
-    rests_until: int = 0
-    watched: frozenset[int] = frozenset()
+    unconstrained_until: int = 0
+    trigger_tokens: frozenset[int] = frozenset()
     known: tuple[int, ...] = ()
 
 
@@ -59,17 +59,17 @@ class SequenceGuide(Guide):
         return self._taken
 
     @property
-    def resting(self) -> bool:
+    def unconstrained(self) -> bool:
         found = self._settled
-        return found.taken == self._taken < found.rests_until
+        return found.taken == self._taken < found.unconstrained_until
 
     @property
-    def watched(self) -> frozenset[int]:
-        return self._settled.watched
+    def trigger_tokens(self) -> frozenset[int]:
+        return self._settled.trigger_tokens
 
     @property
-    def rests_until(self) -> int:
-        return self._settled.rests_until
+    def unconstrained_until(self) -> int:
+        return self._settled.unconstrained_until
 
     def advance(self, tokens: tuple[int, ...]) -> None:
         if tokens:
@@ -130,10 +130,10 @@ class _Work:
         for token in tokens:
             if not state.take(token):
                 raise StepError(f"the grammar does not allow token {token}")
-        rest = state.rest
-        until = UNLIMITED if rest >= UNLIMITED else self._taken + rest
-        if rest:
-            self._settle(_Settled(self._taken, until, state.watched))
+        free = state.unconstrained_for
+        until = UNLIMITED if free >= UNLIMITED else self._taken + free
+        if free:
+            self._settle(_Settled(self._taken, until, state.trigger_tokens))
             return None
         mask = state.mask()
         self._settle(_Settled(self._taken, until, known=state.known()))

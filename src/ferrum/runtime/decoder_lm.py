@@ -135,7 +135,7 @@ class DecoderLM(StepwiseLLM):
         sampled = StepTokens() if self.runs_ahead else None
         if decodes is not None and tables is not None:
             if sampled is not None:
-                self._flights.depart(batch.spans, sampled)
+                self._flights.issue(batch.spans, sampled)
                 decodes.last = sampled
             return PreparedStep(batch, batch.spans, {}, {}, [], states, tables, decodes.drawn, sampled)
         self._decodes = None
@@ -154,7 +154,7 @@ class DecoderLM(StepwiseLLM):
             if states is not None:
                 states.cancel()
             self._free_refused(outcomes, new)
-        self._flights.depart(step.spans, sampled, new)
+        self._flights.issue(step.spans, sampled, new)
         if len(step.passes) == 1 and not outcomes and is_plain(batch.spans) and all(map(_start, batch.spans)):
             self._decodes = DecodeTables(batch.spans, step.passes[0][1], self.pages, sampled, self.adapted.slots)
         return step
@@ -258,11 +258,11 @@ class DecoderLM(StepwiseLLM):
         if step.decodes is None or not self._compute_decodes(step, step.decodes):
             if self._started is not None:
                 self._restart(step)
-            spans, errors = split_refused(step.spans, self._flights.refuse_departed)
+            spans, errors = split_refused(step.spans, self._flights.refuse_issued)
             step.outcomes.update(errors)
             if spans:
                 step.outcomes.update(run_isolated(spans, partial(self._attempt, step)))
-        self._flights.arrive(step.spans, step.outcomes, step.sampled)
+        self._flights.record(step.spans, step.outcomes, step.sampled)
 
     def _compute_decodes(self, step: PreparedStep, tables: StepTables) -> bool:
         """Run a step of decodes; return False, with nothing changed, if a span may need to run without the others."""
@@ -373,7 +373,7 @@ class DecoderLM(StepwiseLLM):
             self.pages.next_tokens.commit(list(step.outcomes), list(map(_length, results)))
         else:
             for span in step.spans:
-                self._flights.land(span, step.outcomes[span.cache_id])
+                self._flights.settle(span, step.outcomes[span.cache_id])
         if step.decodes is None or step.decodes.adapters:
             for span in step.spans:
                 if span.extras is not None and span.adapters and isinstance(step.outcomes[span.cache_id], SpanResult):

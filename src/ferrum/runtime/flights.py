@@ -1,6 +1,6 @@
 """Sequences with steps in flight: prepared and not settled yet. What their next step begins with is known from here.
 
-`source`, `depart`, `length` and `land` belong to the thread that prepares and settles, the rest to the thread that
+`source`, `issue`, `length` and `settle` belong to the thread that prepares and settles, the rest to the thread that
 computes.
 """
 
@@ -81,13 +81,13 @@ class Flights:
         return None
 
     def source(self, span: Span) -> Source:
-        """Return what the first token of a span stands for, before the span departs."""
+        """Return what the first token of a span stands for, before the span is issued."""
         flight = self._flights.get(span.cache_id)
         if span.tokens[0] != CARRY or flight is None or flight.sampled is None:
             return self.token(span)
         return flight.sampled, flight.index
 
-    def depart(self, spans: Sequence[Span], sampled: StepTokens | None, new: Collection[str] = ()) -> None:
+    def issue(self, spans: Sequence[Span], sampled: StepTokens | None, new: Collection[str] = ()) -> None:
         """Record that these spans are in flight.
 
         Args:
@@ -105,7 +105,7 @@ class Flights:
             flight.sampled, flight.index = sampled, index
             flight.steps += 1
 
-    def refuse_departed(self, span: Span) -> FerrumError | None:
+    def refuse_issued(self, span: Span) -> FerrumError | None:
         """Return why a span in flight cannot run now, or None: the step before it has failed."""
         flight = self._flights.get(span.cache_id)
         broken = flight is not None and flight.computed != span.start
@@ -126,7 +126,7 @@ class Flights:
                 return False
         return True
 
-    def arrive(self, spans: Sequence[Span], outcomes: Mapping[str, Outcome], sampled: StepTokens | None) -> None:
+    def record(self, spans: Sequence[Span], outcomes: Mapping[str, Outcome], sampled: StepTokens | None) -> None:
         """Record the lengths and tokens of a computed step, and in `sampled` the tokens for the steps after it."""
         tokens = []
         for span in spans:
@@ -143,8 +143,8 @@ class Flights:
         if sampled is not None:
             sampled.tokens = np.array(tokens, np.int32)
 
-    def land(self, span: Span, outcome: Outcome) -> None:
-        """Settle a span: advance its sequence, or free what its failed steps have reserved once the last has landed."""
+    def settle(self, span: Span, outcome: Outcome) -> None:
+        """Advance the sequence of a span, or free what its failed steps have reserved once the last one is settled."""
         cache_id = span.cache_id
         flight = self._flights.get(cache_id) or _Flight(False, span.start, samples=True, computed=span.start, steps=1)
         flight.steps -= 1

@@ -16,7 +16,8 @@ UNLIMITED: Final = 1 << 62
 class Guide(Protocol):
     """The limits on one sequence's next tokens. No method computes a mask or waits for one.
 
-    A guide that rests need not be given each token: `watched` and `rests_until` say which ones end its rest.
+    An unconstrained guide need not be given each token: `trigger_tokens` and `unconstrained_until` say which ones end
+    that.
     """
 
     @property
@@ -24,16 +25,16 @@ class Guide(Protocol):
         """Number of generated tokens that the guide has been given."""
 
     @property
-    def resting(self) -> bool:
+    def unconstrained(self) -> bool:
         """Whether every next token is allowed, so that a span needs no masks."""
 
     @property
-    def watched(self) -> frozenset[int]:
-        """The tokens that end its rest."""
+    def trigger_tokens(self) -> frozenset[int]:
+        """The tokens after which it may constrain again."""
 
     @property
-    def rests_until(self) -> int:
-        """The number of generated tokens at which its rest ends."""
+    def unconstrained_until(self) -> int:
+        """The number of generated tokens at which it constrains again."""
 
     def advance(self, tokens: tuple[int, ...]) -> None:
         """Take in generated tokens, all in order."""

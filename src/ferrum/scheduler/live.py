@@ -71,7 +71,7 @@ class Live:
         running: the sequences that hold pages.
         waiting: those that wait for them.
         in_flight: number of steps in flight by cache id, if there are any.
-        starved: whether sequences in flight must end or become victims before the next step can be planned.
+        out_of_pages: whether sequences in flight must end or become victims before the next step can be planned.
         decodes: the fast path of planning.
         unplaced: last events of sequences that ended without ever finding room.
         preemptions: number of times a sequence lost its pages.
@@ -99,7 +99,7 @@ class Live:
         self.forks = ChoiceForks(self.requests, self.running, self.waiting, pages, self.prefixes)
         self.decodes = DecodeSteps(pages)
         self.in_flight: dict[str, int] = {}
-        self.starved = False
+        self.out_of_pages = False
         self.unplaced: list[TokenEvent] = []
         self.preemptions = 0
 

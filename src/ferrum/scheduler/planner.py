@@ -105,7 +105,7 @@ class Planner:
         a step of all of them takes hardly longer than one without it.
         """
         live = self._live
-        if live.starved:
+        if live.out_of_pages:
             return True
         for each in live.running:
             if each.pending and each.finish is None and (each.may_draft or not runs_ahead(each)):
@@ -115,7 +115,7 @@ class Planner:
     def _plan_step(self) -> StepPlan | None:
         """Return the next step, planned in full."""
         live = self._live
-        live.starved = False
+        live.out_of_pages = False
         live.decodes.end()
         step = OpenStep(self._limits.step_tokens)
         if self._pages.restores.active:
@@ -199,7 +199,7 @@ class Planner:
         while not self._pages.reserve(sequence.cache_id, length):
             last = next_victim(live.running, live.in_flight)
             if last is None or (last[0] is sequence and (live.in_flight or self._pages.restores.active)):
-                live.starved = bool(live.in_flight)
+                live.out_of_pages = bool(live.in_flight)
                 return False  # sequences in flight end or become victims, and restores release their pages
             self._preempt(last[0], step)
             if last[0] is sequence:
@@ -254,6 +254,6 @@ class Planner:
         """Remember a refusal, unless sequences in flight may become victims later: then commit them first."""
         live = self._live
         if live.in_flight:
-            live.starved = True
+            live.out_of_pages = True
         else:
             live.admission.refuse(waiting)

@@ -167,11 +167,14 @@ class Scheduler:
         return events
 
     def _continues(self, sequence: Sequence, result: SpanResult) -> bool:
-        """Return whether a decoded token is all that has happened: it ends nothing, also no rest, and fills no page."""
+        """Return whether a decoded token is all that happened: it ends nothing, triggers no guide, fills no page."""
         (token,), request, guide = result.tokens, sequence.request, sequence.guide
         return (
             token not in request.stop_token_ids
-            and (guide is None or (token not in guide.watched and sequence.generated + 1 < guide.rests_until))
+            and (
+                guide is None
+                or (token not in guide.trigger_tokens and sequence.generated + 1 < guide.unconstrained_until)
+            )
             and len(sequence.tokens) + 1 < sequence.limit
             and (self._page_size is None or result.length % self._page_size != 0)
         )

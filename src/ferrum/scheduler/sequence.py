@@ -193,22 +193,22 @@ def _extras(
 
 
 def guided_masks(sequence: Sequence, drafts: tuple[int, ...]) -> Series[bytes | None]:
-    """Return the masks of the next span's rows; none while the guide rests, also after the drafts."""
+    """Return the masks of the next span's rows; none while its guide is unconstrained, also after the drafts."""
     guide = sequence.guide
-    if guide is None or rests_through(sequence, drafts):
+    if guide is None or stays_unconstrained(sequence, drafts):
         return ()
     _catch_up(sequence, guide)
     return guide.masks(drafts)
 
 
 def guide_along(sequence: Sequence, tokens: tuple[int, ...]) -> None:
-    """Give the guide the newest tokens, unless it rests: then it needs them only once its rest ends."""
-    if sequence.guide is not None and not rests_through(sequence, tokens, known=True):
+    """Give the guide the newest tokens, unless it is unconstrained: then it needs them once that ends."""
+    if sequence.guide is not None and not stays_unconstrained(sequence, tokens, known=True):
         _catch_up(sequence, sequence.guide)
 
 
-def rests_through(sequence: Sequence, tokens: tuple[int, ...], *, known: bool = False) -> bool:
-    """Return whether the guide rests, and still does after some tokens.
+def stays_unconstrained(sequence: Sequence, tokens: tuple[int, ...], *, known: bool = False) -> bool:
+    """Return whether the guide is unconstrained, and stays so after some tokens.
 
     Args:
         sequence: one with a guide.
@@ -218,7 +218,7 @@ def rests_through(sequence: Sequence, tokens: tuple[int, ...], *, known: bool = 
     guide = sequence.guide
     assert guide is not None
     generated = sequence.generated + (0 if known else len(tokens))
-    return guide.resting and generated < guide.rests_until and guide.watched.isdisjoint(tokens)
+    return guide.unconstrained and generated < guide.unconstrained_until and guide.trigger_tokens.isdisjoint(tokens)
 
 
 def _catch_up(sequence: Sequence, guide: Guide) -> None:
@@ -229,7 +229,7 @@ def _catch_up(sequence: Sequence, guide: Guide) -> None:
 
 def expects_drafts(sequence: Sequence) -> bool:
     """Return whether the drafter may have draft tokens, those that a guide forces included."""
-    return sequence.may_draft or (sequence.guide is not None and not sequence.guide.resting)
+    return sequence.may_draft or (sequence.guide is not None and not sequence.guide.unconstrained)
 
 
 def _score(sequence: Sequence, start: int, end: int, scored: int) -> Score | None:
@@ -281,11 +281,13 @@ def unplanned(sequence: Sequence) -> int:
 def runs_ahead(sequence: Sequence) -> bool:
     """Return whether a step of the sequence may be planned before its newest token is known.
 
-    Rules that read the newest tokens need them on the host, and a guide may have a mask after any token that ends its
-    rest.
+    Rules that read the newest tokens need them on the host, and a guide may have a mask after each of its trigger
+    tokens.
     """
     guide = sequence.guide
-    if guide is not None and not (guide.resting and not guide.watched and guide.rests_until == UNLIMITED):
+    if guide is not None and not (
+        guide.unconstrained and not guide.trigger_tokens and guide.unconstrained_until == UNLIMITED
+    ):
         return False
     return not reads_history(sequence.sampling)
 

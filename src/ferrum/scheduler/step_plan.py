@@ -16,7 +16,7 @@ from ferrum.cache.page_table import PageTable
 from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput, is_plain
 from ferrum.scheduler.drafts import StepLoad
-from ferrum.scheduler.sequence import Sequence, make_span, rests_through
+from ferrum.scheduler.sequence import Sequence, make_span, stays_unconstrained
 
 
 def context_cost(rows: int, stored: int) -> int:
@@ -170,7 +170,7 @@ class DecodeSteps:
         spans, starts = [], []
         for sequence in self.sequences:
             known = len(sequence.tokens) + sequence.pending
-            if known >= sequence.limit or not (sequence.guide is None or rests_through(sequence, ())):
+            if known >= sequence.limit or not (sequence.guide is None or stays_unconstrained(sequence, ())):
                 return None
             # A sequence that has generated a token has all log-probabilities of its prompt.
             spans.append(make_span(sequence, 1, scored=len(sequence.request.prompt)))
