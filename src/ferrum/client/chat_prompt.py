@@ -5,7 +5,6 @@ All dialects of the server and `LLM.chat` come here. Formats are found and turne
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final

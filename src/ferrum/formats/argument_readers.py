@@ -15,8 +15,21 @@ from typing import Final
 from ferrum.core.output_format import Arguments, Calls, ValueStyle
 from ferrum.formats.argument_types import STRING, ArgumentTypes, Types, typed_json
 from ferrum.formats.json_text import escaped, loaded
-from ferrum.formats.patterns import SPACE, Choice, Markers, Pattern, choice, is_mark
-from ferrum.formats.reader import Reader, Sink, Steps, choose, peek, space, until
+from ferrum.formats.patterns import (
+    SPACE,
+    Choice,
+    Markers,
+    Pattern,
+    Reader,
+    Sink,
+    Steps,
+    choice,
+    choose,
+    is_mark,
+    peek,
+    space,
+    until,
+)
 
 _OUTSIDE: Final = re.compile('["{}\\[\\]\ud800-\udfff]')
 _INSIDE: Final = re.compile('["\\\\\ud800-\udfff]')

@@ -21,8 +21,7 @@ from ferrum.formats.argument_readers import (
 from ferrum.formats.argument_types import argument_types
 from ferrum.formats.json_text import InputText, StringText
 from ferrum.formats.output_parts import Part, PartKind, id_text
-from ferrum.formats.patterns import Choice, Markers, choice
-from ferrum.formats.reader import Reader, Sink, Steps, choose, peek, space
+from ferrum.formats.patterns import Choice, Markers, Reader, Sink, Steps, choice, choose, peek, space
 
 _ID: Final = re.compile(r"[\w.-]*")
 _MAX_ID: Final = 128

@@ -17,8 +17,20 @@ from typing import cast
 from ferrum.core.output_format import Calls, OutputFormat, Reading
 from ferrum.formats.call_reader import CallPlan, CallReader, Names, call_plan
 from ferrum.formats.output_parts import Part, PartKind, joined_parts
-from ferrum.formats.patterns import SPACE, Choice, Markers, Pattern, choice, markers_of
-from ferrum.formats.reader import Reader, Steps, choose, peek, space, until
+from ferrum.formats.patterns import (
+    SPACE,
+    Choice,
+    Markers,
+    Pattern,
+    Reader,
+    Steps,
+    choice,
+    choose,
+    markers_of,
+    peek,
+    space,
+    until,
+)
 from ferrum.text.detokenizer import StopScanner
 from ferrum.text.tokenizer import Tokenizer
 
