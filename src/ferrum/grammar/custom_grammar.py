@@ -18,19 +18,20 @@ from ferrum.core.errors import RequestError
 from ferrum.core.output_format import Tool
 from ferrum.core.values import shown
 from ferrum.grammar.ecma_patterns import END, START, Anchored, either, matched, one_after_the_other, plain, repeated
+from ferrum.grammar.lark import delimited
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from re import _constants as ops  # type: ignore[attr-defined]
     from re import _parser as regex_parser  # type: ignore[attr-defined]
 
+_DELIMITED: Final = r"""(?P<string>"(?:\\.|[^"\\])*"i?)|(?P<regex>/(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\n])+/[imslux]*)"""
 _PIECE: Final = re.compile(
-    r"""(?P<comment>//[^\n]*|\#[^\n]*)|(?P<string>"(?:\\.|[^"\\])*"i?)|(?P<regex>/(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\n])+/[imslux]*)"""
+    rf"""(?P<comment>//[^\n]*|\#[^\n]*)|{_DELIMITED}"""
     r"""|(?P<import>%import\s+common\.(?P<name>\w+)(?:\s*->\s*(?P<alias>\w+))?)|(?P<refused>%(?:json|lark|regex|llguidance|import)|~(?!\d)|&|<[^>\n]*>)"""
 )
 _WORD: Final = re.compile(
-    r"""(?P<string>"(?:\\.|[^"\\])*"i?)|(?P<regex>/(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\n])+/[imslux]*)"""
-    r"""|(?P<defined>(?m:^)[?!]?[A-Za-z_][\w-]*[ \t]*:)|(?P<alias>->[ \t]*\w+)|(?P<word>[A-Za-z_][\w-]*)"""
+    _DELIMITED + r"""|(?P<defined>(?m:^)[?!]?[A-Za-z_][\w-]*[ \t]*:)|(?P<alias>->[ \t]*\w+)|(?P<word>[A-Za-z_][\w-]*)"""
     r"""|(?P<other>.|\n)"""
 )
 _COMMON: Final = {
@@ -56,6 +57,7 @@ _COMMON: Final = {
 }
 """Terminals of Lark's library, as regular expressions."""
 
+_PAIR: Final = re.compile(r"\\.", re.DOTALL)
 _SPELLED: Final = re.compile(r"\(\?<(?![=!])|\\[xu]\{(?P<code>[0-9A-Fa-f]{1,6})\}|\\.", re.DOTALL)
 _ANCHORS: Final = {"AT_BEGINNING": START, "AT_BEGINNING_STRING": START, "AT_END": END, "AT_END_STRING": END}
 _CATEGORIES: Final = {
@@ -81,7 +83,9 @@ def custom_grammar(tool: Tool, *, escaped: bool, quote: str = '"') -> str | None
     if not tool.definition:
         return None
     if tool.syntax == "regex":
-        return f"/{escaped_regex(tool.definition, tool.name, quote) if escaped else _delimited(tool.definition)}/"
+        if escaped:
+            return f"/{escaped_regex(tool.definition, tool.name, quote)}/"
+        return delimited(_PAIR.sub(lambda found: found.group().replace("\\Z", "\\z"), tool.definition))
     source = tool.definition
     if escaped:
         source = _as_terminals(_PIECE.sub(lambda found: _rewritten(found, tool.name), source))
@@ -116,12 +120,6 @@ def _as_terminals(source: str) -> str:
             text = names[text.rstrip(": \t").lstrip("?!")] + ":"
         out.append("" if kind == "alias" else names.get(text, text) if kind == "word" else text)
     return "".join(out) + f"\nstart: {names.get('start', 'start')}"
-
-
-def _delimited(pattern: str) -> str:
-    """Return a regular expression with its slashes escaped, and the end of the text as Rust writes it."""
-    spelled = {"/": "\\/", "\n": "\\n", "\\Z": "\\z"}
-    return re.sub(r"\\.|[/\n]", lambda found: spelled.get(found.group(), found.group()), pattern, flags=re.DOTALL)
 
 
 def _rewritten(found: re.Match[str], tool: str) -> str:

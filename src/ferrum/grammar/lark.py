@@ -15,7 +15,7 @@ from ferrum.core.output_format import Arguments
 from ferrum.formats.patterns import NO_MARKERS, SPACE, Markers, is_mark
 
 _SPECIAL: Final = re.compile(r"[.*+?()\[\]{}|^$\\/&~#-]")
-
+_TO_ESCAPE: Final = re.compile(r"\\.|[/\n]", re.DOTALL)
 _MARKS: Final = re.compile("([\ud800-\udfff])")
 
 
@@ -38,11 +38,13 @@ def regex_literal(pattern: str) -> str:
     """Return a client's regular expression as a literal. Raises InvalidGrammar if it is too long."""
     if len(pattern) > MOST_REGEX:
         raise InvalidGrammar(f"has {len(pattern)} characters, more than {MOST_REGEX}")
-    escaped, within = [], False
-    for char in pattern:
-        escaped.append("\\/" if char == "/" and not within else "\\n" if char == "\n" else char)
-        within = char == "\\" and not within
-    return f"/{''.join(escaped)}/"
+    return delimited(pattern)
+
+
+def delimited(pattern: str) -> str:
+    """Return a regular expression between slashes, with its own slashes and line breaks escaped."""
+    spelled = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
+    return f"/{_TO_ESCAPE.sub(lambda found: spelled.get(found.group(), found.group()), pattern)}/"
 
 
 def character(code: int) -> str:

@@ -13,7 +13,8 @@ from ferrum.formats.argument_types import argument_types, type_of
 from ferrum.formats.json_text import INPUT
 from ferrum.grammar.custom_grammar import custom_grammar, escaped_regex
 from ferrum.grammar.lark import Lark, either, in_order, json_of, list_of, literal, optional, regex, sequence
-from ferrum.grammar.schema_forms import ANY, Form, Forms, Schema, pointed, string_terminal
+from ferrum.grammar.schema_forms import ANY, Form, Forms, Schema, string_terminal
+from ferrum.grammar.schema_places import pointed
 
 _DOUBLE: Final = r'"([^"\\\x00-\x1f]|\\(["\\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
 _SINGLE: Final = r"'([^'\\\x00-\x1f]|\\(['\\\/bfnrt]|u[0-9a-fA-F]{4}))*'"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ferrum.formats import argument_types
 from ferrum.grammar.schema_places import same
 
 Schema = dict[str, Any] | bool
@@ -23,11 +24,8 @@ _MOST_DEPTH: Final = 60
 
 def type_of(value: Any) -> str:
     """Return the JSON type of a value; integers are numbers."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else "boolean"
-    if isinstance(value, str):
-        return "string"
-    return "array" if isinstance(value, list) else "object" if isinstance(value, Mapping) else "number"
+    kind = argument_types.type_of(value)
+    return "number" if kind == "integer" else kind
 
 
 def types_of(schema: Mapping[str, Any]) -> set[str]:

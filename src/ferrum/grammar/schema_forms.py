@@ -261,8 +261,3 @@ def string_terminal(form: Form) -> str:
     # A checked pattern has anchors at both ends and none within.
     parts += (regex_literal(each.removeprefix("^").removesuffix("$")) for each in form.patterns)
     return " & ".join(parts)
-
-
-def pointed(step: Any) -> str:
-    """Return a step of a JSON pointer (RFC 6901)."""
-    return str(step).replace("~", "~0").replace("/", "~1")

@@ -59,12 +59,17 @@ class Place:
     @property
     def pointer(self) -> str:
         """JSON pointer as a URI fragment."""
-        return "#" + "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in self.path)
+        return "#" + "".join("/" + pointed(step) for step in self.path)
 
     def refuse(self, reason: str, *steps: str | int) -> NoReturn:
         """Raise InvalidSchema about this place or one within it."""
         where = Place(None, (*self.path, *map(str, steps)))
         raise InvalidSchema(f"{where.pointer}: {reason}")
+
+
+def pointed(step: Any) -> str:
+    """Return a step of a JSON pointer (RFC 6901)."""
+    return str(step).replace("~", "~0").replace("/", "~1")
 
 
 def is_schema(value: Any) -> bool:

@@ -14,7 +14,8 @@ from ferrum.core.output_format import Arguments, Calls, Tool, ValueStyle
 from ferrum.formats.argument_types import STRING, Types, argument_types
 from ferrum.formats.patterns import SPACE
 from ferrum.grammar.lark import Lark, either, in_order, json_of, list_of, literal, optional, regex, sequence
-from ferrum.grammar.schema_forms import TYPES, Form, Forms, Schema, pointed, string_terminal
+from ferrum.grammar.schema_forms import TYPES, Form, Forms, Schema, string_terminal
+from ferrum.grammar.schema_places import pointed
 
 _SPACES: Final = "[ \\t\\r\\n]{0,16}"
 _SOME_SPACES: Final = "/[ \\t\\r\\n]{1,16}/"

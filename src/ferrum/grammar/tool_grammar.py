@@ -37,7 +37,7 @@ from ferrum.grammar.custom_grammar import custom_grammar
 from ferrum.grammar.json_schema import checked_schema
 from ferrum.grammar.lark import Lark, either, json_of, list_of, literal, optional, sequence
 from ferrum.grammar.literal_grammar import JSON_CONSTANTS, PYTHON_CONSTANTS, Literals, StrictLiterals
-from ferrum.grammar.schema_forms import pointed
+from ferrum.grammar.schema_places import pointed
 from ferrum.grammar.tag_grammar import StrictTags, Tags
 from ferrum.grammar.tools import Mode
 from ferrum.text.tokenizer import Tokenizer

@@ -10,6 +10,7 @@ Only the thread that computes masks uses it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from enum import Enum
 from typing import Any
 
@@ -65,9 +66,8 @@ class GuideState:
 
     def copy(self) -> GuideState:
         """Return an independent state at the same place."""
-        other = object.__new__(GuideState)
-        other.__dict__.update(self.__dict__)
-        other._close, other._triggers = self._close.copy(), self._triggers.copy()
+        other = copy(self)
+        other._close, other._triggers = copy(self._close), copy(self._triggers)
         if self._matcher is not None:
             other._matcher = self._matcher.deep_copy()
         return other
@@ -315,10 +315,3 @@ class MarkerFinder:
     def ends_with(self, text: bytes) -> bool:
         """Return whether the output so far ends with a part of a marker."""
         return self._tail.endswith(text)
-
-    def copy(self) -> MarkerFinder:
-        """Return a finder that has seen the same output."""
-        other = MarkerFinder((), self._token_bytes)
-        other.tokens, other._texts, other.by_bytes = self.tokens, self._texts, self.by_bytes
-        other._keep, other._tail = self._keep, self._tail
-        return other
