@@ -91,7 +91,7 @@ def _found(renderings: Renderings, source: str) -> tuple[OutputFormat | None, st
         )
         calls = find_calls(renderings, turn)
         complete = replace(found, calls=calls.calls)
-        verify(renderings, complete, turn, calls.rest)
+        check_format(renderings, complete, turn, calls.rest)
     except NotFoundError as error:
         return (found if found is not None and found.reasoning is not None else None), str(error)
     return complete, ""
@@ -189,7 +189,7 @@ _CONVERSATIONS: Final[tuple[tuple[Named, ...], ...]] = (
 )
 
 
-def verify(renderings: Renderings, format: OutputFormat, turn: Turn, rest: str) -> None:
+def check_format(renderings: Renderings, format: OutputFormat, turn: Turn, rest: str) -> None:
     """Compare what the template and the format write for several conversations. Raises NotFoundError."""
     assert format.calls is not None
     ways = [(place, numbered) for place in range(len(_spellings(format.calls))) for numbered in (False, True)]
@@ -205,10 +205,10 @@ def verify(renderings: Renderings, format: OutputFormat, turn: Turn, rest: str) 
                 raise NotFoundError("the chat template writes calls in a form that is not known")
 
 
-def _written(format: Calls, calls: Sequence[Named], way: tuple[int, bool]) -> str:
+def _written(form: Calls, calls: Sequence[Named], way: tuple[int, bool]) -> str:
     """Return calls in one of the spellings, with the probes' ids or with numbers as ids."""
     ids = () if way[1] else [probes.call_id(place) for place in range(len(calls))]
-    return write_calls(format, calls, _spellings(format)[way[0]], ids)
+    return write_calls(form, calls, _spellings(form)[way[0]], ids)
 
 
 def _spellings(calls: Calls) -> tuple[Spelling, ...]:

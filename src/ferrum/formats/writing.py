@@ -83,29 +83,29 @@ def _extra(key: str, id_: str) -> str:
     return "function" if key == "type" else id_
 
 
-def _arguments(format: Arguments, arguments: Mapping[str, Any], spell: Spelling) -> str:
-    if format.style is ArgumentStyle.JSON:
-        return spell(arguments)
-    if format.style is ArgumentStyle.GEMMA:
-        return _gemma(format, arguments)
-    return format.between.join(_tagged(format, *each, spell) for each in arguments.items()) or format.empty
+def _arguments(form: Arguments, values: Mapping[str, Any], spell: Spelling) -> str:
+    if form.style is ArgumentStyle.JSON:
+        return spell(values)
+    if form.style is ArgumentStyle.GEMMA:
+        return _gemma(form, values)
+    return form.between.join(_tagged(form, *each, spell) for each in values.items()) or form.empty
 
 
-def _tagged(format: Arguments, key: str, value: Any, spell: Spelling) -> str:
-    text, mark = spell(value), format.other_mark
+def _tagged(form: Arguments, key: str, value: Any, spell: Spelling) -> str:
+    text, mark = spell(value), form.other_mark
     if isinstance(value, str):
-        mark = format.string_mark
-        text = value if format.values is ValueStyle.RAW else text
-        if format.raw_open and any(letter in value for letter in "<&\n"):
-            text = format.raw_open + value + format.raw_close
-    return format.key_open + key + format.key_close + mark + format.value_open + text + format.value_close
+        mark = form.string_mark
+        text = value if form.values is ValueStyle.RAW else text
+        if form.raw_open and any(letter in value for letter in "<&\n"):
+            text = form.raw_open + value + form.raw_close
+    return form.key_open + key + form.key_close + mark + form.value_open + text + form.value_close
 
 
-def _gemma(format: Arguments, value: Any) -> str:
+def _gemma(form: Arguments, value: Any) -> str:
     if isinstance(value, str):
-        return format.quote + value + format.quote
+        return form.quote + value + form.quote
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_gemma(format, entry)}" for key, entry in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{_gemma(form, entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(_gemma(format, entry) for entry in value) + "]"
+        return "[" + ",".join(_gemma(form, entry) for entry in value) + "]"
     return json.dumps(value)

@@ -1,7 +1,7 @@
 """Guidance for tool calls: the grammar of a format's calls of a request's tools, and where it begins.
 
-The grammar writes calls as the chat template renders them, so that the next turn finds its prefix. `parser` accepts
-every text of it.
+The grammar writes calls as the chat template renders them, so that the next turn finds its prefix. `output_parser`
+accepts every text of it.
 """
 
 from __future__ import annotations
