@@ -110,17 +110,17 @@ class Restores:
         end = min(len(page_hashes), count + room)
         reserved = self._table.reserve(held, end * size)
         assert reserved
-        wanted = tuple(
+        missing_pages = tuple(
             WantedPage(group.name, self._table.row(held, group.name)[index], page_hashes[index], group.window is None)
             for index in range(count, end)
             for group in self._table.groups
             if not self._table.has_page(group.name, page_hashes[index])
         )
-        if not wanted:
+        if not missing_pages:
             self._table.release(held)
             return True
-        self.active.append(_Restore(held, wanted, self.tier.fetch(wanted)))
-        self._page_hashes.update(each.page_hash for each in wanted)
+        self.active.append(_Restore(held, missing_pages, self.tier.fetch(missing_pages)))
+        self._page_hashes.update(each.page_hash for each in missing_pages)
         self.collect()
         if self.active and self.active[-1].held == held:
             self.active[-1].written.add_done_callback(lambda _: self.on_ready())

@@ -170,14 +170,14 @@ def biases(name: str, value: Any) -> dict[int, float] | None:
         return None
     if not isinstance(value, Mapping):
         refuse(name, f"must map token ids to numbers, not {shown(value)}")
-    found: dict[int, float] = {}
+    by_token: dict[int, float] = {}
     for key, amount in value.items():
         decimal = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 20
         token = int(key) if decimal else _token(name, key)
-        if token in found:
+        if token in by_token:
             refuse(name, f"names token {token} twice")
-        found[token] = _BIAS(name, amount)
-    return found
+        by_token[token] = _BIAS(name, amount)
+    return by_token
 
 
 def structured(name: str, value: Any) -> StructuredOutputs | None:

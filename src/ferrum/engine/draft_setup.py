@@ -34,19 +34,19 @@ def flat_speculative(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: unknown or missing fields.
     """
-    given = options.get("speculative")
-    if not isinstance(given, Mapping):
+    speculative = options.get("speculative")
+    if not isinstance(speculative, Mapping):
         return dict(options)
-    unknown = given.keys() - {"method", "model", "num_speculative_tokens"}
+    unknown = speculative.keys() - {"method", "model", "num_speculative_tokens"}
     if unknown:
         raise ConfigError(f"unknown field {shown(min(unknown, key=str))}", param="speculative")
-    method = given.get("method", NGRAM if given.get("model") is None else DRAFT_MODEL)
+    method = speculative.get("method", NGRAM if speculative.get("model") is None else DRAFT_MODEL)
     if not is_one_of(method, (NGRAM, DRAFT_MODEL)):
         raise ConfigError(f"method must be {NGRAM} or {DRAFT_MODEL}, not {shown(method)}", param="speculative")
-    if (method == DRAFT_MODEL) != (given.get("model") is not None):
+    if (method == DRAFT_MODEL) != (speculative.get("model") is not None):
         raise ConfigError(f"model is required for the method {DRAFT_MODEL} only", param="speculative")
-    count = {name: given[name] for name in ("num_speculative_tokens",) if name in given}
-    return {**options, **count, "speculative": given.get("model", NGRAM)}
+    count = {name: speculative[name] for name in ("num_speculative_tokens",) if name in speculative}
+    return {**options, **count, "speculative": speculative.get("model", NGRAM)}
 
 
 def draft_source(config: EngineConfig, tokenizer: Tokenizer | None) -> ModelSource | None:

@@ -73,8 +73,8 @@ def with_defaults(architecture: str, kind: str, values: Mapping[str, Any]) -> Va
         kind: the `model_type`, without underscores and the ending of a text model's.
         values: the text model's `config.json`. Null counts as absent, except where the class lets it mean something.
     """
-    given = {name: value for name, value in values.items() if value is not None or name in _NULL}
+    present = {name: value for name, value in values.items() if value is not None or name in _NULL}
     for alias, name in ALIASES.get(architecture, {}).items():
-        if alias in given:
-            given.setdefault(name, given[alias])
-    return {**CLASS_DEFAULTS.get(architecture, _COMMON), **TYPE_DEFAULTS.get(kind, {}), **given}
+        if alias in present:
+            present.setdefault(name, present[alias])
+    return {**CLASS_DEFAULTS.get(architecture, _COMMON), **TYPE_DEFAULTS.get(kind, {}), **present}

@@ -135,15 +135,15 @@ def gemma4(config: FamilyConfig) -> DecoderSpec:
 def _own_heads(config: FamilyConfig, kinds: list[str]) -> list[Heads]:
     """Return the heads of each layer: those of the model, or a full layer's own."""
     heads = heads_of(config)
-    given = config.values.get("per_layer_config")
-    if given is None:
+    per_layer = config.values.get("per_layer_config")
+    if per_layer is None:
         full: dict[str, Any] = {"head_dim": config.integer("global_head_dim")}
         if config.flag("attention_k_eq_v") and config.values.get("num_global_key_value_heads") is not None:
             full["num_key_value_heads"] = config.integer("num_global_key_value_heads")
-        given = {str(i): full for i, kind in enumerate(kinds) if kind == FULL}
-    if not isinstance(given, Mapping) or any(not str(key).isdecimal() for key in given):
+        per_layer = {str(i): full for i, kind in enumerate(kinds) if kind == FULL}
+    if not isinstance(per_layer, Mapping) or any(not str(key).isdecimal() for key in per_layer):
         raise CheckpointError("config.json: per_layer_config must have numbers of layers as keys")
-    changes = {int(key): value for key, value in given.items()}
+    changes = {int(key): value for key, value in per_layer.items()}
     for value in changes.values():
         if unknown := set(value) - {"head_dim", "num_key_value_heads"}:
             raise Unsupported(f"config.json: per_layer_config with {min(unknown)}", "only heads may differ")

@@ -87,13 +87,13 @@ def hf_config(
         Unsupported: the architecture, or a key that changes arithmetic.
     """
     prefix, entry = architecture_of(metadata, tensors)
-    given = _values(prefix, metadata)
-    _refuse_unknown(prefix, entry, given)
-    given, recurrent = _without_recurrent(prefix, entry, given)
-    _refuse_missing(prefix, entry, given, metadata)
+    entries = _values(prefix, metadata)
+    _refuse_unknown(prefix, entry, entries)
+    entries, recurrent = _without_recurrent(prefix, entry, entries)
+    _refuse_missing(prefix, entry, entries, metadata)
     if "output.bias" in tensors:
         raise Unsupported("GGUF tensor output.bias", "a bias of the head is not implemented")
-    values = {**ABSENT, _KV_HEADS: given["attention.head_count"], **entry.absent, **given}
+    values = {**ABSENT, _KV_HEADS: entries["attention.head_count"], **entry.absent, **entries}
     try:
         config = _config(prefix, entry, values, tensors, vocab_size, factors or {})
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:

@@ -96,13 +96,13 @@ def _set_attention(prefix: str, values: Mapping[str, Any], factor: Any, scaling:
 
     Older converters have written YaRN's itself into that other key.
     """
-    given = values.get(_ATTENTION)
-    if given is None or _YARN_ATTENTION in values:
+    attention = values.get(_ATTENTION)
+    if attention is None or _YARN_ATTENTION in values:
         return
-    if LOG_MULTIPLIER in values and given != 1:
-        raise refusal(prefix, _ATTENTION, given, f"only 1 is read together with {LOG_MULTIPLIER}")
+    if LOG_MULTIPLIER in values and attention != 1:
+        raise refusal(prefix, _ATTENTION, attention, f"only 1 is read together with {LOG_MULTIPLIER}")
     own = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
-    scaling["attention_factor"] = own if math.isclose(given, own, abs_tol=1e-3) else given * own
+    scaling["attention_factor"] = own if math.isclose(attention, own, abs_tol=1e-3) else attention * own
     if LOG_MULTIPLIER in values:
         del scaling["attention_factor"]
 

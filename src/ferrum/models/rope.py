@@ -95,14 +95,14 @@ def of_layers(config: FamilyConfig, kind: str, theta: str = "rope_theta") -> Fam
         kind: of the layers.
         theta: the field of the base, unless `rope_parameters` has it.
     """
-    given = config.values.get("rope_parameters") or {}
-    if given and not any(isinstance(given, Mapping) and each in given for each in _KINDS):
+    parameters = config.values.get("rope_parameters") or {}
+    if parameters and not any(isinstance(parameters, Mapping) and each in parameters for each in _KINDS):
         raise Unsupported(
             f"config.json: rope_parameters without {' and '.join(_KINDS)}", "this family has a rope per kind of layer"
         )
     empty = FamilyConfig({})
     scaling = config.section("rope_scaling") if kind == _FULL else None
-    own = {**(FamilyConfig(given).section(kind) or empty).values, **(scaling or empty).values}
+    own = {**(FamilyConfig(parameters).section(kind) or empty).values, **(scaling or empty).values}
     own.setdefault("rope_theta", config.values.get(theta))
     return config.with_values(rope_parameters=own, rope_scaling=None)
 

@@ -100,10 +100,10 @@ def cast(values: NDArray[Any], format: str) -> NDArray[Any]:
     Raises:
         ConfigError: a finite number exceeds the range of the format.
     """
-    wanted = FORMATS[format]
-    if values.dtype == wanted:
+    dtype = FORMATS[format]
+    if values.dtype == dtype:
         return values
-    out = np.empty(values.shape, wanted)
+    out = np.empty(values.shape, dtype)
     rows = max(1, _PIECE_BYTES // max(1, values[:1].nbytes))
     for begin in range(0, len(values), rows):
         piece = values[begin : begin + rows].astype(np.float32)  # exact: f32 holds every number of every format
@@ -111,6 +111,6 @@ def cast(values: NDArray[Any], format: str) -> NDArray[Any]:
             out[begin : begin + rows] = piece
         lost = ~np.isfinite(out[begin : begin + rows]) & np.isfinite(piece)
         if lost.any():
-            limit = float(ml_dtypes.finfo(wanted).max)  # type: ignore[no-untyped-call]
+            limit = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
             raise ConfigError(f"weight {piece[lost][0]:g} exceeds the range of {format} ({limit:g})", param="dtype")
     return out

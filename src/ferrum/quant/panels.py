@@ -122,17 +122,17 @@ def _pack(kind: BlockFormat, words: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def rows_of(kind: BlockFormat, panels: NDArray[np.uint8], ids: Int32) -> dict[str, NDArray[Any]]:
     """Return some outputs of a matrix in panels [panels, blocks, bytes], as the parts of `BlockRows`."""
     blocks, at = panels.shape[1], 0
-    found: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     for name, (count, dtype) in _header(kind).items():
         size = LANES * count * dtype.itemsize
         lanes = panels[..., at : at + size].reshape(*panels.shape[:2], count, LANES, dtype.itemsize)
         own = np.ascontiguousarray(lanes[ids // LANES, :, :, ids % LANES])  # [n, blocks, count, bytes]
-        found[name] = own.view(dtype.newbyteorder("<")).astype(dtype).reshape(len(ids), blocks * count)
+        arrays[name] = own.view(dtype.newbyteorder("<")).astype(dtype).reshape(len(ids), blocks * count)
         at += size
     rows = panels[..., at:].reshape(panels.shape[0], blocks, kind.groups, -1, LANES, 4)
     words = _unpack(kind, rows[ids // LANES, :, :, :, ids % LANES])  # [n, blocks, groups, word, 4]
-    found["codes"] = words.reshape(len(ids), blocks * kind.groups, kind.group)
-    return found
+    arrays["codes"] = words.reshape(len(ids), blocks * kind.groups, kind.group)
+    return arrays
 
 
 def _unpack(kind: BlockFormat, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -234,10 +234,10 @@ def _narrow_attention(kernels: Kernels, inputs: Inputs) -> list[Answer]:
     sinks, temperature = (kernels.vector(inputs.numbers(size, at=size)) for size in (6, _TOKENS))
     rest = rope, *norms[:2], _EPS, norms[2], True, temperature
     kernels.begin(known_tables([(0, _TOKENS)]))
-    found = [kernels.rope_store(q, k, v, _NARROW, *rest)]
-    found.append(kernels.attention(3 * q, replace(_NARROW, softcap=0.5, chunk=50), sinks))
-    found.append(kernels.rope_store(2 * q, None, None, _NARROW, *rest))
-    return [*found, kernels.attention(9 * q, _NARROW, sinks), kernels.read_page("narrow values", 0)]
+    results = [kernels.rope_store(q, k, v, _NARROW, *rest)]
+    results.append(kernels.attention(3 * q, replace(_NARROW, softcap=0.5, chunk=50), sinks))
+    results.append(kernels.rope_store(2 * q, None, None, _NARROW, *rest))
+    return [*results, kernels.attention(9 * q, _NARROW, sinks), kernels.read_page("narrow values", 0)]
 
 
 def _latent_attention(kernels: Kernels, inputs: Inputs) -> list[Answer]:
@@ -269,11 +269,11 @@ def _activations(kernels: Kernels, inputs: Inputs) -> list[Answer]:
     """Activate, gate and cap the products of one weight."""
     weight = kernels.weight(DenseWeight(inputs.numbers(_OUTPUTS, _INPUTS)))
     x, bias = inputs.rows(_INPUTS), kernels.vector(inputs.numbers(_OUTPUTS, at=3))
-    found = [kernels.head(x, weight, 0.5), kernels.head(x, weight, 2.0, 3.0)]
+    results = [kernels.head(x, weight, 0.5), kernels.head(x, weight, 2.0, 3.0)]
     for activation in _ACTIVATIONS:
-        found += kernels.linear(x, (weight,), (bias,), activation)
-        found.append(kernels.gated_linear(x, weight, weight, activation, bias, bias))
-    return found
+        results += kernels.linear(x, (weight,), (bias,), activation)
+        results.append(kernels.gated_linear(x, weight, weight, activation, bias, bias))
+    return results
 
 
 def _adapters(kernels: Kernels, inputs: Inputs) -> list[Answer]:
@@ -293,10 +293,10 @@ def _adapters(kernels: Kernels, inputs: Inputs) -> list[Answer]:
         embedded = Change(LowRank(b, a.T.copy(), 0.7), Replacement(new, rows), *factors)
         kernels.install(table, slot, kernels.adapted((embedded,)))
     kernels.begin(_adapted_tables(len(x)))
-    found = [*kernels.adapt(x, (y, y), site), kernels.adapt_embedding(x, table, 2.5)]
+    results = [*kernels.adapt(x, (y, y), site), kernels.adapt_embedding(x, table, 2.5)]
     for activation in _ACTIVATIONS:
-        found += [kernels.activate(y, activation), kernels.gate(y, z[::-1].copy(), activation)]
-    return [*found, kernels.scale_logits(y, 0.5), kernels.scale_logits(y, 2.0, 3.0)]
+        results += [kernels.activate(y, activation), kernels.gate(y, z[::-1].copy(), activation)]
+    return [*results, kernels.scale_logits(y, 0.5), kernels.scale_logits(y, 2.0, 3.0)]
 
 
 def _grouped_adapters(kernels: Kernels, inputs: Inputs) -> list[Answer]:
@@ -331,9 +331,9 @@ def _replaced_norms(kernels: Kernels, inputs: Inputs) -> list[Answer]:
         kernels.install(heads, slot, kernels.adapted((of_q, None if slot == 1 else of_k)))
     kernels.begin(_adapted_tables(len(x)))
     weight, q, k = kernels.vector(x[0]), inputs.numbers(len(x), 240, at=1), inputs.numbers(len(x), 80, at=2)
-    found = [kernels.norm(x, weight, _EPS, site=whole), *kernels.add_norm(x, x, weight, _EPS, None, True, site=whole)]
-    found.append(kernels.rope_store(q, k, k, _SHAPE, None, head, head, _EPS, site=heads))
-    return [*found, kernels.read_page(KV_FORMATS[0], 0)]
+    results = [kernels.norm(x, weight, _EPS, site=whole), *kernels.add_norm(x, x, weight, _EPS, None, True, site=whole)]
+    results.append(kernels.rope_store(q, k, k, _SHAPE, None, head, head, _EPS, site=heads))
+    return [*results, kernels.read_page(KV_FORMATS[0], 0)]
 
 
 def _adapted_tables(count: int) -> StepTables:
@@ -368,19 +368,19 @@ def _centred_norms(kernels: Kernels, inputs: Inputs) -> list[Answer]:
 
 def _rotation(kernels: Kernels, inputs: Inputs) -> list[Answer]:
     """Rotate heads with norms, at frequencies of every kind of rope and at steep ones."""
-    found: list[Answer] = []
+    results: list[Answer] = []
     q_norm, k_norm = (kernels.vector(1 + inputs.numbers(40, at=at)) for at in (21, 83))
     for parameters in _ROPES:
         rope = rope_spec(
             FamilyConfig({"max_position_embeddings": 256, "rope_theta": 10000.0, "rope_scaling": parameters}, 200), 40
         )
-        found.append(np.array([*rope.frequencies, rope.scaling], np.float64))
+        results.append(np.array([*rope.frequencies, rope.scaling], np.float64))
     steep = tuple(map(float, np.ldexp(1.0, np.arange(20)) * 1.1))
     table = kernels.rope_table(steep, 1.25, _TOKENS)
     kernels.begin(known_tables([(0, _TOKENS)]))
     q, k = inputs.numbers(_TOKENS, 240, at=1), inputs.numbers(_TOKENS, 80, at=2)
-    found.append(kernels.rope_store(q, k, k, _SHAPE, table, q_norm, k_norm, _EPS))
-    return [*found, *(kernels.host(part)[:_TOKENS] for part in table), kernels.read_page(KV_FORMATS[0], 0)]
+    results.append(kernels.rope_store(q, k, k, _SHAPE, table, q_norm, k_norm, _EPS))
+    return [*results, *(kernels.host(part)[:_TOKENS] for part in table), kernels.read_page(KV_FORMATS[0], 0)]
 
 
 def _selection(kernels: Kernels, inputs: Inputs) -> list[Answer]:
@@ -435,14 +435,14 @@ def state_answers(kernels: Kernels, inputs: Inputs) -> list[Answer]:
     heads, columns = _STATE_SHAPE.num_heads, _STATE_SHAPE.input_columns
     weight, bias = (kernels.vector(inputs.numbers(size, at=size)) for size in (_TAPS * _CHANNELS, _CHANNELS))
     decay, shift = kernels.vector(-1 - inputs.numbers(heads, at=5)), kernels.vector(3 * inputs.numbers(heads, at=9))
-    found: list[Answer] = []
+    results: list[Answer] = []
     for spans, states in (_FIRST, _SECOND):
         kernels.begin(known_tables(spans)._replace(states=states))
         x, z = inputs.rows(_CHANNELS), inputs.rows(columns)
         a, b = 8 * inputs.numbers(len(z), heads, at=31), 8 * inputs.numbers(len(z), heads, at=61)
-        found.append(kernels.short_conv(x, weight, (0, 0), bias, SILU))
-        found.append(kernels.delta_rule(z, a, b, decay, shift, _STATE_SHAPE))
+        results.append(kernels.short_conv(x, weight, (0, 0), bias, SILU))
+        results.append(kernels.delta_rule(z, a, b, decay, shift, _STATE_SHAPE))
     y, gate = inputs.rows(3 * 40), inputs.rows(3 * 40)[::-1].copy()
     norm = kernels.vector(inputs.numbers(40, at=17))
-    found += [kernels.read_slot(2), kernels.gated_norm(y, gate, norm, 1e-6, 3), kernels.gate(y, gate, SIGMOID)]
-    return [*found, kernels.gated_norm(y, gate, norm, 1e-5, 3, SIGMOID), kernels.activate(y, SIGMOID)]
+    results += [kernels.read_slot(2), kernels.gated_norm(y, gate, norm, 1e-6, 3), kernels.gate(y, gate, SIGMOID)]
+    return [*results, kernels.gated_norm(y, gate, norm, 1e-5, 3, SIGMOID), kernels.activate(y, SIGMOID)]

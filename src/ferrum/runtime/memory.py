@@ -55,10 +55,10 @@ def refuse_too_large(config: ModelConfig, checkpoint: TensorStore, asks: Invento
     free = free_memory()
     if 4 * checkpoint.nbytes <= free:  # the usual case: no type takes as many times the bytes of its file
         return
-    wanted = bytes_to_load(config, checkpoint, asks)
-    if wanted > free:
-        reason = f"{size(free)} are free, {size(wanted - free)} too little"
-        raise CapacityError(f"not enough memory for {size(wanted)} of weights: {reason}")
+    nbytes = bytes_to_load(config, checkpoint, asks)
+    if nbytes > free:
+        reason = f"{size(free)} are free, {size(nbytes - free)} too little"
+        raise CapacityError(f"not enough memory for {size(nbytes)} of weights: {reason}")
 
 
 LIBRARY_BYTES: Final = 28 << 20

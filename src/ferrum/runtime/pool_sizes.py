@@ -72,12 +72,12 @@ class PoolSizes:
 
     def allocate(self, kernels: Kernels) -> None:
         """Allocate the pool. Raises CapacityError."""
-        wanted = sum(group.num_pages * kernels.planned_page_bytes(group) for group in self.groups)
-        wanted += 0 if self.states is None else self.states.num_slots * self.states.slot_bytes
+        nbytes = sum(group.num_pages * kernels.planned_page_bytes(group) for group in self.groups)
+        nbytes += 0 if self.states is None else self.states.num_slots * self.states.slot_bytes
         options = "kv_capacity" if self.states is None else "kv_capacity, max_batch_size"
-        with memory_for(f"the {size(wanted)} of the KV pool ({options})"):
+        with memory_for(f"the {size(nbytes)} of the KV pool ({options})"):
             free = kernels.device_memory()
-            if wanted > min(_ADDRESS_SPACE, free_memory() if free is None else free):
+            if nbytes > min(_ADDRESS_SPACE, free_memory() if free is None else free):
                 raise MemoryError
             kernels.allocate(self.groups, self.states)
 

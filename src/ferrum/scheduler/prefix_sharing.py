@@ -92,10 +92,10 @@ class PrefixSharing:
                 last is None or self._pages.has_partial_page(last.page_hash)
             )
 
-        found = snapshots.longest(sequence, previous, self.length(match), has_pages)
-        if found is None:
+        snapshot = snapshots.longest(sequence, previous, self.length(match), has_pages)
+        if snapshot is None:
             return replace(match, pages=0, partial_page=None, snapshot=None)
-        return replace(self._part(sequence, match, found[0]), snapshot=found[1])
+        return replace(self._part(sequence, match, snapshot[0]), snapshot=snapshot[1])
 
     def _part(self, sequence: Sequence, match: PrefixMatch, length: int) -> PrefixMatch:
         """Return the first tokens of a match, `length` of them."""

@@ -32,18 +32,18 @@ def snapshot_lengths(sequence: Sequence, page_size: int, *, shares: bool) -> tup
         page_size: tokens per page.
         shares: whether other requests can find its states; else the other choices of its request alone do.
     """
-    found = {shared_length(sequence)}
+    lengths = {shared_length(sequence)}
     if shares:
         request, last = sequence.request, len(sequence.request.prompt) - 1
-        found.update(at for at in request.boundaries if 0 < at <= last)
+        lengths.update(at for at in request.boundaries if 0 < at <= last)
         last_page = last // page_size * page_size
-        if request.inputs or max(found) < last_page:
-            found.add(last_page)
+        if request.inputs or max(lengths) < last_page:
+            lengths.add(last_page)
         doubled = LEAST_PAGES * page_size
         while doubled <= last:
-            found.add(doubled)
+            lengths.add(doubled)
             doubled *= 2
-    return tuple(sorted(found - {0}))
+    return tuple(sorted(lengths - {0}))
 
 
 def until_snapshot(sequence: Sequence, count: int) -> int:

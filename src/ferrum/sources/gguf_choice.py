@@ -119,12 +119,12 @@ def choose(wanted: Wanted, files: Iterable[str]) -> list[str]:
     Raises ModelNotFound, which names the models that there are.
     """
     files = list(files)
-    found = matches(wanted, files)
-    if len(found) == 1:
-        return found[0]
+    matching = matches(wanted, files)
+    if len(matching) == 1:
+        return matching[0]
     names = names_in(wanted.place, files)
-    there = ", ".join(name for name, parts in names.items() if not found or parts in found) or "none"
-    reason = f"{wanted.place!r} has {len(found)} GGUF files for {wanted.file or wanted.tag or 'no tag'!r}"
+    there = ", ".join(name for name, parts in names.items() if not matching or parts in matching) or "none"
+    reason = f"{wanted.place!r} has {len(matching)} GGUF files for {wanted.file or wanted.tag or 'no tag'!r}"
     raise ModelNotFound(f"{reason}; choose one: {there}", param="model")
 
 

@@ -176,11 +176,11 @@ def open_shards(path: Path) -> tuple[GgufFile, ...]:
     Raises:
         CheckpointError, Unsupported: as `GgufFile`; or a part is missing.
     """
-    found = _SPLIT.fullmatch(path.name)
-    if found is None:
+    match = _SPLIT.fullmatch(path.name)
+    if match is None:
         return (GgufFile(path),)
-    count = int(found["count"])
-    names = (f"{found['stem']}-{number:05}-of-{count:05}{found['suffix']}" for number in range(1, count + 1))
+    count = int(match["count"])
+    names = (f"{match['stem']}-{number:05}-of-{count:05}{match['suffix']}" for number in range(1, count + 1))
     return tuple(GgufFile(path.with_name(name)) for name in names)
 
 

@@ -247,8 +247,8 @@ class GgufModel(ModelSource):
             "modules.json": gguf_modules,
             f"{GGUF_FOLDER}/config.json": gguf_pooling_config,
         }
-        found = makers[name](metadata) if name in makers else None
-        content = None if found is None else gguf_tokenizer.as_json(found)
+        value = makers[name](metadata) if name in makers else None
+        content = None if value is None else gguf_tokenizer.as_json(value)
         if name != "tokenizer.json":  # it is large, and read once
             self._small_files[name] = content
         return content

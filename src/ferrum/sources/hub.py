@@ -115,18 +115,18 @@ def locate(
         if revision is not None:
             raise ConfigError(f"{name!r} is on this machine and has no revisions", param="revision")
         return here
-    wanted = None if path.exists() else hub_name(name)
-    if wanted is not None:
-        wanted = replace(wanted, revision=_one_revision(name, wanted.revision, revision))
-        if _is_cached(wanted):
-            return wanted
-    if elsewhere and not path.exists() and (wanted is None or wanted.revision is None):
+    remote = None if path.exists() else hub_name(name)
+    if remote is not None:
+        remote = replace(remote, revision=_one_revision(name, remote.revision, revision))
+        if _is_cached(remote):
+            return remote
+    if elsewhere and not path.exists() and (remote is None or remote.revision is None):
         other = find(name, models_of_others())
         if other is not None:
             return other
-    if wanted is None or "/" not in wanted.repo or _is_path(name, path):
+    if remote is None or "/" not in remote.repo or _is_path(name, path):
         raise _not_found(name, path, models_dir)
-    return wanted
+    return remote
 
 
 def _in_models_directory(name: str, models_dir: str | None) -> Path | None:
@@ -196,10 +196,10 @@ def snapshot(wanted: HubName, *, offline: bool) -> Path:
     try:
         return _fetch(wanted, offline=offline)
     except HubUnreachable:
-        found = snapshot_of(wanted.repo, wanted.revision)
-        if found is not None:  # the hub library keeps white space in references
+        folder = snapshot_of(wanted.repo, wanted.revision)
+        if folder is not None:  # the hub library keeps white space in references
             with suppress(HubUnreachable):
-                return _fetch(replace(wanted, revision=found.name), offline=True)
+                return _fetch(replace(wanted, revision=folder.name), offline=True)
         file = cached_file(wanted)
         if file is None:
             raise
@@ -251,11 +251,11 @@ def preferred_gguf(wanted: HubName, *, offline: bool) -> Path | None:
         with suppress(transport_error(), OSError):
             files = files_of(wanted)
     if files is None:
-        found = cached_file(wanted)
-        if found is None:
+        path = cached_file(wanted)
+        if path is None:
             reason = f"{wanted.text!r} is not complete in the local cache: it has no safetensors weights there"
             raise HubUnreachable(f"{reason}; run `ferrum pull {wanted.text}` with a connection", param="model")
-        return found
+        return path
     has_others = any(file.endswith(".safetensors") and "/" not in file for file in files)
     return None if has_others or not models_in(files) else fetch(wanted, offline=False)
 

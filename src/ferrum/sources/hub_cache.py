@@ -55,10 +55,10 @@ def snapshots_in(folder: Path) -> Iterator[Snapshot]:
         refs = {path.relative_to(repository / "refs").as_posix(): path for path in files_below(repository / "refs")}
         named: set[str] = set()
         for ref in sorted(refs, key=lambda ref: (ref != MAIN, ref)):
-            found = _snapshot(repository, ref)
-            if found is not None and found.name not in named:
-                named.add(found.name)
-                yield Snapshot(repo, None if ref == MAIN else ref, found)
+            snapshot = _snapshot(repository, ref)
+            if snapshot is not None and snapshot.name not in named:
+                named.add(snapshot.name)
+                yield Snapshot(repo, None if ref == MAIN else ref, snapshot)
         for path in entries_of(repository / "snapshots"):
             if path.name not in named and is_folder(path):
                 yield Snapshot(repo, path.name, path)

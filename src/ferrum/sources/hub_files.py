@@ -93,12 +93,12 @@ def fetch(wanted: HubName, *, offline: bool) -> Path:
         except RevisionNotFoundError:
             raise
         except (transport_error(), OSError) as error:
-            found = cached_file(wanted)
-            if found is None and not isinstance(error, HfHubHTTPError):
+            path = cached_file(wanted)
+            if path is None and not isinstance(error, HfHubHTTPError):
                 _refuse(wanted, str(error))
-            if found is None:
+            if path is None:
                 raise
-            return found
+            return path
         patterns = [glob.escape(part) for part in parts]
         folder = Path(snapshot_download(wanted.repo, revision=wanted.revision, allow_patterns=patterns))
     missing = [part for part in parts if not (folder / part).is_file()]
@@ -177,8 +177,8 @@ def hub_errors(repo: str, revision: str | None) -> Iterator[str]:
     except RevisionNotFoundError as error:
         raise ModelNotFound(f"{repo!r} has no revision {revision!r}", param="revision") from error
     except LocalEntryNotFoundError as error:
-        found = incomplete_snapshot(error)
-        lacks = "" if found is None or has_weights(found) else ": it has no safetensors weights there"
+        folder = incomplete_snapshot(error)
+        lacks = "" if folder is None or has_weights(folder) else ": it has no safetensors weights there"
         reason = f"{named!r} is not complete in the local cache{lacks}, and the hub is unreachable"
         raise HubUnreachable(f"{reason} ({error.__cause__ or 'offline'}){suggestion(repo)}", param="model") from error
     except (transport_error(), OSError) as error:

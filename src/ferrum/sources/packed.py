@@ -102,31 +102,31 @@ def read_header(checkpoint: Checkpoint) -> PackedHeader:
         Unsupported: another version wrote it.
         CheckpointError: it is inconsistent.
     """
-    found = checkpoint.config.get("quantization_config")
-    if not isinstance(found, dict):
+    settings = checkpoint.config.get("quantization_config")
+    if not isinstance(settings, dict):
         raise CheckpointError(f"{checkpoint.directory}: config.json: quantization_config must be an object")
     for name, ours in (("version", VERSION), ("numerics_id", PRODUCTS_ID)):
-        if found.get(name) != ours:
+        if settings.get(name) != ours:
             reason = f"{checkpoint.directory}: this release reads {ours!r}; recreate it with `ferrum quantize`"
-            raise Unsupported(f"packed directory of {name} {found.get(name)!r}", reason)
+            raise Unsupported(f"packed directory of {name} {settings.get(name)!r}", reason)
     for name, known in (("scheme", SCHEMES), ("dtype", FORMATS)):
-        if not isinstance(found.get(name), str) or found[name] not in known:
-            raise CheckpointError(f"{checkpoint.directory}: config.json: invalid {name} {found.get(name)!r}")
-    formats = found.get("formats", [found["dtype"]])
+        if not isinstance(settings.get(name), str) or settings[name] not in known:
+            raise CheckpointError(f"{checkpoint.directory}: config.json: invalid {name} {settings.get(name)!r}")
+    formats = settings.get("formats", [settings["dtype"]])
     known_ones = isinstance(formats, list) and all(isinstance(each, str) and each in FORMATS for each in formats)
-    if not known_ones or found["dtype"] not in formats:
+    if not known_ones or settings["dtype"] not in formats:
         raise CheckpointError(f"{checkpoint.directory}: config.json: invalid formats {formats!r}")
-    checksums = found.get("checksums")
+    checksums = settings.get("checksums")
     if not isinstance(checksums, dict) or checksums.keys() != checkpoint.tensors.keys():
         raise CheckpointError(f"{checkpoint.directory}: config.json must have one checksum for each tensor")
-    if found.get("config_checksum") != _config_checksum(checkpoint.config):
+    if settings.get("config_checksum") != _config_checksum(checkpoint.config):
         reason = "config.json is damaged or was changed after packing (wrong checksum)"
         raise CheckpointError(f"{checkpoint.directory}: {reason}; recreate it with `ferrum quantize`")
-    blocks, calibrated = _blocks(checkpoint, found), found.get("calibrated", False)
+    blocks, calibrated = _blocks(checkpoint, settings), settings.get("calibrated", False)
     if not isinstance(calibrated, bool):
         raise CheckpointError(f"{checkpoint.directory}: config.json: invalid calibrated {calibrated!r}")
-    adapters = _adapters(checkpoint, found.get("adapters", []))
-    return PackedHeader(found["scheme"], found["dtype"], tuple(formats), blocks, checksums, calibrated, adapters)
+    adapters = _adapters(checkpoint, settings.get("adapters", []))
+    return PackedHeader(settings["scheme"], settings["dtype"], tuple(formats), blocks, checksums, calibrated, adapters)
 
 
 def _adapters(checkpoint: Checkpoint, found: Any) -> tuple[tuple[str, float], ...]:

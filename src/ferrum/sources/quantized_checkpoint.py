@@ -81,14 +81,14 @@ class QuantizedCheckpoint(TensorStore):
         self.tensors[name] = TensorInfo("F32", matrix.shape, 0, nbytes)
 
     def _add_experts(self, stem: str, part: str) -> None:
-        found = read_experts(ModuleParts(self._files, stem), part)
+        matrices = read_experts(ModuleParts(self._files, stem), part)
         sources = [f"{stem}.{part}", f"{stem}.{scales_of(part)}"]
         for each in sources:
             del self.tensors[each]
-        for projection, matrix in found.items():
+        for projection, matrix in matrices.items():
             name = f"{stem}.{projection}.weight"
             self._modules[name] = sources
-            self._add(name, matrix, sources[0], len(found))
+            self._add(name, matrix, sources[0], len(matrices))
 
     def _drop_blank_biases(self, stems: Mapping[str, str]) -> None:
         """Ignore biases of zeros: AutoGPTQ wrote them for all modules of models that have none."""

@@ -216,14 +216,14 @@ def _merges(tokens: Sequence[str], scores: Sequence[float]) -> Iterator[tuple[st
     ranks = {token: index for index, token in enumerate(tokens) if " " not in token and token[:1] != MARK}
     for index in sorted(range(len(tokens)), key=lambda index: -scores[index]):
         token = tokens[index]
-        held = [
+        pairs = [
             (left, right)
             for at in range(1, len(token))
             if (left := token[:at]) in ranks and (right := token[at:]) in ranks
         ]
-        if len(held) > 1:
-            held.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
-        yield from held
+        if len(pairs) > 1:
+            pairs.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        yield from pairs
 
 
 def _added(token: str, index: int, *, special: bool) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def _types(metadata: Mapping[str, Any], count: int) -> list[int]:
 def _named(metadata: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]) -> dict[str, int]:
     """Return ids by key. Those that are out of range count as absent, as in llama.cpp."""
     kind = str(metadata.get("tokenizer.ggml.model"))
-    found = {
+    indices = {
         key: index
         for key, index in _DEFAULTS.get(kind, {}).items()
         if index < len(texts) and (kind in _FIRST or types[index] == TokenType.CONTROL)
@@ -140,8 +140,8 @@ def _named(metadata: Mapping[str, Any], texts: Sequence[str], types: Sequence[in
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise CheckpointError(f"tokenizer.ggml.{key}_token_id must be a token id, not {value!r}")
         if value is not None and 0 <= value < len(texts):
-            found[key] = value
-    return found
+            indices[key] = value
+    return indices
 
 
 def _ends(texts: Sequence[str], types: Sequence[int], named: Mapping[str, int]) -> list[int]:

@@ -317,9 +317,9 @@ def _missing(messages: Sequence[Message], text: str) -> Iterator[int]:
             continue  # see `ChatTemplate.prepare`; some templates drop such content as reasoning
         for part in _shown_texts(message.get("content")):
             said[part] += 1
-            found = text.find(part, begin)
-            if found >= 0:
-                begin = begin if message.get("role") in _MOVED else found + len(part)
+            position = text.find(part, begin)
+            if position >= 0:
+                begin = begin if message.get("role") in _MOVED else position + len(part)
             elif max(text.count(each) for each in (part, json.dumps(part, ensure_ascii=False)[1:-1])) < said[part]:
                 yield place
                 break

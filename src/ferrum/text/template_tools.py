@@ -63,15 +63,15 @@ def _absent_nulls(schema: Any) -> Any:
         return [_absent_nulls(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    made: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in schema.items():
         if name in _VALUES:
-            made[name] = value
+            fields[name] = value
         elif name in _SCHEMAS_BY_NAME and isinstance(value, dict):
-            made[name] = {key: _absent_nulls(each) for key, each in value.items()}
+            fields[name] = {key: _absent_nulls(each) for key, each in value.items()}
         elif value is not None:
-            made[name] = _absent_nulls(value)
-    return made
+            fields[name] = _absent_nulls(value)
+    return fields
 
 
 def _whole_schema(schema: Any) -> Any:
@@ -80,21 +80,21 @@ def _whole_schema(schema: Any) -> Any:
         return {} if schema else {"not": {}}
     if not isinstance(schema, Mapping):
         return schema
-    made: dict[str, Any] = {}
+    whole_schema: dict[str, Any] = {}
     for name, value in schema.items():
         if name in _SCHEMAS_BY_NAME and isinstance(value, dict):
-            made[name] = {key: _whole_schema(each) for key, each in value.items()}
+            whole_schema[name] = {key: _whole_schema(each) for key, each in value.items()}
         elif name in ("items", "not", "if", "then", "else", "contains", "propertyNames"):
-            made[name] = _whole_schema(value)
+            whole_schema[name] = _whole_schema(value)
         elif name in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(value, list):
-            made[name] = [_whole_schema(each) for each in value]
+            whole_schema[name] = [_whole_schema(each) for each in value]
         else:
-            made[name] = value
-    types = made.get("type")
-    if isinstance(types, list) and "anyOf" not in made:
-        del made["type"]
-        made["anyOf"] = [_whole_schema({"type": each}) for each in types]
+            whole_schema[name] = value
+    types = whole_schema.get("type")
+    if isinstance(types, list) and "anyOf" not in whole_schema:
+        del whole_schema["type"]
+        whole_schema["anyOf"] = [_whole_schema({"type": each}) for each in types]
     elif types == "null":
-        del made["type"]
-        made["const"] = None
-    return made
+        del whole_schema["type"]
+        whole_schema["const"] = None
+    return whole_schema

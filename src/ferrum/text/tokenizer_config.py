@@ -232,9 +232,9 @@ def _chat_templates(files: ModelFiles, raw: Mapping[str, Any]) -> tuple[dict[str
     single = "chat_template.jinja"
     others = (name for name in files.file_names(TEMPLATES_FOLDER) if name.endswith(".jinja"))
     paths = {name.removesuffix(".jinja"): f"{TEMPLATES_FOLDER}/{name}" for name in others} | {"default": single}
-    found = {name: text for name, path in paths.items() if (text := read_text(files, path)) is not None}
-    if found:
-        return found, files.where(single if "default" in found else TEMPLATES_FOLDER)
+    templates = {name: text for name, path in paths.items() if (text := read_text(files, path)) is not None}
+    if templates:
+        return templates, files.where(single if "default" in templates else TEMPLATES_FOLDER)
     path = files.where(_CONFIG)
     match raw.get("chat_template"):
         case None:

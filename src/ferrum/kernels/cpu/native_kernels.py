@@ -243,13 +243,13 @@ class NativeKernels(Kernels):
         """Run one operation and return its results as new arrays."""
         # Values of an eager call have a number of rows in place of an extent.
         shaped = spec.with_values(arguments, lambda x: Value(cast(Extent, len(x)), x.shape[1]))
-        made = spec.results(shaped)
-        outs = tuple(np.zeros((self._rows(value.extent), value.columns), value.dtype) for value in as_tuple(made))
+        results = spec.results(shaped)
+        outs = tuple(np.zeros((self._rows(value.extent), value.columns), value.dtype) for value in as_tuple(results))
         for out, overwritten in zip(outs, spec.overwritten(arguments), strict=False):
             out[...] = overwritten
         operands = spec.with_values(arguments, operand)  # may be copies, so keep them during the run
         self.lowering.runtime.run([self.lowering.operation(spec.name, operands, tuple(map(operand, outs)))])
-        return outs if isinstance(made, tuple) else outs[0]
+        return outs if isinstance(results, tuple) else outs[0]
 
     def _rows(self, extent: Extent | int) -> int:
         return row_counts(self.tables)[extent] if isinstance(extent, Extent) else extent

@@ -85,9 +85,9 @@ class Store:
         held = pages[begin // size : -(-end // size)]
 
         def tokens(array: NDArray[Any]) -> F32:
-            found = array[layer, np.maximum(held, 0)].astype(np.float32)
-            found[held < 0] = 0
-            rows: F32 = found.reshape(-1, *found.shape[2:])
+            values = array[layer, np.maximum(held, 0)].astype(np.float32)
+            values[held < 0] = 0
+            rows: F32 = values.reshape(-1, *values.shape[2:])
             return rows[begin % size : begin % size + end - begin]
 
         return Stored(tokens(self._elements), None if self._scales is None else tokens(self._scales))

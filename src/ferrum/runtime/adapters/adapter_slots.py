@@ -162,16 +162,16 @@ class AdapterSlots:
     def refuse(self, uses: Collection[AdapterUse]) -> RequestError | None:
         """Return why a sequence cannot use these adapters, or None."""
         for use in uses:
-            held = self._held.get(use.key)
-            if held is None:
+            adapter = self._held.get(use.key)
+            if adapter is None:
                 return RequestError(f"no adapter {shown(use.key)} is loaded (load_adapter)", param="adapters")
-            if use.scale != 1 and not held[1].scales:
+            if use.scale != 1 and not adapter[1].scales:
                 reason = f"must be 1, not {use.scale:g}: this adapter replaces weights or scales outputs (DoRA)"
                 return RequestError(reason, param="scale")
-            if len(uses) > 1 and not held[1].scales:
+            if len(uses) > 1 and not adapter[1].scales:
                 reason = f"{shown(use.key)} replaces weights or scales outputs (DoRA), so it must be the only one"
                 return RequestError(reason, param="adapters")
-            if use.start and held[1].absorbed:
+            if use.start and adapter[1].absorbed:
                 reason = f"must be 0, not {use.start}: this adapter changes kv_b_proj, so it must begin with the prompt"
                 return RequestError(reason, param="start")
         return None

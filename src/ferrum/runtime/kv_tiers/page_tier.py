@@ -128,14 +128,14 @@ class PageFiles:
 
     def _files(self) -> list[tuple[float, int, str]]:
         """Return time of last use, bytes and path of each page, temporary files included."""
-        found = []
+        files = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 if len(Path(entry.name).stem) == 2 * _NAME_BYTES:
                     with suppress(OSError):  # another process may have deleted it
                         state = entry.stat()
-                        found.append((state.st_mtime, state.st_size, entry.path))
-        return found
+                        files.append((state.st_mtime, state.st_size, entry.path))
+        return files
 
     def _shrink(self) -> None:
         """Scan the directory; if it is too large, delete the least recently used files."""

@@ -148,10 +148,10 @@ class Targets:
         inner = rows // count
         step = 1 if view is None else _step(view)
         gate, up = (slice(0, None, 2), slice(1, None, 2)) if step == 2 else (slice(0, inner), slice(inner, None))
-        found = ExpertMatrices(prefix, count, inputs, inner, gate, up, view is not None and bool(view.transposed))
-        self.experts[prefix.removesuffix(".")] = found
+        matrices = ExpertMatrices(prefix, count, inputs, inner, gate, up, view is not None and bool(view.transposed))
+        self.experts[prefix.removesuffix(".")] = matrices
         if view is not None:
-            self.experts.setdefault(view.sources[0].partition(EXPERTS)[0] + EXPERTS.rstrip("."), found)
+            self.experts.setdefault(view.sources[0].partition(EXPERTS)[0] + EXPERTS.rstrip("."), matrices)
 
     def tensor(self, name: str) -> str | None:
         """Return a tensor's name as the model has it, or None if it has no such tensor.

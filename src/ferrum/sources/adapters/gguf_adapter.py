@@ -95,11 +95,11 @@ def _entry(file: GgufFile, model: ReadModel) -> GgufArchitecture:
     if name in VARIANTS:
         entries.append(VARIANTS[name][1])
     own = next(iter(model.store.config.get("architectures") or ()), None)
-    found = next((each for each in entries if each.name == own), None)
+    entry = next((each for each in entries if each.name == own), None)
     models = next((each for each in ARCHITECTURES.values() if each.name == own), entries[0])
-    if found is None and (models.permuted, models.parts) != (entries[0].permuted, entries[0].parts):
+    if entry is None and (models.permuted, models.parts) != (entries[0].permuted, entries[0].parts):
         raise CheckpointError(f"{file.path}: general.architecture is {name}, and the model is a {own}")
-    return found or entries[0]
+    return entry or entries[0]
 
 
 def _alpha(file: GgufFile) -> float:

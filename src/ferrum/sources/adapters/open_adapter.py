@@ -26,11 +26,11 @@ def open_adapter(name: str, model: ReadModel) -> AdapterFile:
         Unsupported: a tensor or a field of the configuration cannot be applied; the error names it.
     """
     path = locate_adapter(name)
-    found = read_peft(path, model) if path.is_dir() else read_gguf_adapter(path, model)
-    if max(found.invocation, default=0) >= model.spec.vocab_size:
-        problem = f"the invocation token {max(found.invocation)} is none of {model.spec.vocab_size} tokens"
+    adapter = read_peft(path, model) if path.is_dir() else read_gguf_adapter(path, model)
+    if max(adapter.invocation, default=0) >= model.spec.vocab_size:
+        problem = f"the invocation token {max(adapter.invocation)} is none of {model.spec.vocab_size} tokens"
         raise CheckpointError(f"{path}: {problem}: was the adapter made for another model?")
-    return found
+    return adapter
 
 
 def locate_adapter(name: str) -> Path:
@@ -41,12 +41,12 @@ def locate_adapter(name: str) -> Path:
             return path
     except (OSError, RuntimeError, ValueError) as error:
         raise ModelNotFound(f"{name!r} cannot be looked up: {error}", param="adapter") from error
-    wanted = None if name.startswith(("/", ".", "~")) else hub_name(name)
-    if wanted is None or "/" not in wanted.repo:
+    remote = None if name.startswith(("/", ".", "~")) else hub_name(name)
+    if remote is None or "/" not in remote.repo:
         step = "give a PEFT directory, a GGUF file, or ORG/REPO on the hub"
         raise ModelNotFound(f"there is no such directory or file: {name}; {step}", param="adapter")
     try:
-        return _snapshot(wanted) if wanted.whole else fetch(wanted, offline=False)
+        return _snapshot(remote) if remote.whole else fetch(remote, offline=False)
     except ModelNotFound as error:
         raise error.about("adapter") from error
 
@@ -60,7 +60,7 @@ def _snapshot(wanted: HubName) -> Path:
         with hub_errors(wanted.repo, wanted.revision):
             return Path(snapshot_download(wanted.repo, revision=wanted.revision, allow_patterns=files))
     except HubUnreachable:
-        found = snapshot_of(wanted.repo, wanted.revision)
-        if found is None or not all((found / file).is_file() for file in files):
+        snapshot = snapshot_of(wanted.repo, wanted.revision)
+        if snapshot is None or not all((snapshot / file).is_file() for file in files):
             raise
-        return found
+        return snapshot
