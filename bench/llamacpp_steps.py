@@ -2,8 +2,8 @@
 
     python bench/llamacpp_steps.py MODEL.gguf [--plain]
 
-With --plain, matrices are not repacked. Reads lines of standard input and writes the seconds that each took: "prefill N"
-computes a prompt of N tokens up to its first logits, "decode S C N" computes N steps of S sequences that hold C tokens.
+With --plain, matrices are not repacked. Reads lines of standard input and writes the seconds that each took: "prefill
+N" computes a prompt of N tokens up to its first logits, "decode S C N" computes N steps of S sequences that hold C tokens.
 Flash attention is on, as by default.
 """
 
