@@ -2,9 +2,9 @@
 
     python bench/llamacpp_steps.py MODEL.gguf [--plain]
 
-With --plain, matrices are not repacked. Reads lines of standard input and writes the seconds that each took: "prefill
-N" computes a prompt of N tokens up to its first logits, "decode S C N" computes N steps of S sequences that hold C tokens.
-Flash attention is on, as by default.
+With --plain, matrices are not repacked. Reads lines of standard input and writes the seconds that each took:
+"prefill N" computes a prompt of N tokens up to its first logits, "decode S C N" computes N steps of S sequences that
+hold C tokens. Flash attention is on, as by default.
 """
 
 from __future__ import annotations
