@@ -1,4 +1,4 @@
-// Checksums of pages, with which packed directories detect damage (defined in runtime/kv_tiers/checksum.py).
+// Checksums of pages, with which packed directories detect damage (defined in sources/packed.py).
 #include "tier.hpp"
 
 namespace ferrum::FERRUM_TIER {

@@ -28,7 +28,9 @@ def has_private_state(node: ast.ClassDef) -> bool:
 
 def created_names(node: ast.AST) -> Iterator[str]:
     """Yield the names that a node calls, hands to a builder, or passes on as the default of an argument."""
-    made: list[ast.expr | None] = [node.func] if isinstance(node, ast.Call) else []
+    made: list[ast.expr | None] = []
+    if isinstance(node, ast.Call):  # also as one of `(x or Y)()`
+        made += node.func.values if isinstance(node.func, ast.BoolOp) else [node.func]
     if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("build_"):
         made += node.args
     if isinstance(node, ast.arguments):
