@@ -40,8 +40,11 @@ sys.path.insert(0, str(Path(ferrum.__file__).parents[2] / "tests" / "support"))
 with needs("'ferrum-llm[test]'"):
     import httpx
 
-    from agent_kit import agent
+    import agent_script
+    from agent_kit import QWEN3
     from engine_fakes import FakeRecipe, MarkedTokenizer
+    from ferrum.server.server_config import ServerConfig
+    from scripted_model import scripted_parts
     from serve_kit import Served, chat_parts, serving
 
 CONTENT: Final = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -99,15 +102,18 @@ def servers(folder: Path, ended: threading.Event) -> dict[str, AbstractContextMa
         ended.wait()
         return ferrum.AsyncEngine.from_parts(chat_parts(gentle))
 
-    name = {"served_model_name": ("fake",)}
+    # commits before the option always explain them
+    explained = {"explain_prefixes": True} if hasattr(ServerConfig, "explain_prefixes") else {}
+    name = {"served_model_name": ("fake",), **explained}
     return {
         "tiny": serving(
             lambda: ferrum.AsyncEngine("ferrum-tiny"),
             chat_template=roles,
             pooling="last",
             served_model_name=("tiny-model", "second-name"),
+            **explained,
         ),
-        "assistant": agent(),
+        "assistant": serving(scripted_parts(agent_script.reply, QWEN3, agent_script.MARKERS), **explained),
         "fake": serving(marked(), pooling="mean", **name),
         "strict": serving(marked(), strict=True, max_body_bytes=4000, pooling="mean", **name),
         "failing": serving(chat_parts(FakeRecipe()), chat_template=content, **name),
