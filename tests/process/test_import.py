@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import ferrum
+from ferrum.client.engine_process import _PROGRAM
 
 HEAVY = {
     *("numpy", "torch", "transformers", "tokenizers", "safetensors", "ml_dtypes", "jinja2", "huggingface_hub"),
@@ -19,13 +20,18 @@ HEAVY = {
 }
 
 
-def loaded_after(code: str) -> set[str]:
-    """Return the top-level modules that a new interpreter has loaded after running the code."""
+def modules_after(code: str) -> set[str]:
+    """Return the modules that a new interpreter has loaded after running the code."""
     script = (
         f"import json, sys; before = set(sys.modules); {code}; print(json.dumps(sorted(set(sys.modules) - before)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return {name.partition(".")[0] for name in json.loads(done.stdout)}
+    return set(json.loads(done.stdout))
+
+
+def loaded_after(code: str) -> set[str]:
+    """Return the top-level ones of these modules."""
+    return {name.partition(".")[0] for name in modules_after(code)}
 
 
 def test_import_loads_no_library() -> None:
@@ -45,6 +51,13 @@ def test_the_text_room_loads_no_library_before_use() -> None:
     modules = ", ferrum.text.".join(("chat_template", "detokenizer", "generation_config", "tokenizer"))
     loaded = loaded_after(f"import ferrum.text.{modules}")
     assert loaded & {"tokenizers", "jinja2", "numpy", "torch", "transformers"} == set()
+
+
+def test_the_engine_process_loads_no_client() -> None:
+    """What its command line imports, and what unpickles a recipe. The wall between both processes."""
+    loads = "import ferrum.engine.engine_main, ferrum.engine.recipe, ferrum.runtime.load"
+    assert "ferrum.engine.engine_main import child" in _PROGRAM
+    assert {name for name in modules_after(loads) if name.startswith(("ferrum.client", "ferrum.server"))} == set()
 
 
 def test_every_public_name_is_there() -> None:

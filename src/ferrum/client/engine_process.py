@@ -1,4 +1,4 @@
-"""The host that runs an engine in a separate process, and the main function of that process.
+"""The host that runs an engine in a separate process, whose main function is in `engine/engine_main.py`.
 
     client --send--> Writer ==socket==> SocketInbox --> Engine.run ==socket==> Reader --> deliver --> client
 
