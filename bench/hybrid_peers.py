@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -27,13 +26,13 @@ from ferrum.bench.workloads import Kind, Workload
 from ferrum.cli.bench import load_subject
 from ferrum.cli.doctor import processor_name
 from ferrum.cli.tables import print_table
+from llamacpp_process import LlamaCppSteps
 from script import needs, positive, run_script
 
 with needs("gguf"):
     from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
     from gguf.quants import quantize
 
-PEER: Final = Path(__file__).with_name("llamacpp_steps.py")
 ARCHITECTURE: Final = "qwen35"
 VOCABULARY, HIDDEN, WIDTH, LAYERS = 248_320, 1024, 3584, 24
 HEADS, KV_HEADS, HEAD = 8, 2, 256
@@ -126,36 +125,9 @@ def write_model(path: Path, kind: GGMLQuantizationType) -> None:
     writer.close()
 
 
-class PeerProcess:
-    """llama.cpp with a file, in its environment."""
-
-    def __init__(self, python: Path, model: Path, given: Sequence[str]) -> None:
-        command = [str(python), str(PEER), str(model), *given]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-
-    def run(self, workload: Workload) -> float:
-        """Return the seconds of a sample."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        sizes = f"{workload.sequences} {workload.context} {workload.tokens}"
-        words = f"prefill {workload.tokens}" if workload.kind is Kind.PREFILL else f"decode {sizes}"
-        print(words, file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"llama.cpp ended with code {self._process.wait()}")
-        return float(line)
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-
 def measure(python: Path, model: Path, rounds: int, given: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return a row per workload: tokens per second of both engines, and the share of the limit."""
-    probe, peer = Prober(None), PeerProcess(python, model, given)
+    probe, peer = Prober(None), LlamaCppSteps(python, model, *given)
     seconds: dict[str, tuple[list[float], list[float], list[float]]] = {each.name: ([], [], []) for each in WORKLOADS}
     with load_subject(str(model), None, WORKLOADS, {}) as subject:
         for turn in range(rounds + 1):

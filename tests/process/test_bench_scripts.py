@@ -46,6 +46,8 @@ def refusal(*command: str) -> str:
         ("quality_llamacpp.py", "llama-cpp-python"),
         ("adapter_peers.py", "gguf"),
         ("adapter_llamacpp.py", "llama-cpp-python"),
+        ("hybrid_peers.py", "gguf"),
+        ("llamacpp_steps.py", "llama-cpp-python"),
     ],
 )
 def test_missing_package_is_named_with_its_installation(script: str, packages: str) -> None:
