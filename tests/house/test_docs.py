@@ -7,7 +7,7 @@ from pathlib import Path
 
 import module_map
 from document_blocks import anchors, blocks, links, without_blocks
-from source_tree import MODULES, REPOSITORY
+from source_tree import MODULES, REPOSITORY, ROOMS, SOURCE, WITHOUT_ARRAYS
 
 DOCS = REPOSITORY / "docs"
 DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md"), *REPOSITORY.glob(".github/**/*.md")])
@@ -59,6 +59,20 @@ def test_named_files_exist() -> None:
     assert missing == []
 
 
+def test_named_modules_exist() -> None:
+    """Code spans such as `core/step.py` or `cpu/lowering.py` name a module of the package or of the native library."""
+    span = re.compile(r"`((?:[\w*]+/)+[\w*]+\.(?:py|[ch]pp))(?:`|:)")
+    roots = [SOURCE, SOURCE / "kernels", REPOSITORY, REPOSITORY / "native"]
+    missing = [
+        f"{path.name}: {name}"
+        for path in DOCUMENTS
+        if path.name != "CHANGELOG.md"
+        for name in span.findall(without_blocks(path))
+        if not any(any(root.glob(name)) for root in roots)
+    ]
+    assert missing == []
+
+
 def test_question_table_names_definitions_that_exist() -> None:
     """In docs/index.md, names after `path.py`: are defined or used in that file."""
     rows = re.findall(r"`(src/ferrum/[\w/]+\.py)`: ((?:`\w+`(?:, )?)+)", (DOCS / "index.md").read_text())
@@ -72,6 +86,19 @@ def test_maps_of_modules_are_those_of_their_docstrings() -> None:
     text = module_map.DOCUMENT.read_text()
     assert module_map.with_map(text) == text, "run python tests/support/module_map.py"
     assert module_map.support_index() == module_map.INDEX.read_text(), "run python tests/support/module_map.py"
+
+
+def test_architecture_describes_every_room_in_order() -> None:
+    """A row for each room, with the star of rooms without arrays and three files that exist in the room."""
+    rows = re.findall(r"^\| `(\w+)/`( \*)? \| [^|]+ \| (.+) \|$", (DOCS / "architecture.md").read_text(), re.MULTILINE)
+    assert [(room, bool(star)) for room, star, _ in rows] == [
+        *((room, room in WITHOUT_ARRAYS) for room in ROOMS),
+        ("native", False),
+    ]
+    for room, _, files in rows:
+        folder, names = REPOSITORY / "native" if room == "native" else SOURCE / room, re.findall(r"`([\w.]+)`", files)
+        assert len(names) == 3, room
+        assert [name for name in names if not any(folder.rglob(name if "." in name else f"{name}.py"))] == [], room
 
 
 def test_every_module_says_what_it_has() -> None:
