@@ -8,6 +8,10 @@ from typing import Final
 
 from ferrum.bench.workloads import Kind, Workload
 
+_HINT: Final = (
+    ": where the system does not allow AMX, compile llama-cpp-python with CFLAGS and CXXFLAGS "
+    "'-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'"
+)
 PEER: Final = Path(__file__).with_name("llamacpp_steps.py")
 
 
@@ -34,7 +38,7 @@ class LlamaCppSteps:
         print(words, file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"llama.cpp ended with code {self._process.wait()}")
+            raise SystemExit(f"llama.cpp ended with code {self._process.wait()}{_HINT}")
         return float(line)
 
     def close(self) -> None:
