@@ -8,10 +8,7 @@ from typing import Final
 
 from ferrum.bench.workloads import Kind, Workload
 
-_HINT: Final = (
-    ": where the system does not allow AMX, compile llama-cpp-python with CFLAGS and CXXFLAGS "
-    "'-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'"
-)
+_HINT: Final = " (where the system does not allow AMX, use --plain, or compile it as docs/bench.md says)"
 PEER: Final = Path(__file__).with_name("llamacpp_steps.py")
 
 
@@ -21,11 +18,11 @@ class LlamaCppSteps:
     Args:
         python: interpreter that has llama-cpp-python.
         model: a GGUF file.
-        flash: whether flash attention is on; None: as llama.cpp decides.
+        options: of `llamacpp_steps.py`.
     """
 
-    def __init__(self, python: Path, model: Path, flash: bool | None = None) -> None:
-        command = [str(python), str(PEER), str(model), *([] if flash is None else [str(int(flash))])]
+    def __init__(self, python: Path, model: Path, *options: str) -> None:
+        command = [str(python), str(PEER), str(model), *options]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

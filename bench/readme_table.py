@@ -41,8 +41,8 @@ WORKLOADS: Final = (
     Workload("32 users at once", Kind.DECODE, 32, 512, 4),
     Workload("reading a prompt of 2,048 tokens", Kind.PREFILL, 1, 0, 2048),
 )
-FLASH: Final = {"flash attention": True, "no flash attention": False}
-"""llama.cpp's variants."""
+FLASH: Final = {"flash attention": "1", "no flash attention": "0"}
+"""llama.cpp's variants, and the values of their option."""
 
 Seconds = Mapping[str, Sequence[float]]
 """Samples by variant; ferrum's by "ferrum", and those of the machine's limit by "limit"."""
@@ -66,10 +66,10 @@ def model_file(python: Path, given: Path | None, quantize_to: str) -> Iterator[P
         yield model
 
 
-def measure(python: Path, model: Path, rounds: int) -> dict[str, Any]:
+def measure(python: Path, model: Path, rounds: int, given: Sequence[str] = ()) -> dict[str, Any]:
     """Return rows, one per workload, and what was read of the machine."""
     probe, reads = Prober(None), list[float]()
-    peers = {name: LlamaCppSteps(python, model, flash) for name, flash in FLASH.items()}
+    peers = {name: LlamaCppSteps(python, model, "--flash", flash, *given) for name, flash in FLASH.items()}
     seconds: dict[str, dict[str, list[float]]] = {
         workload.name: {name: [] for name in ("ferrum", "limit", *peers)} for workload in WORKLOADS
     }
@@ -134,15 +134,16 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help=f"GGUF file (default: random weights in the shape of {SHAPE})")
     parser.add_argument("--quantize", default="q4_k_m", help="type of the random file")
     parser.add_argument("--rounds", type=positive, default=7)
+    parser.add_argument("--plain", action="store_true", help="llama.cpp repacks no matrices, where its AMX code fails")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--write", action="store_true", help="put the table into README.md")
     options = parser.parse_args()
-    peer = peer_version(options.python)
+    peer = peer_version(options.python) + " without repacked matrices" * options.plain
     with model_file(options.python, options.model, options.quantize) as model:
         random = f"Random weights in the shape of {SHAPE}, {options.quantize}"
         about = {"model": random if options.model is None else model.name, "bytes": model.stat().st_size}
         host = {"machine": processor_name(), "peer": peer, "rounds": options.rounds}
-        report = {**about, **host, **measure(options.python, model, options.rounds)}
+        report = {**about, **host, **measure(options.python, model, options.rounds, ["--plain"] * options.plain)}
     print(table(report))
     print("share of the machine's limit:", *(f"{row['of_limit']:.2f}" for row in report["rows"]))
     if options.out is not None:
