@@ -28,7 +28,7 @@ from schedules import (
 
 KERNELS = ("native", "native", "native", "reference") if TIERS else ("reference",)
 SLICE, WITH_STATES, WITH_ADAPTERS, ALL = 30, 10, 10, 1000
-HISTORIES, ALL_HISTORIES = 250, 50_000
+HISTORIES, ALL_HISTORIES = 500, 50_000
 """Lives of sequences of hybrid models."""
 WEIGHTS = ("float32", "bfloat16", "q8_0", "q4_k_m")
 KV = ("float32", "bfloat16", "int8")
