@@ -29,13 +29,15 @@ def seconds(rows: int) -> float:
 class SmallExecutor:
     """An executor that samples the same token for every sequence, in a tenth of the time."""
 
-    pages = None
+    pages = SimpleNamespace(
+        release=lambda cache_id: None,
+        truncate=lambda cache_id, length: None,
+        can_truncate=lambda cache_id, length: True,
+    )
+    traits = SimpleNamespace(longest_sequence=1 << 20)
 
     def __init__(self) -> None:
         self.spent, self.rows = 0.0, 0
-
-    def capabilities(self) -> Any:
-        return SimpleNamespace(max_sequence_length=1 << 20)
 
     def submit(self, batch: StepBatch) -> Any:
         self.rows = max(self.rows, batch.total_tokens)
@@ -43,10 +45,6 @@ class SmallExecutor:
         self.spent += took
         results = tuple(SpanResult(span.end, (RIGHT,) if span.want is Want.TOKEN else ()) for span in batch.spans)
         return SimpleNamespace(result=lambda: StepOutput(results, took))
-
-    def release_cache(self, cache_id: str) -> None: ...
-
-    def truncate_kv_for_cache_id(self, cache_id: str, length: int) -> None: ...
 
 
 class Machine:

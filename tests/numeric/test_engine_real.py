@@ -21,9 +21,9 @@ from ferrum.client.request_output import Logprob, Logprobs, RequestOutput
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.step import PendingStep, StepBatch, StepOutput
 from ferrum.runtime.decoder_lm import DecoderLM
+from ferrum.runtime.local_executor import LocalStepExecutor
 from ferrum.scheduler import admission
 from ferrum.scheduler.planner import Planner
-from ferrum.verbs.load_executor import LocalExecutor
 from native_twin import require_native
 from outcomes import essence
 from tiny import Case, directory_of, find, reference_logits
@@ -281,10 +281,10 @@ def test_the_event_loop_runs_while_the_engine_computes(monkeypatch: pytest.Monke
 
 @pytest.mark.contract("0.AsyncEngine")
 def test_a_cancelled_request_releases_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    executors: list[LocalExecutor] = []
-    submit = LocalExecutor.submit
+    executors: list[LocalStepExecutor] = []
+    submit = LocalStepExecutor.submit
 
-    def seen(executor: LocalExecutor, batch: StepBatch) -> PendingStep:
+    def seen(executor: LocalStepExecutor, batch: StepBatch) -> PendingStep:
         executors.append(executor)
         return submit(executor, batch)
 
@@ -303,7 +303,7 @@ def test_a_cancelled_request_releases_its_pages(monkeypatch: pytest.MonkeyPatch)
             (again,) = [d async for d in engine.generate([5, 6], SamplingParams(max_tokens=0))]
             assert again.finish_reason == "length"
 
-    monkeypatch.setattr(LocalExecutor, "submit", seen)
+    monkeypatch.setattr(LocalStepExecutor, "submit", seen)
     asyncio.run(serve())
 
 

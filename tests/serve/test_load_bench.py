@@ -134,7 +134,7 @@ def test_a_report_is_written_even_if_the_table_cannot_be_printed(
         "bench_serve": ["serve", "--url", f"{server.url}/v1", "--requests", "1", "--warmup", "0", "--vocabulary", "90"],
     }
     for command, arguments in commands.items():
-        monkeypatch.setattr(f"ferrum.cli.{command}.print_table", full)
+        monkeypatch.setattr("ferrum.cli.bench.print_table", full)
         assert execute(["bench", *arguments, "--output", str(tmp_path / command)]) == 2
         assert "the disk of the log is full" in capsys.readouterr().err
     assert ServeReport.read(tmp_path / "bench_serve").summary.requests == 1

@@ -9,9 +9,9 @@ from serve_kit import serving
 
 
 def test_plan_equals_the_engines() -> None:
-    with load_executor(BUILT_IN, kv_capacity=1000) as executor:
+    with load_executor(BUILT_IN, kv_capacity=1000, threads=1) as executor:
         plan, capacity = executor.memory_plan, executor.kv_capacity()
-    with serving(lambda: AsyncEngine(BUILT_IN, kv_capacity=1000, host="process")) as server:
+    with serving(lambda: AsyncEngine(BUILT_IN, kv_capacity=1000, threads=1, host="process")) as server:
         told = server.http.get("/v1/plan").json()
     exact = ("weights", "activations", "activation_row", "tables", "kv_pool")
     assert {name: told[name] for name in exact} == {name: getattr(plan, name) for name in exact}

@@ -194,7 +194,7 @@ class SamplingParams:
     structured_outputs: StructuredOutputs | None = _option(  # noqa: RUF009 - it returns a field of dataclasses
         None,
         structured,
-        "structured.masks",
+        "guides.masks",
         'Constraint on the output as JSON, such as {"regex": "[0-9]+"}; see docs/structured-outputs.md.',
     )
 
