@@ -297,7 +297,9 @@ struct LowReader<Format::nvfp4> : LowBlock {
                 out.words[4 * h + 2 + i] = look_up(kNumbers.entries, (codes >> 4) & 0x0f0f0f0f);
             }
             const vi scale = byte(2 * u + h);  // four bits of exponent, three of the fraction; 127 counts as 0
-            const vf number = (vf)((scale & 127) << 20) * spread(6.646139978924579e35f);  // 2^119
+            // Exponent 0 has fractions of 2^-7: as exponent 1, less its 1. So no number on the way is below 2^-126.
+            const vi small = (scale & 0x78) == 0, bits = ((scale & 127) << 20) + (119 << 23) + (small & (1 << 23));
+            const vf number = (vf)bits - (vf)(small & 0x3c000000);
             out.scale[h] = (vf)((vi)number & (scale != 127));
         }
     }
