@@ -205,8 +205,7 @@ class LowBits:
     Attributes:
         inputs, nbytes: of a block.
         group: inputs with a common scale.
-        pieces: (first byte, width, count) of the block's fields in order; a panel has each field of its 32 outputs
-            together.
+        pieces: (width, count) of the block's fields in order; a panel has each field of its 32 outputs together.
         halves: first bytes of scales in f16.
         decode: blocks [n, nbytes] -> their numbers.
     """
@@ -214,30 +213,32 @@ class LowBits:
     inputs: int
     nbytes: int
     group: int
-    pieces: tuple[tuple[int, int, int], ...]
+    pieces: tuple[tuple[int, int], ...]
     halves: tuple[int, ...]
     decode: Callable[[U8], Decoded]
 
     @property
     def fields(self) -> Iterator[tuple[int, int]]:
         """First byte and width of each field."""
-        for begin, width, count in self.pieces:
+        begin = 0
+        for width, count in self.pieces:
             yield from ((begin + index * width, width) for index in range(count))
+            begin += count * width
 
 
 LOW_BITS: Final[Mapping[str, LowBits]] = {
-    "q2_k": LowBits(256, 84, 16, ((0, 1, 16), (16, 4, 16), (80, 2, 2)), (80, 82), _q2_k),
-    "q3_k": LowBits(256, 110, 16, ((0, 4, 24), (96, 1, 12), (108, 2, 1)), (108,), _q3_k),
-    "iq2_xxs": LowBits(256, 66, 32, ((0, 2, 1), (2, 4, 16)), (0,), _iq2_xxs),
-    "iq2_xs": LowBits(256, 74, 16, ((0, 2, 33), (66, 1, 8)), (0,), _iq2_xs),
-    "iq2_s": LowBits(256, 82, 16, ((0, 2, 1), (2, 4, 16), (66, 1, 16)), (0,), _iq2_s),
-    "iq3_xxs": LowBits(256, 98, 32, ((0, 2, 1), (2, 4, 24)), (0,), _iq3_xxs),
-    "iq3_s": LowBits(256, 110, 32, ((0, 2, 1), (2, 4, 16), (66, 1, 8), (74, 4, 8), (106, 1, 4)), (0,), _iq3_s),
-    "iq1_s": LowBits(256, 50, 32, ((0, 2, 1), (2, 4, 8), (34, 2, 8)), (0,), _iq1_s),
-    "iq1_m": LowBits(256, 56, 16, ((0, 4, 8), (32, 2, 12)), (), _iq1_m),
-    "tq1_0": LowBits(256, 54, 32, ((0, 4, 13), (52, 2, 1)), (52,), _tq1_0),
-    "tq2_0": LowBits(256, 66, 32, ((0, 4, 16), (64, 2, 1)), (64,), _tq2_0),
-    "nvfp4": LowBits(64, 36, 16, ((0, 1, 4), (4, 4, 8)), (), _nvfp4),
+    "q2_k": LowBits(256, 84, 16, ((1, 16), (4, 16), (2, 2)), (80, 82), _q2_k),
+    "q3_k": LowBits(256, 110, 16, ((4, 24), (1, 12), (2, 1)), (108,), _q3_k),
+    "iq2_xxs": LowBits(256, 66, 32, ((2, 1), (4, 16)), (0,), _iq2_xxs),
+    "iq2_xs": LowBits(256, 74, 16, ((2, 33), (1, 8)), (0,), _iq2_xs),
+    "iq2_s": LowBits(256, 82, 16, ((2, 1), (4, 16), (1, 16)), (0,), _iq2_s),
+    "iq3_xxs": LowBits(256, 98, 32, ((2, 1), (4, 24)), (0,), _iq3_xxs),
+    "iq3_s": LowBits(256, 110, 32, ((2, 1), (4, 16), (1, 8), (4, 8), (1, 4)), (0,), _iq3_s),
+    "iq1_s": LowBits(256, 50, 32, ((2, 1), (4, 8), (2, 8)), (0,), _iq1_s),
+    "iq1_m": LowBits(256, 56, 16, ((4, 8), (2, 12)), (), _iq1_m),
+    "tq1_0": LowBits(256, 54, 32, ((4, 13), (2, 1)), (52,), _tq1_0),
+    "tq2_0": LowBits(256, 66, 32, ((4, 16), (2, 1)), (64,), _tq2_0),
+    "nvfp4": LowBits(64, 36, 16, ((1, 4), (4, 8)), (), _nvfp4),
 }
 """By the name of their format, which is GGUF's in lower case."""
 

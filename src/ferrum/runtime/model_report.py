@@ -20,7 +20,6 @@ from ferrum.runtime.memory import (
     allowance,
 )
 from ferrum.runtime.pool_sizes import PoolSizes
-from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.parameters import Parameters
 from ferrum.sources.read_model import ReadModel
 
@@ -55,7 +54,7 @@ def plan_of(
     traits = replace(
         _traits(lm, decoder, pool),
         weights=_weights(parameters, model.spec, model.own),
-        notes=(*notes, *_notes(config, model.store, headless=headless)),
+        notes=(*notes, *_notes(config, headless=headless)),
     )
     info = replace(_info(config, model, parameters), device=Device(lm.kernels.device))
     return ModelPlan(info, traits, pool.capacity, dict(parameters.by_format))
@@ -66,14 +65,13 @@ def _weights(parameters: Parameters, spec: DecoderSpec, own: DecoderSpec) -> str
     return parameters.made if spec.layers == own.layers else f"{parameters.made} for {spec.max_sequence_length} tokens"
 
 
-def _notes(config: ModelConfig, checkpoint: TensorStore, *, headless: bool) -> tuple[str, ...]:
+def _notes(config: ModelConfig, *, headless: bool) -> tuple[str, ...]:
     """Return warnings about a checkpoint. A model is headless if only its files, not its configuration, say so."""
-    notes = checkpoint.notes if config.dtype == "auto" and config.quantize is None else ()
-    if headless:
-        note = f"{config.model} was saved without a head: use it for embeddings only, generated text is meaningless"
-        warn_once(note)
-        notes = (*notes, note)
-    return notes
+    if not headless:
+        return ()
+    note = f"{config.model} was saved without a head: use it for embeddings only, generated text is meaningless"
+    warn_once(note)
+    return (note,)
 
 
 def _info(config: ModelConfig, model: ReadModel, parameters: Parameters) -> ModelInfo:

@@ -72,11 +72,6 @@ class TensorStore(Protocol):
         """Whether each tensor is a parameter in its last form, whatever views its family reads other checkpoints by."""
         return self.mapped > 0
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Warnings about matrices that take more memory in their own format than in the file."""
-        return ()
-
     def in_its_words(self, problem: str) -> str:
         """Return a message about a field of the configuration as this kind of file names the field."""
         return problem

@@ -63,10 +63,6 @@ class ViewedTensors(TensorStore):
             self._check(name, view, wanted[view.sources])
             self.tensors[name] = self._info(view, shapes[name], wanted[view.sources])
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return self._store.notes
-
     def file_of(self, name: str) -> str:
         view = self._views.get(name)
         return self._store.file_of(name if view is None else view.sources[0])

@@ -164,10 +164,6 @@ class MergedTensors(TensorStore):
     def final(self) -> bool:
         return True
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return self._store.notes
-
     def in_its_words(self, problem: str) -> str:
         return self._store.in_its_words(problem)
 
