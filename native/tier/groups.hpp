@@ -7,9 +7,8 @@
 // Weights are the unsigned operand, inputs the signed one: the sum starts at minus the offset times the sum of the inputs.
 #pragma once
 
-#include "codes.hpp"
 #include "inputs.hpp"
-#include "tiles.hpp"
+#include "slabs.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
@@ -69,6 +68,13 @@ struct GroupTiles {
     static constexpr int vectors(int rows) { return group_vectors(rows); }
     static constexpr int64_t kWords = kGroup / kWordInputs, kGroupWords = kWords + 2;  // per row: inputs, another word, scale
     static constexpr int64_t kRowBytes = kPanel * 4;
+    using Slabs = SlabTilesOf<FORMAT>;
+#if defined(FERRUM_FLOAT_SUMS)
+    static constexpr bool kHasSlabs = false;
+#else
+    static constexpr bool kHasSlabs = kFormat.bits != 8;  // bytes are multiplied as they are
+#endif
+    static constexpr int kDirectRows = 2 * kRows;  // up to this, rows are multiplied by panels: unpacking twice is as fast
 
     static constexpr int64_t kStretchBytes = kFormat.bytes(), kStretchGoes = kGroups * ceil_divide(kFormat.code_rows(), 2);
 
@@ -128,6 +134,35 @@ struct GroupTiles {
             turn_words<TIMES>(rounded->scales, kStride, ceil_divide(groups, kShare), height,
                               [=](int64_t i) { return word_of(i * kShare + share, kWords + 1); });
     }
+
+#if !defined(FERRUM_FLOAT_SUMS)
+    // Unpack blocks of a panel.
+    static void unpack(const std::byte* panel, int blocks, Slab& to) {
+        int word = 0, group = 0;
+        for (int block = 0; block < blocks; ++block, panel += kFormat.bytes()) {
+            const BlockScales<FORMAT, kPanelVectors> scales(panel, 0);
+            const std::byte* codes = panel + kFormat.header_bytes();
+            for (int g = 0; g < kGroups; ++g, ++group, word += static_cast<int>(kWords), codes += kFormat.code_bytes())
+                for (int v = 0; v < kPanelVectors; ++v) {
+                    to.scales[group][v] = scales.scale(g, v);
+                    if constexpr (kFormat.minima) to.minima[group][v] = scales.minimum(g, v);
+                    unpack_group(codes + v * kLanes * 4, to.words + word, v);
+                }
+        }
+    }
+
+    static void unpack_group(const std::byte* codes, vi (*to)[kPanelVectors], int v) {
+        constexpr int kCodeRows = kFormat.code_rows();
+        vi upper{};
+        if constexpr (kFormat.bits == 5 || kFormat.bits == 6) upper = load<vi>(codes + kCodeRows * kRowBytes);
+#pragma GCC unroll 8
+        for (int row = 0; row < kCodeRows; ++row)
+            for (int part = 0; part < P::kParts; ++part) {
+                const int at = row * P::kParts + part;
+                to[at][v] = P::part(load<vi>(codes + row * kRowBytes), upper, at);
+            }
+    }
+#endif
 
     // Sums of a group are in registers, and the totals too if both fit. Not inlined: products with `up` multiply twice, and
     // the compiler takes half the time.

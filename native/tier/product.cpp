@@ -159,13 +159,97 @@ TileFunction tile_function(int64_t height, std::integer_sequence<int, Index...>)
     return kFunctions[height - 1];
 }
 
+using SlabFunction = void (*)(PanelTotals*, const Slab&, const uint32_t*, int, Fetch&);
+
+template <class S, int... Index>
+SlabFunction slab_function(int64_t height, std::integer_sequence<int, Index...>) {
+    static constexpr SlabFunction kFunctions[] = {&S::template add_rows<Index + 1>...};
+    return kFunctions[height - 1];
+}
+
+// A tile of rows between slabs.
+struct SlabTile {
+    SlabFunction add_rows;
+    PanelTotals* totals;
+    const uint32_t* x;  // of the next slab
+    int64_t height;
+};
+
+// The totals of a block of rows times a panel. While a slab is multiplied, the bytes of a later one are prefetched, at last those
+// of the panel `onward`.
+template <class T>
+void multiply_by_slabs(int64_t depth, SlabTile* tiles, int64_t count, const std::byte* panel, const std::byte* onward) {
+    constexpr int64_t kBlocks = kSlabInputs / T::kFormat.inputs, kBytes = kBlocks * T::kFormat.bytes();
+    constexpr int64_t kFar = ceil_divide(kAhead, kBytes), kGroups = kBlocks * T::kGroups;
+    const int64_t blocks = T::blocks(depth), slabs = ceil_divide(blocks, kBlocks);
+    const int64_t goes = kGroups * T::Slabs::kGoes * count, pace = ceil_divide(kBytes / 64 * Fetch::kLine, goes);
+    Slab slab;
+    for (int64_t i = 0; i < slabs; ++i) {
+        const int own = static_cast<int>(least(kBlocks, blocks - i * kBlocks));
+        T::unpack(panel + i * kBytes, own, slab);
+        const std::byte* rest = onward != nullptr ? onward - slabs * kBytes : nullptr;
+        const std::byte* base = i + kFar < slabs ? panel : rest;
+        Fetch fetch = base != nullptr ? Fetch::part(base + (i + kFar) * kBytes, 0, pace, false) : Fetch{};
+        for (SlabTile* tile = tiles; tile != tiles + count; ++tile) {
+            tile->add_rows(tile->totals, slab, tile->x, own * T::kGroups, fetch);
+            tile->x += kGroups * T::kGroupWords * tile->height;
+        }
+    }
+}
+
+// A row of totals to the product's outputs.
+void finish_row(const ProductArgs& a, int64_t row, int64_t panel, PanelTotals& totals, PanelTotals& others) {
+    const int64_t column = panel * kPanel, left = a.outputs - column;
+    const Target target{a.y + row * a.outputs + column, a.outputs, left};
+    using Row = vf[1][kPanelVectors];
+    auto& sums = reinterpret_cast<Row&>(totals.outputs);
+    auto& factors = reinterpret_cast<Row&>(others.outputs);
+    const auto bias_at = [=](const float* bias) { return bias == nullptr ? nullptr : bias + column; };
+    add_bias(sums, bias_at(a.bias), left);
+    if (a.up != nullptr) add_bias(factors, bias_at(a.up_bias), left);
+    if (a.gates) load_rows(factors, target);
+    if (a.up != nullptr || a.gates)
+        gate(a.activation, totals.outputs, others.outputs, kPanelVectors);
+    else if (a.activation.curve != Curve::none)
+        activate(a.activation, totals.outputs, kPanelVectors);
+    store_rows(sums, target);
+}
+
+template <class T>
+void product_by_slabs(const ProductArgs& a, int64_t tile_begin, int64_t tile_end, int64_t panel, const NextPanel& next) {
+    const int64_t all = tile_count<T>(a.tiled), offset = panel * T::panel_bytes(a.depth), count = tile_end - tile_begin;
+    const int64_t first = tile_rows(tile_begin, all, a.tiled.rows).first;
+    const auto end = tile_rows(tile_end - 1, all, a.tiled.rows);
+    const int64_t rows = end.first + end.height - first;
+    PanelTotals totals[kBlockRows], others[kBlockRows];
+    const auto multiply_all = [&](const std::byte* weight, const std::byte* onward, PanelTotals* to) {
+        SlabTile tiles[kBlockTiles<T>];
+        for (int64_t tile = 0; tile < count; ++tile) {
+            const auto [row, height] = tile_rows(tile_begin + tile, all, a.tiled.rows);
+            const auto add_rows = slab_function<typename T::Slabs>(height, std::make_integer_sequence<int, T::kRows>{});
+            const auto* x = reinterpret_cast<const uint32_t*>(a.x) + row * T::row_words(a.depth);
+            tiles[tile] = {add_rows, to + (row - first), x, height};
+        }
+        std::memset(to, 0, static_cast<size_t>(rows) * sizeof *to);
+        multiply_by_slabs<T>(a.depth, tiles, count, weight + offset, onward);
+    };
+    for (int64_t row = first; row < first + rows; ++row)  // see tile_by_panel()
+        prefetch_floats(a.y + row * a.outputs + panel * kPanel, kPanel);
+    multiply_all(a.weight, a.up != nullptr ? a.up + offset : next.weight, totals);
+    if (a.up != nullptr) multiply_all(a.up, next.weight, others);
+    for (int64_t row = 0; row < rows; ++row) finish_row(a, first + row, panel, totals[row], others[row]);
+}
+
 template <class T>
 void product_of(const ProductArgs& a, int64_t block, int64_t panel, const NextPanel& next) {
     const int64_t tiles = tile_count<T>(a.tiled), begin = block * kBlockTiles<T>;
     const int64_t end = least(begin + kBlockTiles<T>, tiles);
+    if constexpr (T::kHasSlabs)
+        if (a.tiled.rows > T::kDirectRows)
+            return product_by_slabs<T>(a, begin, end, panel, next);
     for (int64_t tile = begin; tile < end; ++tile) {
         const auto [row, height] = tile_rows(tile, tiles, a.tiled.rows);
-        const auto run = tile_function<T>(height, std::make_integer_sequence<int, T::kRows>{});
+        const auto run = tile_function<T>(height, std::make_integer_sequence<int, static_cast<int>(least(T::kRows, T::kDirectRows))>{});
         run(a, panel, next, {row, tile - begin, end - begin});
     }
 }

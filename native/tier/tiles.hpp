@@ -58,7 +58,8 @@ struct FloatTiles {
     using X = typename P::X;
     static constexpr bool kNeedsMode = P::kNeedsMode, kSplits = P::kSplits;
     using Unsplit = FloatTiles<typename P::Unsplit>;
-    static constexpr int kRows = kProductRows;
+    static constexpr bool kHasSlabs = false;
+    static constexpr int kRows = kProductRows, kDirectRows = kRows;
     static constexpr int vectors(int rows) { return product_vectors(rows) < kPanelVectors ? product_vectors(rows) : kPanelVectors; }
 
     static constexpr int64_t kStretch = 8;  // steps

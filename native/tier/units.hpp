@@ -310,11 +310,41 @@ struct UnitTiles : GroupTiles<FORMAT> {
     using Base = GroupTiles<FORMAT>;
     using X = typename Base::X;
     using P = typename Base::P;
+    using Slabs = typename Base::Slabs;
     static constexpr BlockFormat kFormat = Base::kFormat;
     static constexpr int kUnits = static_cast<int>(kFormat.inputs / kUnit), kParts = static_cast<int>(kUnit / kFormat.group);
     static constexpr int kWords = kUnitWords / kParts;  // of four inputs in a group
     static constexpr int64_t kStretchGoes = kUnits;
-    static constexpr int vectors(int rows) { return rows <= 2 ? kPanelVectors : 1; }
+    static constexpr bool kHasSlabs = true;
+    static constexpr int kDirectRows = 2;
+    static constexpr int vectors(int) { return kPanelVectors; }
+
+    // Unpack blocks of a panel.
+    static void unpack(const std::byte* panel, int blocks, Slab& to) {
+        int word = 0, group = 0;
+        for (int block = 0; block < blocks; ++block, panel += kFormat.bytes()) {
+            for (int v = 0; v < kPanelVectors; ++v) {
+                const LowReader<FORMAT> reader({panel, v * kLanes});
+                for (int unit = 0; unit < kUnits; ++unit) {
+                    Unit unpacked;
+                    reader.unpack(unit, unpacked);
+                    for (int i = 0; i < kUnitWords; ++i) to.words[word + unit * kUnitWords + i][v] = stored_codes(unpacked.words[i]);
+                    for (int part = 0; part < kParts; ++part) {
+                        to.scales[group + unit * kParts + part][v] = unpacked.scale[part];
+                        if (kFormat.minima) to.minima[group + unit * kParts + part][v] = unpacked.minimum[part];
+                    }
+                }
+            }
+            word += kUnits * kUnitWords, group += kUnits * kParts;
+        }
+    }
+
+    static vi stored_codes(vi stored) {
+#if !defined(FERRUM_FLOAT_SUMS)
+        if (P::kBytes) return signed_codes(stored);
+#endif
+        return stored;
+    }
 
     template <int MR, int NV>
     [[gnu::noinline]] static void multiply(vf (&total)[MR][NV], const std::byte* panel, int vector, const X* x, int64_t depth,
@@ -345,27 +375,19 @@ struct UnitTiles : GroupTiles<FORMAT> {
     template <int MR, int NV>
     [[gnu::always_inline]] static inline void add_part(vf (&total)[MR][NV], int v, const Unit& unit, int part, const X* x) {
         const X *others = x + Base::kWords * MR, *factors = others + MR;
-#pragma GCC unroll 12
+#pragma GCC unroll 2
         for (int r = 0; r < MR; ++r) {
-            Sums sum = kFormat.minima || P::kOffset == 0 ? Sums{} : spread_word(others[r]);
+            const Sums start = kFormat.minima || P::kOffset == 0 ? Sums{} : spread_word(others[r]);
+            Sums sum = Slabs::kPairs ? Sums{} : start;
 #pragma GCC unroll 8
-            for (int i = 0; i < kWords; ++i) sum = add_word<MR>(sum, unit.words[part * kWords + i], x + i * 4 / kWordInputs * MR + r);
+            for (int i = 0; i < kWords; ++i) {
+                const vi codes = stored_codes(unit.words[part * kWords + i]);
+                sum = Slabs::template add_word<MR>(sum, codes, x + i * 4 / kWordInputs * MR + r, false);
+            }
+            if (Slabs::kPairs) sum = Slabs::joined(start, sum);
             total[r][v] = fused(floats_of(sum), unit.scale[part] * (vf)spread(factors[r]), total[r][v]);
             if constexpr (kFormat.minima) total[r][v] = fused(unit.minimum[part], (vf)spread(others[r]), total[r][v]);
         }
-    }
-
-    // Add the products of four inputs.
-    template <int MR>
-    [[gnu::always_inline]] static inline Sums add_word(Sums sum, vi stored, const X* input) {
-#if defined(FERRUM_FLOAT_SUMS)
-        for (int i = 0; i < 4; ++i)
-            sum = add_products(sum, __builtin_convertvector((stored >> (8 * i)) & 0xff, vf), spread_word(input[i * MR]));
-        return sum;
-#else
-        if (P::kBytes) return dot_codes(sum, signed_codes(stored), spread_word(*input));
-        return dot(sum, stored, spread_word(*input));
-#endif
     }
 
     // The numbers of an output.
