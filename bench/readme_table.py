@@ -66,16 +66,18 @@ def model_file(python: Path, given: Path | None, quantize_to: str) -> Iterator[P
         yield model
 
 
-def measure(python: Path, model: Path, rounds: int, given: Sequence[str] = ()) -> dict[str, Any]:
+def measure(
+    python: Path, model: Path, rounds: int, given: Sequence[str] = (), workloads: Sequence[Workload] = WORKLOADS
+) -> dict[str, Any]:
     """Return rows, one per workload, and what was read of the machine."""
     probe, reads = Prober(None), list[float]()
     peers = {name: LlamaCppSteps(python, model, "--flash", flash, *given) for name, flash in FLASH.items()}
     seconds: dict[str, dict[str, list[float]]] = {
-        workload.name: {name: [] for name in ("ferrum", "limit", *peers)} for workload in WORKLOADS
+        workload.name: {name: [] for name in ("ferrum", "limit", *peers)} for workload in workloads
     }
-    with load_subject(str(model), None, WORKLOADS, {}) as subject:
+    with load_subject(str(model), None, workloads, {}) as subject:
         for number in range(rounds + 1):
-            for workload in WORKLOADS:
+            for workload in workloads:
                 print(f"round {number} of {rounds}: {workload.name}", file=sys.stderr)
                 sample = {"ferrum": subject.run(workload).whole}
                 sample |= {name: peer.run(workload) for name, peer in peers.items()}
@@ -88,7 +90,7 @@ def measure(python: Path, model: Path, rounds: int, given: Sequence[str] = ()) -
         threads = subject.threads
     for peer in peers.values():
         peer.close()
-    rows = [row_of(workload, seconds[workload.name]) for workload in WORKLOADS]
+    rows = [row_of(workload, seconds[workload.name]) for workload in workloads]
     return {"threads": threads, "read_gb_per_second": round(max(reads) / 1e9, 1), "rows": rows}
 
 
