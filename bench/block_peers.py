@@ -1,4 +1,4 @@
-"""Ferrum and llama.cpp on files of 2 to 4 bits a weight: decoding alone and with company, and a prompt.
+"""Ferrum and llama.cpp on files of 2 to 8 bits a weight: decoding alone and with company, and a prompt.
 
     python bench/block_peers.py --python .venv-peers/bin/python --out bench/results/block_peers.json
     python bench/block_peers.py --python .venv-peers/bin/python --shape qwen3-30b-a3b --layers 12 --types iq2_xs iq3_xxs
@@ -33,9 +33,19 @@ with needs("gguf"):
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
     from gguf.quants import dequantize
 
-TYPES: Final = ("q2_k", "q3_k", "iq2_xs", "iq3_xxs", "q4_k")
-SCALES: Final = {"q2_k": (80, 82), "q3_k": (108,), "iq2_xs": (0,), "iq3_xxs": (0,), "q4_k": (0, 2), "q6_k": (208,)}
+TYPES: Final = ("q8_0", "q4_k", "q3_k", "iq3_xxs", "q2_k", "iq2_xs")
+SCALES: Final = {
+    "q8_0": (0,),
+    "q2_k": (80, 82),
+    "q3_k": (108,),
+    "iq2_xs": (0,),
+    "iq3_xxs": (0,),
+    "q4_k": (0, 2),
+    "q6_k": (208,),
+}
 """First bytes of a block's float16 scale and minimum."""
+MIXES: Final = {"q2_k_xl": {"ffn_down": "q3_k", "attn": "q4_k", "ffn": "q2_k"}}
+"""Types of a mixture by the beginnings of tensors' names, as in published files of that name."""
 DEVIATION, EMBEDDING_DEVIATION = 0.02, 10.0
 WORKLOADS: Final = (
     Workload("decode", Kind.DECODE, 1, 128, 32),
@@ -83,7 +93,7 @@ def shapes_of(config: Mapping[str, Any], layers: int) -> Iterator[tuple[str, tup
 def write_model(path: Path, config: Mapping[str, Any], layers: int, kind: str) -> None:
     """Write the file."""
     experts = config.get("num_experts")
-    writer = GGUFWriter(path, "qwen3moe" if experts else "qwen3")
+    writer = GGUFWriter(path, "qwen3moe" if experts else "qwen3", use_temp_file=True)
     writer.add_block_count(layers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -100,18 +110,22 @@ def write_model(path: Path, config: Mapping[str, Any], layers: int, kind: str) -
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_tokenizer_model("no_vocab")
-    rng, own = np.random.default_rng(1), random_blocks(kind, DEVIATION)
-    head = random_blocks("q6_k", DEVIATION)
-    embedding = head if config["tie_word_embeddings"] else random_blocks("q6_k", EMBEDDING_DEVIATION)
+    rng, mix = np.random.default_rng(1), MIXES.get(kind, {"": kind})
+    blocks = {each: random_blocks(each, DEVIATION) for each in {"q6_k", *mix.values()}}
+    if not config["tie_word_embeddings"]:
+        blocks["embedding"] = random_blocks("q6_k", EMBEDDING_DEVIATION)
     for name, shape in shapes_of(config, layers):
         if len(shape) == 1 or name.endswith("ffn_gate_inp"):
             noise = DEVIATION * rng.standard_normal(shape, np.float32)
             writer.add_tensor(f"{name}.weight", noise + (len(shape) == 1))
             continue
-        type_, blocks = {"token_embd": ("q6_k", embedding), "output": ("q6_k", head)}.get(name, (kind, own))
-        size, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_.upper()]]
-        data = np.resize(blocks, (int(np.prod(shape)) // size, nbytes)).reshape(*shape[:-1], -1)
-        writer.add_tensor(f"{name}.weight", data, raw_dtype=GGMLQuantizationType[type_.upper()])
+        own = next((each for begin, each in mix.items() if name.split(".")[-1].startswith(begin)), "q6_k")
+        own = own if name.startswith("blk.") else "q6_k"
+        type_ = GGMLQuantizationType[own.upper()]
+        size, nbytes = GGML_QUANT_SIZES[type_]
+        drawn = blocks["embedding" if name == "token_embd" and "embedding" in blocks else own]
+        data = np.resize(drawn, (int(np.prod(shape)) // size, nbytes)).reshape(*shape[:-1], -1)
+        writer.add_tensor(f"{name}.weight", data, raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -124,7 +138,7 @@ def main() -> None:
     parser.add_argument("--python", type=Path, required=True, help="interpreter with llama-cpp-python")
     parser.add_argument("--shape", default="qwen3-0.6b", choices=("qwen3-0.6b", "qwen3-30b-a3b"))
     parser.add_argument("--layers", type=positive, help="layers of the shape (default: all)")
-    parser.add_argument("--types", nargs="+", default=TYPES, choices=TYPES)
+    parser.add_argument("--types", nargs="+", default=TYPES, choices=(*TYPES, *MIXES))
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--plain", action="store_true", help="llama.cpp repacks no matrices, where its AMX code fails")
     parser.add_argument("--out", type=Path)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import ferrum
+import performance_page
 import readme_sizes
 import readme_table
 from ferrum.bench.quality import QualityReport
@@ -22,10 +23,10 @@ def test_first_table_comes_within_one_screen() -> None:
     assert next(number for number, line in enumerate(lines) if line.startswith("|")) < 40
 
 
-def test_decoding_figure_is_that_of_the_report() -> None:
-    report = json.loads((RESULTS / "qwen3-0.6b-int8.json").read_text())
-    decode = next(cell for cell in report["cells"] if cell["workload"] == "decode@128")
-    assert decode["settled"] and f"reaches {decode['ratio']:.0%} of" in README.read_text()
+def test_tables_of_the_performance_page_are_those_of_the_reports() -> None:
+    text = performance_page.PAGE.read_text()
+    assert performance_page.with_tables(text) == text, "run python bench/performance_page.py"
+    assert set(performance_page.TABLES) == {name for _, name, _ in performance_page.SECTION.findall(text)}
 
 
 def test_the_table_of_speeds_is_that_of_the_report() -> None:
