@@ -247,9 +247,10 @@ void product_of(const ProductArgs& a, int64_t block, int64_t panel, const NextPa
     if constexpr (T::kHasSlabs)
         if (a.tiled.rows > T::kDirectRows)
             return product_by_slabs<T>(a, begin, end, panel, next);
+    using Heights = std::make_integer_sequence<int, static_cast<int>(least(T::kRows, T::kDirectRows))>;
     for (int64_t tile = begin; tile < end; ++tile) {
         const auto [row, height] = tile_rows(tile, tiles, a.tiled.rows);
-        const auto run = tile_function<T>(height, std::make_integer_sequence<int, static_cast<int>(least(T::kRows, T::kDirectRows))>{});
+        const auto run = tile_function<T>(height, Heights{});
         run(a, panel, next, {row, tile - begin, end - begin});
     }
 }

@@ -64,7 +64,8 @@ struct SlabTiles {
     template <int MR>
     static void add_rows(PanelTotals* totals, const Slab& slab, const X* x, int groups, Fetch& fetch) {
         constexpr int kVectors = group_vectors(MR);
-        for (int vector = 0; vector < kPanelVectors; vector += kVectors) multiply<MR, kVectors>(totals, slab, vector, x, groups, fetch);
+        for (int vector = 0; vector < kPanelVectors; vector += kVectors)
+            multiply<MR, kVectors>(totals, slab, vector, x, groups, fetch);
     }
 
     template <int MR, int NV>
@@ -118,7 +119,8 @@ struct SlabTiles {
 #pragma GCC unroll 12
             for (int r = 0; r < MR; ++r) {
                 const X* input = x + word * 4 / kWordInputs * MR + r;
-                for (int v = 0; v < NV; ++v) sum[r][v] = add_word<MR>(sum[r][v], words[word][vector + v], input, spread_each(r, NV));
+                for (int v = 0; v < NV; ++v)
+                    sum[r][v] = add_word<MR>(sum[r][v], words[word][vector + v], input, spread_each(r, NV));
             }
         }
     }

@@ -11,6 +11,13 @@ namespace ferrum::FERRUM_TIER {
 
 constexpr int kUnit = 32, kUnitWords = kUnit / 4;
 
+// Shifts by constants: others take two operations. Tiers without instructions for bytes would take minutes to compile.
+#if defined(__AVX2__)
+#define FERRUM_UNROLL_UNITS _Pragma("GCC unroll 8")
+#else
+#define FERRUM_UNROLL_UNITS
+#endif
+
 inline vi wide_bytes(const std::byte* from) {
 #if defined(__AVX512VNNI__)
     return (vi)_mm512_cvtepu8_epi32(load<__m128i>(from));
@@ -130,7 +137,10 @@ struct LowReader<Format::q3_k> : LowBlock {
     explicit LowReader(const LowBlock& b) : LowBlock(b), d(half(108)) {}
     void unpack(int u, Unit& out) const {
         two_bits(*this, 32, u, out);
-        for (int i = 0; i < kUnitWords; ++i) out.words[i] |= ((word(4 * i) >> u) & 0x01010101) << 2;
+        for (int i = 0; i < kUnitWords; ++i) {
+            const vi third = word(4 * i);
+            out.words[i] |= (u < 2 ? third << ((2 - u) & 31) : third >> ((u - 2) & 31)) & 0x04040404;
+        }
         for (int h = 0; h < 2; ++h) {
             const int group = 2 * u + h;
             const vi low = (byte(96 + group % 8) >> (group / 8 * 4)) & 15;
@@ -325,10 +335,12 @@ struct UnitTiles : GroupTiles<FORMAT> {
         for (int block = 0; block < blocks; ++block, panel += kFormat.bytes()) {
             for (int v = 0; v < kPanelVectors; ++v) {
                 const LowReader<FORMAT> reader({panel, v * kLanes});
+FERRUM_UNROLL_UNITS
                 for (int unit = 0; unit < kUnits; ++unit) {
                     Unit unpacked;
                     reader.unpack(unit, unpacked);
-                    for (int i = 0; i < kUnitWords; ++i) to.words[word + unit * kUnitWords + i][v] = stored_codes(unpacked.words[i]);
+                    for (int i = 0; i < kUnitWords; ++i)
+                        to.words[word + unit * kUnitWords + i][v] = stored_codes(unpacked.words[i]);
                     for (int part = 0; part < kParts; ++part) {
                         to.scales[group + unit * kParts + part][v] = unpacked.scale[part];
                         if (kFormat.minima) to.minima[group + unit * kParts + part][v] = unpacked.minimum[part];
@@ -353,6 +365,7 @@ struct UnitTiles : GroupTiles<FORMAT> {
         vf all[MR][NV] = {};
         for (int64_t left = Base::blocks(depth); left > 0; --left) {
             fetch.enter(left);
+FERRUM_UNROLL_UNITS
             for (int unit = 0; unit < kUnits; ++unit) {
                 fetch.go();
 #pragma GCC unroll 8
@@ -399,7 +412,8 @@ struct UnitTiles : GroupTiles<FORMAT> {
                 .unpack(static_cast<int>(k % kFormat.inputs / kUnit), unit);
             for (int64_t i = 0; i < least(kUnit, depth - k); ++i) {
                 const int64_t part = i / kFormat.group;
-                const int code = static_cast<int>(static_cast<uint32_t>(unit.words[i / 4][own]) >> (i % 4 * 8) & 255u) - kFormat.offset;
+                const auto word = static_cast<uint32_t>(unit.words[i / 4][own]);
+                const int code = static_cast<int>(word >> (i % 4 * 8) & 255u) - kFormat.offset;
                 to[k + i] = static_cast<float>(code) * unit.scale[part][own];
                 if (kFormat.minima) to[k + i] += unit.minimum[part][own];
             }
