@@ -10,7 +10,7 @@ import pytest
 from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.interface import PoolGroup
 from ferrum.kernels.op_attributes import AttentionShape
-from native_twin import TEAMS, TIERS, Twin, group_of, normal, same_bits, shape_of, tables_of
+from native_twin import TEAMS, TIERS, Twin, group_of, normal, same_bits, shape_of, tables_of, with_teams
 
 FORMATS = ("float32", "bfloat16", "int8")
 
@@ -46,20 +46,28 @@ def compare(
 SPANS = [(0, 1), (63, 1), (0, 65), (64, 1), (100, 30), (129, 2)]
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("dim", [16, 24, 48, 64, 80, 128])
-@pytest.mark.parametrize("team", TEAMS)
-def test_head_sizes(team, dim, format):
-    group = group_of(dim, 2, format)
-    compare(dim, team, SPANS, group, shape_of(group, share=2))
+SHAPES = [
+    (16, 2, 2, None, 64),
+    (24, 2, 3, 1, 64),
+    (48, 1, 7, 9, 1),
+    (64, 2, 1, 63, 5),
+    (80, 3, 2, 64, 16),
+    (128, 2, 2, None, 32),
+    (32, 3, 7, 65, 64),
+    (32, 2, 1, 100, 128),
+    (32, 3, 3, None, 5),
+    (16, 1, 2, 64, 64),
+    (128, 2, 7, 100, 64),
+    (80, 2, 1, None, 128),
+]
+"""Size of a head, heads of keys, query heads for each, window and page size."""
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("share", [1, 2, 3, 7])
-@pytest.mark.parametrize("team", TEAMS)
-def test_query_heads_share_kv_heads(team, share, format):
-    group = group_of(32, 3, format)
-    compare(share, team, SPANS, group, shape_of(group, share))
+@pytest.mark.parametrize(("team", "format", "shape"), with_teams(FORMATS, SHAPES))
+def test_attention_of_every_shape_equals_the_reference(team, format, shape):
+    dim, heads, share, window, page_size = shape
+    group = group_of(dim, heads, format, page_size, pages=8 + 600 // page_size)
+    compare(dim + share, team, SPANS, group, shape_of(group, share, window))
 
 
 @pytest.mark.parametrize("count", [8, 9, 17])
@@ -68,14 +76,6 @@ def test_all_of_many_sequences_are_computed(team, count):
     """Near the end of a step, threads split the heads of a sequence."""
     group = group_of(32, 4, "bfloat16", pages=8 * count)
     compare(count, team, [(150 + place % 3, 1) for place in range(count)], group, shape_of(group, share=2))
-
-
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("window", [1, 9, 63, 64, 65, 100])
-@pytest.mark.parametrize("team", TEAMS)
-def test_windows(team, window, format):
-    group = group_of(16, 1, format)
-    compare(window, team, SPANS, group, shape_of(group, 2, window))
 
 
 SINKS = np.float32([0.5, -3, 8, -np.inf])
@@ -123,17 +123,8 @@ def test_attention_with_sinks_and_chunks_is_near_its_formula(softcap):
     np.testing.assert_allclose(twin.native.attention(q, shape, sinks), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("page_size", [1, 5, 16, 32, 64, 128])
-@pytest.mark.parametrize("team", TEAMS)
-def test_page_sizes(team, page_size, format):
-    group = group_of(32, 2, format, page_size, pages=8 + 600 // page_size)
-    compare(page_size, team, SPANS, group, shape_of(group, 2))
-
-
-@pytest.mark.parametrize("team", TEAMS)
-@pytest.mark.parametrize("format", FORMATS)
-def test_layers_do_not_overlap(format, team):
+@pytest.mark.parametrize(("team", "format"), with_teams(FORMATS))
+def test_layers_do_not_overlap(team, format):
     group = group_of(48, 2, format, layers=3)
     rng, twin = np.random.default_rng(0), Twin(*team, group)
     for layer in range(3):
@@ -146,8 +137,7 @@ def test_layers_do_not_overlap(format, team):
         same_bits(ours, theirs)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("team", TEAMS)
+@pytest.mark.parametrize(("team", "format"), with_teams(FORMATS))
 def test_rotation_and_head_norms_equal_the_reference(team, format):
     for dim, share, rotated in ((16, 1, 16), (64, 2, 64), (80, 7, 40), (128, 2, 128)):
         group = group_of(dim, 2, format)

@@ -14,7 +14,7 @@ from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import BlockRows, RowWeight, file_weight
 from ferrum.quant.dense import DenseWeight
 from ferrum.quant.low_bits import with_scales
-from native_twin import TEAMS, TIERS, Twin, normal, same_bits
+from native_twin import TEAMS, TIERS, Twin, normal, same_bits, with_teams
 from native_weights import BLOCKS, DTYPES, block_rows, dense, extreme, weight_of, wild
 
 SHAPES = ((1, 1), (33, 17), (64, 128), (100, 33), (31, 1000), (257, 96))
@@ -37,8 +37,7 @@ def test_products_equal_the_reference(team, dtype):
             np.testing.assert_array_equal(plain + bias, ours)
 
 
-@pytest.mark.parametrize("format", BLOCKS)
-@pytest.mark.parametrize("team", TEAMS)
+@pytest.mark.parametrize(("team", "format"), with_teams(BLOCKS))
 def test_block_products_equal_the_reference_in_every_tier(team, format):
     rng, twin = np.random.default_rng(7), Twin(*team)
     for outputs, inputs in SHAPES:
@@ -136,8 +135,7 @@ def test_products_of_extreme_codes_are_exact(tier, format):
         same_bits(kernels.weight(weight).matmul(x), weight.matmul(x))
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, *BLOCKS])
-@pytest.mark.parametrize("team", TEAMS)
+@pytest.mark.parametrize(("team", "dtype"), with_teams([*DTYPES, *BLOCKS]))
 def test_gated_products_equal_the_reference(team, dtype):
     rng, twin = np.random.default_rng(2), Twin(*team)
     gate, up = weight_of(rng, 75, 64, dtype), weight_of(rng, 75, 64, dtype)

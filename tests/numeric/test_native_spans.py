@@ -16,14 +16,25 @@ from ferrum.kernels.op_spec import Extent
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.runtime.load import build_executor
 from ferrum.verbs.load_executor import LocalExecutor
-from native_twin import TEAMS, TIERS
+from native_twin import TEAMS, TIERS, with_teams
 from tiny import directory_of, find, tokens_of
 
 MODELS = ("qwen3-windows", "qwen3-gqa7", "qwen2", "mistral-full")
 FORMATS = ("float32", "float16", "bfloat16", "q4_k", "kv-int8")
+CASES = tuple(product(MODELS, FORMATS))
 OTHERS = tuple(("qwen3-mqa-wide-head-tied", format) for format in BLOCK_FORMATS if format not in FORMATS)
+SPREAD = [(team, MODELS[index // 2 % len(MODELS)], format) for index, (team, format) in enumerate(with_teams(FORMATS))]
+"""Every format in every tier; the models and the threads take turns."""
+TWICE = [
+    (TEAMS[place % len(TEAMS)], *case)
+    for index, case in enumerate(OTHERS if TEAMS else ())
+    for place in (index, index + len(TEAMS) // 2)
+]
+"""Every other format with one and with two threads, in tiers that take turns. `alone` has each in every tier."""
 
 LENGTH = 150
+COUNTS = (*range(1, 20), 31, 32, 33, 40, 70)
+"""Rows of a step: all sizes of a small tile, and around the sizes of larger ones."""
 
 
 def executor_of(name: str, format: str = "auto", *, page_size: int = 64, max_rows: int = 512, **options):
@@ -71,8 +82,7 @@ def play(executor, name: str, expected: np.ndarray, rng: np.random.Generator) ->
             lengths[f"s{len(lengths)}"] = lengths[victim]
 
 
-@pytest.mark.parametrize(("name", "format"), [*product(MODELS, FORMATS), *OTHERS])
-@pytest.mark.parametrize("team", TEAMS)
+@pytest.mark.parametrize(("team", "name", "format"), [*SPREAD, *TWICE])
 def test_logits_do_not_depend_on_spans_or_batch(team, name, format):
     tier, threads = team
     expected = alone(name, format, tier)
@@ -84,14 +94,14 @@ def test_logits_do_not_depend_on_spans_or_batch(team, name, format):
 
 @pytest.mark.contract("4.recorded step")
 @pytest.mark.contract("4.switches")
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("name", MODELS[:2])
-@pytest.mark.parametrize("tier", TIERS)
-def test_eager_steps_equal_replayed_steps(tier, name, format):
+@pytest.mark.parametrize(("team", "format"), with_teams(FORMATS))
+def test_eager_steps_equal_replayed_steps(team, format):
+    tier, turn = team
+    name = MODELS[turn - 1]
     replayed = executor_of(name, format, isa=tier, threads=2)
     eager = executor_of(name, format, isa=tier, threads=2, switches=Switches(disable_graphs=True))
     assert replayed.lm.replay is not None and eager.lm.replay is None
-    for count in (*range(1, 41), 70):
+    for count in COUNTS:
         span = Span(f"s{count}", 0, tuple(tokens_of(find(name), count, count)), Want.LOGITS, Rows.ALL, Hidden.ALL)
         ours, theirs = (each.submit(StepBatch((span,))).result().results[0] for each in (replayed, eager))
         np.testing.assert_array_equal(ours.logits, theirs.logits)
@@ -109,7 +119,7 @@ def by_reference(name: str, format: str) -> np.ndarray:
         return logits
 
 
-@pytest.mark.parametrize(("name", "format"), [*product(MODELS, FORMATS), *OTHERS])
+@pytest.mark.parametrize(("name", "format"), [*CASES, *OTHERS])
 @pytest.mark.parametrize("tier", TIERS)
 def test_logits_equal_the_reference(tier, name, format):
     np.testing.assert_array_equal(alone(name, format, tier), by_reference(name, format))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,15 @@ def require_native() -> None:
 
 TIERS = machine_tiers()
 TEAMS = [(tier, threads) for tier in TIERS for threads in (1, 2)]
+
+
+def with_teams(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return a team and values for each combination of a tier and values; the threads alternate along each axis."""
+    places = product(*(range(len(axis)) for axis in (TIERS, *axes)))
+    return [
+        ((TIERS[place[0]], 1 + sum(place) % 2), *(axis[index] for axis, index in zip(axes, place[1:], strict=True)))
+        for place in places
+    ]
 
 
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
