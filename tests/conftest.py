@@ -8,13 +8,17 @@ import os
 import random
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from ferrum.kernels.cpu import library
+
+if TYPE_CHECKING:
+    from command_kit import Outcome
 
 # What passes once passes again, however slow the machine: only long searches draw other examples each time.
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
@@ -54,6 +58,14 @@ def share_processors(workers: int) -> None:
 def unseeded_requests_draw_the_same_each_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The seeds that admission chooses depend on the test alone: what passes once meets no rare end token later."""
     monkeypatch.setattr(secrets, "randbits", random.Random(request.node.nodeid).getrandbits)
+
+
+@pytest.fixture
+def ferrum(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Return the command line, run in this process."""
+    from command_kit import command_line  # imports much of the package
+
+    return command_line(capsys)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from command_kit import Outcome, command_line
+from command_kit import Outcome
 from ferrum import (
     LLM,
     AdapterUse,
@@ -43,11 +43,6 @@ from two_ranks import TwoRanks
 
 CASE = find("qwen3")
 PROMPT = (3, 1, 4, 1, 5, 9)
-
-
-@pytest.fixture
-def ferrum(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    return command_line(capsys)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from adapter_cases import ATTENTION, BASES, DENSE
 from adapter_kit import AdapterCase, adapted_twin, save
-from command_kit import Outcome, command_line
+from command_kit import Outcome
 from lora_files import write_lora
 from packed_kit import packed_of
 from tiny import directory_of
@@ -18,11 +18,6 @@ from tiny import directory_of
 BASE = BASES["llama3"]
 DORA = AdapterCase("dora", BASE, {**ATTENTION, "use_dora": True})
 (WITHOUT_BIASES,) = [each for each in DENSE if each.name == "lora_bias without biases"]
-
-
-@pytest.fixture
-def ferrum(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    return command_line(capsys)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from command_kit import Outcome, command_line
+from command_kit import Outcome
 from ferrum import LLM, SamplingParams
 from ferrum.client.records.record import read_record
 from ferrum.client.records.record_files import file_name
@@ -28,11 +28,6 @@ FORMATS = ("float32", "bfloat16", "q8_0", "q4_k_m")
 
 PAIRS = list(zip([*TIERS, "reference"], [*TIERS[1:], "reference", *TIERS[:1]], strict=False))
 """Each kernels of this machine write, the next ones read."""
-
-
-@pytest.fixture
-def ferrum(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    return command_line(capsys)
 
 
 def on(kernels: str) -> dict[str, Any]:

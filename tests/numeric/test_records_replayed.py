@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from command_kit import Outcome, command_line
+from command_kit import Outcome
 from ferrum import LLM, SamplingParams
 from ferrum.client.input_processor import RequestOptions
 from ferrum.client.offline_batch import Batch
@@ -24,11 +24,6 @@ from tiny import directory_of, find, tokens_of
 
 CASE = "qwen3"
 WARM = {"temperature": 0.9, "max_tokens": 12, "ignore_eos": True}
-
-
-@pytest.fixture
-def ferrum(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    return command_line(capsys)
 
 
 @pytest.fixture(scope="module")

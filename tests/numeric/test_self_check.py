@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from command_kit import Outcome, command_line
+from command_kit import Outcome
 from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.numerics import NUMERICS_ID
@@ -21,11 +21,6 @@ from ferrum.runtime.backend import choose_kernels, machine_kernels
 from ferrum.runtime.known_answers import hash_of
 from ferrum.runtime.self_check import TABLE, self_check
 from native_twin import TIERS, require_native
-
-
-@pytest.fixture
-def ferrum(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    return command_line(capsys)
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
-"""Fixtures of the command line's tests: `ferrum` in this process, on the fake engine."""
+"""Fixtures of the command line's tests, on the fake engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from command_kit import Outcome, command_line
 from engine_fakes import EOS, parts
 from ferrum.client.llm import LLM
 from ferrum.client.model_client import Parts
@@ -15,11 +14,6 @@ from ferrum.client.request_output import Delta
 from ferrum.core.params import SamplingParams
 from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.generation_config import GenerationConfig
-
-
-@pytest.fixture
-def ferrum(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    return command_line(capsys)
 
 
 @pytest.fixture

@@ -7,15 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from command_kit import Outcome, command_line
+from command_kit import Outcome
 from ferrum.core.output_format import OutputFormat
 from ferrum.formats.find import chosen_format, find_format
 from real_templates import FOLDER, TEMPLATES
-
-
-@pytest.fixture
-def ferrum(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    return command_line(capsys)
 
 
 def model(tmp_path: Path, template: str | None = None) -> str:

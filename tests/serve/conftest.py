@@ -1,4 +1,4 @@
-"""One server over the fake engine for all tests that leave it as they found it."""
+"""Servers over the fake engine and a scripted assistant, for all tests that leave them as they found them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from agent_kit import agent
 from engine_fakes import FakeRecipe, MarkedTokenizer
 from ferrum.core.config import EngineConfig, ModelConfig
 from serve_kit import Served, chat_parts, serving
@@ -31,3 +32,10 @@ def unfailing() -> Iterator[Served]:
 def server(shared: Served) -> Served:
     shared.requests.clear()
     return shared
+
+
+@pytest.fixture(scope="module")
+def assistant() -> Iterator[Served]:
+    """A server of an assistant that speaks by a script, with Qwen3's template."""
+    with agent() as served:
+        yield served

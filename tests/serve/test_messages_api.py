@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_kit import CITY, agent
+from agent_kit import CITY
 from agent_script import ANSWER, THOUGHT
 from engine_fakes import greedy, input_processor
 from ferrum.client.input_processor import RequestOptions
@@ -24,12 +23,6 @@ from serve_kit import SLOW, Served, chat_parts, error_of, serving
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 ATTRIBUTION = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=00000;"}
-
-
-@pytest.fixture(scope="module")
-def assistant() -> Iterator[Served]:
-    with agent() as served:
-        yield served
 
 
 def said(*content: Any) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -14,12 +14,6 @@ from agent_script import ANSWER, MARKERS, THOUGHT
 from serve_kit import Served, serving
 
 DURATIONS = ("total_duration", "prompt_eval_duration", "eval_duration")
-
-
-@pytest.fixture(scope="module")
-def assistant() -> Iterator[Served]:
-    with agent() as served:
-        yield served
 
 
 def ask(server: Served, path: str = "/api/chat", **body: Any) -> Any:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from pydantic import BaseModel
 
-from agent_kit import agent
 from agent_script import ANSWER, THOUGHT
 from responses_kit import FLAT, PATH, events_of, folded, respond
 from serve_kit import Served, error_of
@@ -40,12 +38,6 @@ SEARCH: dict[str, Any] = {
 class City(BaseModel):
     city: str
     degrees: int
-
-
-@pytest.fixture(scope="module")
-def assistant() -> Iterator[Served]:
-    with agent() as served:
-        yield served
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +9,13 @@ import openai
 import pytest
 
 import agent_script
-from agent_kit import QWEN3, agent
+from agent_kit import QWEN3
 from agent_script import ANSWER, THOUGHT
 from responses_kit import FLAT, PATH, events_of, folded, respond
 from scripted_model import scripted_parts
 from serve_kit import Served, error_of, serving
 
 ASKED = "What is the weather in Paris?"
-
-
-@pytest.fixture(scope="module")
-def assistant() -> Iterator[Served]:
-    with agent() as served:
-        yield served
 
 
 def kept(server: Served, **body: Any) -> Any:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from agent_kit import CITY, CONSTRAINTS, WEATHER, agent, ask
+from agent_kit import CITY, CONSTRAINTS, WEATHER, ask
 from serve_kit import USER, Served, error_of
 
 ASKED = [{"role": "user", "content": "a city as JSON"}]
 OTHER = [{"role": "user", "content": "no tool"}]
-
-
-@pytest.fixture(scope="module")
-def assistant() -> Iterator[Served]:
-    with agent() as served:
-        yield served
 
 
 def content(server: Served, **body: Any) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_kit import QWEN3, agent
+from agent_kit import QWEN3
 from agent_script import MARKERS, THOUGHT, reply
 from messages_kit import SAID, THINK, WEATHER, ask, error_in, events_of, folded, post, prompt_of
 from scripted_model import scripted_parts
@@ -16,12 +15,6 @@ from serve_kit import Served, serving
 
 CREATE = {"thread": {"type": "create"}}
 FIXED: dict[str, Any] = {"system": [{"type": "text", "text": "Be brief."}], "tools": [WEATHER], "thinking": THINK}
-
-
-@pytest.fixture(scope="module")
-def assistant() -> Iterator[Served]:
-    with agent() as served:
-        yield served
 
 
 def after(message: Any) -> dict[str, Any]:

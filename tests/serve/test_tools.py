@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,12 +20,6 @@ UNIT: dict[str, Any] = {
 }
 STRICT = {"type": "function", "function": {"name": "look", "strict": True, "parameters": UNIT}}
 CUSTOM = {"type": "custom", "custom": {"name": "shell", "description": "Runs a command."}}
-
-
-@pytest.fixture(scope="module")
-def assistant() -> Iterator[Served]:
-    with agent() as served:
-        yield served
 
 
 def call_of(reply: Any) -> tuple[str, Any]:
