@@ -42,6 +42,10 @@ FEW_DESCRIPTORS = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 """
+IMPATIENT = """
+from ferrum.engine import host
+host.JOIN_SECONDS = 1.0
+"""
 TESTS = Path(__file__).parents[1] / "support"
 
 
@@ -147,7 +151,10 @@ def test_two_signals_abort_running_requests(port: int, tmp_path: Path, number: s
         assert server.process.wait(60) == 0
 
 
-def test_two_signals_end_a_server_with_a_stuck_engine(port: int, tmp_path: Path) -> None:
+def test_two_signals_end_a_server_with_a_stuck_engine(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "SCRIPT", IMPATIENT + SCRIPT)
     with started(port, tmp_path, process=True) as server:
         server.hold.touch()
         lines: list[str] = []
