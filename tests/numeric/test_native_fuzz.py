@@ -14,14 +14,14 @@ from native_twin import TIERS, Twin, group_of, normal, same_bits, shape_of, tabl
 from native_weights import BLOCKS, DTYPES, weight_of, wild
 
 teams = st.integers(1, 2)
+formats = st.sampled_from([*DTYPES, *BLOCKS])
 rows = st.one_of(st.integers(0, 40), st.integers(0, 600))
 widths = st.one_of(st.integers(1, 70), st.integers(1, 600))
 
 
-@pytest.mark.parametrize("format", [*DTYPES, *BLOCKS])
 @pytest.mark.parametrize("tier", TIERS)
-@examples(4)
-@given(seed=seeds, threads=teams, rows=rows, inputs=widths, outputs=widths, biased=st.booleans())
+@examples(60)
+@given(seed=seeds, threads=teams, format=formats, rows=rows, inputs=widths, outputs=widths, biased=st.booleans())
 def test_products(tier, format, threads, seed, rows, inputs, outputs, biased):
     rng, twin = np.random.default_rng(seed), Twin(tier, threads)
     weight, x = weight_of(rng, outputs, inputs, format), wild(rng, rows, inputs)
@@ -32,10 +32,9 @@ def test_products(tier, format, threads, seed, rows, inputs, outputs, biased):
     np.testing.assert_array_equal(packed.rows(ids), weight.rows(ids))
 
 
-@pytest.mark.parametrize("format", [*DTYPES, *BLOCKS])
 @pytest.mark.parametrize("tier", TIERS)
-@examples(2)
-@given(seed=seeds, threads=teams, rows=rows, inputs=widths, outputs=widths)
+@examples(30)
+@given(seed=seeds, threads=teams, format=formats, rows=rows, inputs=widths, outputs=widths)
 def test_gated_products(tier, format, threads, seed, rows, inputs, outputs):
     rng, twin = np.random.default_rng(seed), Twin(tier, threads)
     gate, up = (weight_of(rng, outputs, inputs, format) for _ in range(2))
