@@ -41,7 +41,7 @@ VALUES = (
 NAMED = re.compile(
     r"architecture|quantised checkpoint|config\.json|tensors?\b|safetensors|at byte|header|architectures|rope"
 )
-SEEDS = 100
+SEEDS = 40
 MOST_TENSORS = 450
 """Of the models that are damaged: larger ones take seconds each."""
 

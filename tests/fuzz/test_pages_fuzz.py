@@ -124,4 +124,4 @@ class Tables(RuleBasedStateMachine):
 
 
 TestTables = Tables.TestCase
-TestTables.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestTables.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

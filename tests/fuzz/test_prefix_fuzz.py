@@ -160,7 +160,7 @@ class Prefixes(RuleBasedStateMachine):
 
 
 TestPrefixes = Prefixes.TestCase
-TestPrefixes.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestPrefixes.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 
 
 class CountedHash(bytes):
