@@ -158,13 +158,13 @@ def test_drafts_right_and_wrong_change_nothing(drafting: Drafting, rule: str) ->
     params = SamplingParams.from_dict(SAMPLED | RULES[rule])
     plain = drafting.learn(params)
     expected, steps = essence(plain), drafting.spy.steps
-    for count in (1, 3, 8):
+    for count in (1, 8):
         assert essence(drafting.run(params, count)) == expected, "all right"
         if len(plain[0].outputs[0].token_ids) > 2:
             assert drafting.spy.accepted == drafting.spy.drafted > 0 and drafting.spy.steps < steps
-        assert essence(drafting.run(params, count, wrong=0)) == expected, "all wrong"
-        assert drafting.spy.accepted == 0 and drafting.spy.drafted > 0
-    for count in range(1, 9):
+    assert essence(drafting.run(params, 3, wrong=0)) == expected, "all wrong"
+    assert drafting.spy.accepted == 0 and drafting.spy.drafted > 0
+    for count in (2, 5, 8):
         assert essence(drafting.run(params, count, wrong=ANYWHERE)) == expected, "right at first"
         assert 0 < drafting.spy.accepted < drafting.spy.drafted
 
@@ -188,7 +188,7 @@ def test_a_stop_string_completed_inside_an_accepted_draft_ends_there(
         kept = len(choice.token_ids)
         assert kept < LENGTH and choice.token_ids == full.token_ids[:kept] and choice.logprobs == full.logprobs[:kept]
         assert output.metrics.usage.completion_tokens == kept
-    for count in range(1, 9):
+    for count in (1, 2, 4, 8):
         for wrong in (None, count - 1):
             assert essence(drafting.run(params, count, wrong)) == essence(plain)
     drafting.run(params, 8)

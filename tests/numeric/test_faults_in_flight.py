@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import product
 from queue import SimpleQueue
 from typing import Any
 
@@ -156,8 +157,10 @@ def hashes_of(executor: LocalExecutor, request: Request, tokens: tuple[int, ...]
     return hashes
 
 
-@pytest.mark.parametrize(("kind", "temperature"), [("raising", 0.0), ("nan", 0.0), ("nan", 0.8)])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "kind", "temperature"),
+    [*product(BACKENDS, ("raising",), (0.0,)), *product(BACKENDS, ("nan",), (0.8,)), ("late", "nan", 0.0)],
+)
 def test_rows_of_a_failed_step_are_never_published(backend: str, kind: str, temperature: float) -> None:
     """The fault is in a chunk of the prompt, in a page's first row, or in its last row."""
     fault = FaultAt(kind)

@@ -13,7 +13,7 @@ from changed_sites import FLOATS, Changes, embedding, low_rank, norm_changes, re
 from ferrum.kernels.adapters import Change, LowRank, SiteKind
 from ferrum.kernels.interface import AdapterRows, GivenRows, StepTables
 from ferrum.kernels.op_attributes import SILU, Activation, Routing
-from native_twin import TEAMS, TIERS, Twin, group_of, normal, same_bits, shape_of, tables_of
+from native_twin import TEAMS, TIERS, Twin, group_of, normal, same_bits, shape_of, tables_of, with_teams
 from native_weights import BLOCKS, extreme, weight_of, wild
 
 ROWS = 23
@@ -39,8 +39,7 @@ def both(
     return ours, theirs
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("team", TEAMS)
+@pytest.mark.parametrize(("team", "dtype"), with_teams(FLOATS))
 def test_changed_products_equal_the_reference(team, dtype):
     """Matrices of one site have ranks and parts of their own; one of them has no change."""
     rng, twin = np.random.default_rng(1), Twin(*team)
@@ -132,8 +131,7 @@ def test_logits_are_changed_by_their_rows(team):
     assert (ours != y).any(axis=1).all()
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("team", TEAMS)
+@pytest.mark.parametrize(("team", "dtype"), with_teams(FLOATS))
 def test_changed_embeddings_equal_the_reference(team, dtype):
     """Some rows are given in place of embeddings, and stay as they are."""
     rng, twin = np.random.default_rng(7), Twin(*team)
@@ -185,8 +183,7 @@ def test_products_at_a_site_are_changed_as_after_it(team, formats):
 ACTIVATIONS = (SILU, Activation("gelu"), Activation("gelu_tanh"), Activation("relu2"), replace(SILU, limit=0.75))
 
 
-@pytest.mark.parametrize("format", [np.float32, FLOATS[-1], BLOCKS[0]])
-@pytest.mark.parametrize("team", TEAMS)
+@pytest.mark.parametrize(("team", "format"), with_teams([np.float32, FLOATS[-1], BLOCKS[0]]))
 def test_separate_activations_have_the_bits_of_fused_ones(team, format):
     """What follows a product in one operation follows it as another one in the program with adapters."""
     rng, twin = np.random.default_rng(8), Twin(*team)
@@ -209,8 +206,7 @@ def test_separate_activations_have_the_bits_of_fused_ones(team, format):
         same_bits(scaled, twin.reference.scale_logits(logits, *scaling))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("team", TEAMS)
+@pytest.mark.parametrize(("team", "dtype"), with_teams(FLOATS))
 def test_changed_heads_equal_the_reference(team, dtype):
     """One of the matrices A and B may be that of all heads."""
     rng, twin, heads = np.random.default_rng(9), Twin(*team), 3
