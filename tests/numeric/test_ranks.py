@@ -39,7 +39,7 @@ def ranks() -> Iterator[TwoRanks]:
 
 
 @pytest.mark.parametrize(("name", "format"), [("qwen3-windows", "float32"), ("llama3", "int8"), ("mistral", "kv-int8")])
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_logits_on_two_ranks_do_not_depend_on_spans_or_batch(name, format, data):
     with closing(TwoRanks(lambda: load(name, format))) as ranks:

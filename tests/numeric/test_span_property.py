@@ -129,7 +129,7 @@ class Player:
 @pytest.mark.parametrize(
     ("name", "format"), [*product(MODELS, FLOATS), *product(MODELS[:2], INTEGERS), (MODELS[0], "toy")]
 )
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), threads=st.integers(1, 2))
 def test_logits_do_not_depend_on_spans_or_batch(name, format, data, threads):
     """The threads are those of numpy's BLAS, whose results no kernel may depend on."""
@@ -175,7 +175,7 @@ def sampled_run(executor, prompt: list[int], cuts: list[int], count: int, compan
 
 
 @pytest.mark.parametrize("format", [*FLOATS, *INTEGERS, "toy"])
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cuts=st.lists(st.integers(1, 20), max_size=6), company=st.integers(0, 3))
 def test_sampled_tokens_and_logprobs_do_not_depend_on_spans_or_batch(format, cuts, company):
     executor = executor_of("qwen3-windows", format)

@@ -13,7 +13,7 @@ import json
 import sys
 import tracemalloc
 from collections.abc import Callable
-from itertools import product, repeat
+from itertools import cycle, product, repeat
 from pathlib import Path
 
 from ferrum.bench.shapes import SHAPES
@@ -127,6 +127,7 @@ if __name__ == "__main__":
     elif sys.argv[1] == "traced":
         report = {tier: traced(tier) for tier in tiers()}
     else:
-        cases = product(tiers(), (None, "q8_0", "q4_k_m"), (1, 40))
+        formats = product(tiers(), (None, "q8_0", "q4_k_m"))
+        cases = [(*case, rows) for case, rows in zip(formats, cycle((1, 40)), strict=False)]
         report = {" ".join(map(str, case)): allocations(*case) for case in cases}
     print(json.dumps(report))

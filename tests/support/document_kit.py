@@ -20,7 +20,7 @@ from ferrum.server.openai.fields import ALIASES
 from ferrum.server.server_config import ServerConfig
 from serve_kit import chat_parts
 
-FEW = settings(max_examples=50, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 MANY = settings(FEW, max_examples=2000, derandomize=False)
 
 
