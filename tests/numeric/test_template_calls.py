@@ -7,7 +7,7 @@ import pytest
 from ferrum.core.errors import FerrumError
 from ferrum.core.output_format import OutputFormat
 from ferrum.formats.known_formats import known_by_template
-from ferrum.grammar.tool_grammar import tool_guidance
+from ferrum.grammar.reply_guidance import tool_guidance
 from format_kit import ToyTokenizer, marker_texts, parsed
 from format_samples import calls_begin
 from grammar_kit import ToyMatcher

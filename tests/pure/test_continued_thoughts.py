@@ -9,10 +9,11 @@ import pytest
 
 import agent_script
 from agent_kit import QUESTION, QWEN3
-from ferrum.client.chat_prompt import DEFAULT_CHAT, chat_prompt
+from ferrum.client.chat_prompt import chat_prompt
 from ferrum.client.llm import LLM
 from ferrum.client.model_client import ModelClient
 from ferrum.core.params import SamplingParams
+from ferrum.grammar.reply_guidance import DEFAULT_CHAT
 from scripted_model import scripted_parts
 
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from byte_matcher import ByteMatcher
-from ferrum.grammar.constraint_grammars import schema_grammar
 from ferrum.grammar.ecma_patterns import MOST_CHARACTERS, translated
+from ferrum.grammar.lark import schema_grammar
 
 SAME = [
     (r"^a.b$", ["axb"], ["a\rb", "a\nb", "a\u2028b"]),  # 22.2.2.7: . excludes line terminators (12.3)

@@ -13,7 +13,7 @@ from ferrum.core.errors import InvalidSchema
 from ferrum.core.output_format import ArgumentStyle, Tool
 from ferrum.formats.known_formats import KNOWN
 from ferrum.formats.writing import write_calls
-from ferrum.grammar.tool_grammar import tool_guidance
+from ferrum.grammar.reply_guidance import tool_guidance
 from ferrum.grammar.tools import tools_of
 from format_kit import ToyTokenizer, marker_texts, parsed
 from grammar_kit import ToyMatcher

@@ -15,7 +15,7 @@ from ferrum.formats.find import find_format, opens_thought
 from ferrum.formats.output_parts import Call, Message
 from ferrum.formats.patterns import format_texts
 from ferrum.formats.turn_analysis import shared_prefix
-from ferrum.grammar.tool_grammar import tool_guidance
+from ferrum.grammar.reply_guidance import tool_guidance
 from format_kit import ToyTokenizer, marker_texts, parsed
 from grammar_kit import ToyMatcher
 from real_templates import TEMPLATES

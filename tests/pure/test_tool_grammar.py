@@ -16,7 +16,7 @@ from ferrum.formats.known_formats import KNOWN
 from ferrum.formats.output_parts import Message, message_of
 from ferrum.formats.writing import write_calls
 from ferrum.grammar.custom_grammar import escaped_regex
-from ferrum.grammar.tool_grammar import thought_of, tool_guidance
+from ferrum.grammar.reply_guidance import thought_of, tool_guidance
 from ferrum.grammar.tools import Mode
 from format_kit import ToyTokenizer, marker_texts, parsed, parts_of
 from grammar_kit import ToyMatcher

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ferrum.formats.known_formats import KNOWN
-from ferrum.grammar.tool_grammar import tool_guidance
+from ferrum.grammar.reply_guidance import tool_guidance
 from ferrum.guides.guide_program import GrammarTokens, program_of
 from ferrum.guides.guide_state import GuideState
 from format_kit import ToyTokenizer, marker_texts

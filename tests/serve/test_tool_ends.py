@@ -10,12 +10,12 @@ import pytest
 
 from agent_kit import QUESTION, QWEN3, WEATHER, agent, let_grammars_die
 from agent_script import MARKERS, THOUGHT, reply
-from ferrum.client.chat_prompt import ChatOptions
 from ferrum.client.llm import LLM
 from ferrum.core.errors import EngineDead
 from ferrum.core.params import SamplingParams
 from ferrum.engine.messages import Ended
 from ferrum.formats.output_parts import PartKind
+from ferrum.grammar.reply_guidance import ChatOptions
 from ferrum.grammar.tools import tools_of
 from scripted_model import scripted_parts
 from serve_kit import Served

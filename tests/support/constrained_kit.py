@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from ferrum import SamplingParams
 from ferrum.core.guidance import Guidance
-from ferrum.grammar.constraint_grammars import schema_grammar
 from ferrum.grammar.json_schema import checked_schema
+from ferrum.grammar.lark import schema_grammar
 from guided_kit import Job, grammar
 from schemas import bounded_schemas
 from text_samples import BOS, EOS, write

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
-from ferrum.client.chat_prompt import ChatOptions, chat_prompt
+from ferrum.client.chat_prompt import chat_prompt
 from ferrum.client.model_client import ModelClient
 from ferrum.core.output_format import OutputFormat, Reading, Tool
 from ferrum.core.params import SamplingParams
@@ -15,6 +15,7 @@ from ferrum.formats.find import FoundFormat
 from ferrum.formats.output_parts import Message, message_of
 from ferrum.formats.writing import write_calls
 from ferrum.grammar.constraint_grammars import constraint_grammar
+from ferrum.grammar.reply_guidance import ChatOptions
 from ferrum.grammar.tools import Mode, ToolChoice, Tools
 from ferrum.guides.guide_program import GrammarTokens, program_of
 from ferrum.guides.guide_state import GuideState

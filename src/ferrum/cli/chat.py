@@ -28,10 +28,10 @@ from ferrum.core.types import FinishReason
 from ferrum.formats.output_parts import Message, Part, PartKind, message_of
 
 if TYPE_CHECKING:
-    from ferrum.client.chat_prompt import ChatOptions
     from ferrum.client.llm import LLM
     from ferrum.core.params import SamplingParams
     from ferrum.formats.output_parts import Call
+    from ferrum.grammar.reply_guidance import ChatOptions
     from ferrum.grammar.tools import Tools
 
 # ---- Parts of a reply in a terminal: reasoning dimmed, tool calls as calls, content as it is ----
@@ -112,8 +112,8 @@ def chat(
     **options: Any,
 ) -> None:
     """Talk with a model that has a chat template. /help lists the commands, Ctrl-D ends the conversation."""
-    from ferrum.client.chat_prompt import ChatOptions
     from ferrum.client.llm import LLM
+    from ferrum.grammar.reply_guidance import ChatOptions
     from ferrum.text.sandbox import template_of
 
     show_log()

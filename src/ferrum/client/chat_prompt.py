@@ -6,51 +6,19 @@ All dialects of the server and `LLM.chat` come here. Formats are found and turne
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any
 
 from ferrum.client.adapter_registry import NamedAdapter
 from ferrum.client.input_processor import API_NAMES, FieldNames, RequestOptions
 from ferrum.client.model_client import Message, ModelClient
-from ferrum.core.errors import RequestError
-from ferrum.core.guidance import Grammar, Guidance, Thought
+from ferrum.core.guidance import Guidance
 from ferrum.core.logging import warn_once
-from ferrum.core.output_format import OutputFormat, Reading, Tool
+from ferrum.core.output_format import Reading
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
-from ferrum.formats.find import FoundFormat, closes_thought, opens_thought
-from ferrum.grammar.constraint_grammars import check_grammar
-from ferrum.grammar.lark import joined_by_name
-from ferrum.grammar.tool_grammar import content_start, forced_tools, thought_of, tool_guidance
-from ferrum.grammar.tools import NO_CHOICE, ToolChoice
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatOptions:
-    """What a client wants of the reply to a conversation, besides sampling parameters.
-
-    Attributes:
-        choice: the tools, and whether one must be called.
-        parallel: several calls are allowed.
-        budget: largest number of reasoning tokens; None: unlimited.
-    """
-
-    choice: ToolChoice = NO_CHOICE
-    parallel: bool = True
-    budget: int | None = None
-
-    @property
-    def calls(self) -> bool:
-        """Whether the reply may have calls."""
-        return bool(self.tools) and self.choice.mode != "none"
-
-    @property
-    def tools(self) -> tuple[Tool, ...]:
-        """The tools that may be called."""
-        return self.choice.tools.tools
-
-
-DEFAULT_CHAT: Final = ChatOptions()
+from ferrum.formats.find import closes_thought, opens_thought
+from ferrum.grammar.reply_guidance import ChatOptions, forced_schemas, reply_guidance
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +78,15 @@ def chat_prompt(
     if params.structured_outputs is not None:
         source = client.input_processor.grammar_of(params.structured_outputs, names)
     continued = _final_text(messages) if rendering.get("continue_final_message") else None
-    opened = found.format is not None and opens_thought(text, found.format, continued)
-    closed = found.format is not None and closes_thought(text, found.format, continued)
-    options, free = _forced(found.format, options)
-    guidance, reading = _limits(client, found, source, options, opened=opened, closed=closed)
+    form, tokenizer = found.format, client.tokenizer
+    assert tokenizer is not None, "`render` refuses conversations without one"
+    opened = form is not None and opens_thought(text, form, continued)
+    closed = form is not None and closes_thought(text, form, continued)
+    options, free = forced_schemas(form, options)
+    guidance = reply_guidance(form, tokenizer, options, source, opened=opened, closed=closed, reason=found.reason)
+    reading = None
+    if form is not None and (form.reasoning is not None or options.calls or form.content_open):
+        reading = Reading(format=form, tools=options.tools if options.calls else (), opened=opened)
     return ChatPrompt(text, guidance, reading, rendering, free)
 
 
@@ -135,15 +108,6 @@ def chat_request(
     return client.input_processor.process(prompt.text, params, about), prompt.text
 
 
-def _forced(format: OutputFormat | None, options: ChatOptions) -> tuple[ChatOptions, tuple[str, ...]]:
-    """Return options with the schemas that a required call is held to, and the names of tools without one."""
-    choice = options.choice
-    if format is None or format.calls is None or choice.mode != "required":
-        return options, ()
-    tools, free = forced_tools(format.calls, choice.tools.tools, choice.named)
-    return replace(options, choice=replace(choice, tools=replace(choice.tools, tools=tools))), free
-
-
 def _final_text(messages: Sequence[Message]) -> str | None:
     """Return the text of the final message that the reply continues."""
     content = messages[-1].get("content")
@@ -151,67 +115,3 @@ def _final_text(messages: Sequence[Message]) -> str | None:
         return content
     texts = [part["text"] for part in content or () if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
     return "".join(texts) or None
-
-
-def _limits(
-    client: ModelClient, found: FoundFormat, source: str | None, options: ChatOptions, *, opened: bool, closed: bool
-) -> tuple[Guidance | None, Reading | None]:
-    """Return what limits the reply to a prompt, and how it is read.
-
-    Args:
-        source: the grammar of its content.
-        opened, closed: what the prompt has done with the reasoning.
-    """
-    format, tokenizer = found.format, client.tokenizer
-    assert tokenizer is not None, "`render` refuses conversations without one"
-    if options.calls and (format is None or format.calls is None):
-        raise RequestError(f"this model's tool calls cannot be read: {found.reason}", param="tools")
-    if format is None:
-        if options.budget is not None:
-            raise RequestError(f"this model's reasoning cannot be read: {found.reason}", param="thinking_token_budget")
-        return _content_guidance(None, source), None
-    thought = thought_of(format, tokenizer, opened=opened, budget=options.budget)
-    if source is not None:
-        source = joined_by_name(content_start(format, tokenizer), {"content": source})
-    guidance = _content_guidance(thought, source, closed=closed)
-    if options.calls:
-        required = options.choice.mode == "required" or (guidance is not None and guidance.grammar is not None)
-        calls = tool_guidance(
-            format,
-            options.tools,
-            "required" if required else "auto",
-            named=options.choice.named,
-            parallel=options.parallel,
-            opened=opened,
-            closed=closed,
-            budget=options.budget,
-            tokenizer=tokenizer,
-        )
-        guidance = calls if options.choice.mode == "required" else _either(calls, guidance)
-    return guidance, _reading(format, options, opened=opened)
-
-
-def _reading(format: OutputFormat, options: ChatOptions, *, opened: bool) -> Reading | None:
-    if format.reasoning is None and not options.calls and not format.content_open:
-        return None
-    return Reading(format=format, tools=options.tools if options.calls else (), opened=opened)
-
-
-def _content_guidance(thought: Thought | None, source: str | None, *, closed: bool = False) -> Guidance | None:
-    """Return the limits of a reply without calls; without a thought if the prompt has ended it.
-
-    Args:
-        source: the grammar of its content, with what the format writes around it.
-    """
-    if source is None:
-        return Guidance(thought=thought) if thought is not None and thought.budget is not None else None
-    return Guidance(thought=None if closed else thought, grammar=Grammar(source=source))
-
-
-def _either(calls: Guidance | None, content: Guidance | None) -> Guidance | None:
-    """Return the limits of a reply that is either calls or content."""
-    if calls is None or calls.grammar is None or content is None or content.grammar is None:
-        return calls or content
-    source = joined_by_name("start: @calls | @reply", {"calls": calls.grammar.source, "reply": content.grammar.source})
-    check_grammar(source)
-    return replace(calls, grammar=replace(calls.grammar, source=source))

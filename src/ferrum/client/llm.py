@@ -20,7 +20,7 @@ from ferrum.core.types import Request
 from ferrum.engine.progress import BarFactory, progress_bar
 
 if TYPE_CHECKING:
-    from ferrum.client.chat_prompt import ChatOptions
+    from ferrum.grammar.reply_guidance import ChatOptions
 
 Conversation: TypeAlias = Sequence[Message]
 
@@ -106,7 +106,8 @@ class LLM(EngineClient):
         Raises:
             RequestError: as `generate` and `chat_prompt`.
         """
-        from ferrum.client.chat_prompt import ChatOptions, chat_request  # completions need no formats
+        from ferrum.client.chat_prompt import chat_request  # completions need no formats
+        from ferrum.grammar.reply_guidance import ChatOptions
         from ferrum.grammar.tools import tools_of
 
         choice = tools_of(() if tools is None else tools).choice(tool_choice)
@@ -139,7 +140,8 @@ class LLM(EngineClient):
     ) -> Iterator[Delta]:
         """Answer one conversation and yield its deltas, as `stream`; `parts` separate reasoning and tool calls."""
         self.client.router.check_open()
-        from ferrum.client.chat_prompt import DEFAULT_CHAT, chat_request
+        from ferrum.client.chat_prompt import chat_request
+        from ferrum.grammar.reply_guidance import DEFAULT_CHAT
 
         params = self.default_sampling_params if sampling_params is None else sampling_params
         adapters = self.client.adapters.chosen(lora_request)

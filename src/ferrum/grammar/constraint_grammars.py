@@ -13,17 +13,16 @@ import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import partial
 from threading import Lock
 from typing import Any, Final
 
 from ferrum.core.errors import InvalidGrammar, InvalidSchema, RequestError
 from ferrum.core.structured_outputs import StructuredOutputs
-from ferrum.grammar.gbnf import is_gbnf
 from ferrum.grammar.gbnf_lark import gbnf_as_lark
 from ferrum.grammar.json_schema import checked_schema, walked
-from ferrum.grammar.lark import WHITE_SPACE, checked_lark, joined, json_of, literal, regex_literal, with_options
+from ferrum.grammar.lark import WHITE_SPACE, joined, json_of, literal, regex_literal, schema_grammar
 from ferrum.grammar.structural_tags import tag_grammars
 
 _LOCATING: Final = 0.3
@@ -31,6 +30,15 @@ _LOCATING: Final = 0.3
 _MOST_MESSAGE: Final = 200
 _BLANK: Final = re.compile(r"(?:\\x20|\\[snrt]|[ \n\r\t\[\]()|?*+]|\?:|\{\d*,?\d*\})+")
 _LARK: Final = re.compile(r"(?m)^\s*(?:%llguidance\b|[?!]?start\b[^\n:]*:)")
+_GBNF: Final = re.compile(r"(?m)^[ \t]*[A-Za-z0-9_-]+[ \t]*::=")
+_PIECES: Final = re.compile(
+    r"""(?P<kept>"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/)|(?P<json>%json\b)|(?P<option>%llguidance\b)"""
+    r"""|(?P<attribute>\b(?:max_tokens|temperature|stop)\s*=)|(?P<rule>:)"""
+)
+_MOST_RULES: Final = 500
+"""Rules and terminals; llguidance's recursion through them ends the process at about 2500."""
+_MOST_CHARACTERS: Final = 64 * 1024
+_READER: Final = json.JSONDecoder()
 _LIBRARY_PLACE: Final = re.compile(r"^at \d+\(\d+\): |^\d+\(\d+\): ")
 
 
@@ -41,11 +49,6 @@ def library() -> Any:
     except ImportError:
         raise RequestError("needs llguidance (pip install 'ferrum-llm[structured]')") from None
     return llguidance
-
-
-def schema_grammar(schema: Mapping[str, Any], *, white_space: str | None = WHITE_SPACE) -> str:
-    """Return the grammar of a schema that `checked_schema` returned."""
-    return joined([{"json_schema": with_options(schema, white_space=white_space)}])
 
 
 def constraint_grammar(outputs: StructuredOutputs) -> str:
@@ -111,11 +114,55 @@ def client_lark(grammar: str, *, followed: bool = False) -> str:
         InvalidGrammar: it is neither, or uses something that is not supported.
         InvalidSchema: a nested schema is wrong or cannot be enforced.
     """
-    if is_gbnf(grammar):
+    if _GBNF.search(grammar):
         return gbnf_as_lark(grammar, followed=followed)
     if not _LARK.search(grammar):
         raise InvalidGrammar("is neither Lark, which has a rule `start: ...`, nor GBNF, which has `root ::= ...`")
-    return checked_lark(grammar, _nested_json)
+    return _checked_lark(grammar, _nested_json)
+
+
+def _checked_lark(text: str, nested: Callable[[Any], str]) -> str:
+    """Return a client's grammar with its schemas replaced by checked ones.
+
+    Args:
+        text: Lark, as llguidance reads it.
+        nested: returns an expression of a schema, checked.
+
+    Raises:
+        InvalidGrammar: it uses an attribute that prevents taking tokens back, or options of the library.
+        InvalidSchema: a nested schema is wrong or cannot be enforced.
+    """
+    if len(text) > _MOST_CHARACTERS:
+        raise InvalidGrammar(f"has {len(text)} characters in Lark, more than {_MOST_CHARACTERS}")
+    found, place, rules = [], 0, 0
+    while match := _PIECES.search(text, place):
+        found.append(text[place : match.end()])
+        place = match.end()
+        rules += match["rule"] is not None
+        if rules > _MOST_RULES:
+            raise InvalidGrammar(f"has more than {_MOST_RULES} rules and terminals")
+        if match["attribute"] is not None:
+            name = match["attribute"].rstrip("= \t\n")
+            raise InvalidGrammar(f"the attribute {name} is not supported: tokens could not be taken back")
+        if match["option"] is not None:
+            options, place = _json(text, place, "%llguidance")
+            if options != {}:
+                raise InvalidGrammar("options after %llguidance are not supported")
+            found.append(" {}")
+        if match["json"] is not None:
+            schema, place = _json(text, place, "%json")
+            found[-1] = found[-1].removesuffix("%json") + nested(schema)
+    return "".join([*found, text[place:]])
+
+
+def _json(text: str, place: int, keyword: str) -> tuple[Any, int]:
+    """Return the JSON at a place, and its end."""
+    while text[place : place + 1].isspace():
+        place += 1
+    try:
+        return _READER.raw_decode(text, place)
+    except (ValueError, RecursionError) as error:
+        raise InvalidGrammar(f"{keyword} is not followed by JSON: {error}") from None
 
 
 def check_grammar(source: str) -> None:

@@ -23,7 +23,6 @@ MOST_REPEATS: Final = 2000
 ROOT: Final = "root"
 LAST_CHAR: Final = 0x10FFFF
 _SURROGATES: Final = (0xD800, 0xDFFF)
-_RULE: Final = re.compile(r"(?m)^[ \t]*[A-Za-z0-9_-]+[ \t]*::=")
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 _SPACE: Final = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _LINES: Final = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
@@ -74,11 +73,6 @@ class Reference:
 
 
 Node: TypeAlias = Chars | Sequence | Choice | Repeat | Reference
-
-
-def is_gbnf(text: str) -> bool:
-    """Return whether a grammar is GBNF: a line begins with `name ::=`."""
-    return bool(_RULE.search(text))
 
 
 def rules_of(text: str) -> dict[str, Node]:

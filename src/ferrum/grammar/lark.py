@@ -1,13 +1,13 @@
 """The one writer of grammars as text, in llguidance's variant of Lark and its JSON of several grammars.
 
-Literals, expressions, rules, JSON by schema, and the check of grammars that clients write. What they say is elsewhere.
+Literals, expressions, rules, and JSON by schema. What they say is elsewhere.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ferrum.core.errors import InvalidGrammar
@@ -151,7 +151,11 @@ class Lark:
 
     def _rest(self, translated: str) -> str:
         return sequence(
-            *(f"<[{self._ids[each]}]>" if is_mark(each) else literal(each) for each in _MARKS.split(translated) if each)
+            *(
+                f"<[{self._ids[each]}]>" if each in self._ids else literal(each)
+                for each in _MARKS.split(translated)
+                if each
+            )
         )
 
     def grammar(self, start: str) -> str:
@@ -213,6 +217,11 @@ def json_of(schema: Mapping[str, Any], arguments: Arguments | None = None) -> st
     return f"%json {json.dumps(with_options(schema, arguments=arguments))}"
 
 
+def schema_grammar(schema: Mapping[str, Any], *, white_space: str | None = WHITE_SPACE) -> str:
+    """Return the grammar of a schema that `checked_schema` returned."""
+    return joined([{"json_schema": with_options(schema, white_space=white_space)}])
+
+
 # Several grammars in one
 
 
@@ -228,60 +237,3 @@ def joined_by_name(start: str, named: Mapping[str, str]) -> str:
         first, *others = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
         grammars += [{**first, "name": name}, *others]
     return joined(grammars)
-
-
-# Clients' grammars: nested schemas are checked, and what the engine cannot roll back is refused
-
-_PIECES: Final = re.compile(
-    r"""(?P<kept>"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/)|(?P<json>%json\b)|(?P<option>%llguidance\b)"""
-    r"""|(?P<attribute>\b(?:max_tokens|temperature|stop)\s*=)|(?P<rule>:)"""
-)
-MOST_RULES: Final = 500
-"""Rules and terminals; llguidance's recursion through them ends the process at about 2500."""
-
-MOST_CHARACTERS: Final = 64 * 1024
-_READER: Final = json.JSONDecoder()
-
-
-def checked_lark(text: str, nested: Callable[[Any], str]) -> str:
-    """Return a client's grammar with its schemas replaced by checked ones.
-
-    Args:
-        text: Lark, as llguidance reads it.
-        nested: returns an expression of a schema, checked.
-
-    Raises:
-        InvalidGrammar: it uses an attribute that prevents taking tokens back, or options of the library.
-        InvalidSchema: a nested schema is wrong or cannot be enforced.
-    """
-    if len(text) > MOST_CHARACTERS:
-        raise InvalidGrammar(f"has {len(text)} characters in Lark, more than {MOST_CHARACTERS}")
-    found, place, rules = [], 0, 0
-    while match := _PIECES.search(text, place):
-        found.append(text[place : match.end()])
-        place = match.end()
-        rules += match["rule"] is not None
-        if rules > MOST_RULES:
-            raise InvalidGrammar(f"has more than {MOST_RULES} rules and terminals")
-        if match["attribute"] is not None:
-            name = match["attribute"].rstrip("= \t\n")
-            raise InvalidGrammar(f"the attribute {name} is not supported: tokens could not be taken back")
-        if match["option"] is not None:
-            options, place = _json(text, place, "%llguidance")
-            if options != {}:
-                raise InvalidGrammar("options after %llguidance are not supported")
-            found.append(" {}")
-        if match["json"] is not None:
-            schema, place = _json(text, place, "%json")
-            found[-1] = found[-1].removesuffix("%json") + nested(schema)
-    return "".join([*found, text[place:]])
-
-
-def _json(text: str, place: int, keyword: str) -> tuple[Any, int]:
-    """Return the JSON at a place, and its end."""
-    while text[place : place + 1].isspace():
-        place += 1
-    try:
-        return _READER.raw_decode(text, place)
-    except (ValueError, RecursionError) as error:
-        raise InvalidGrammar(f"{keyword} is not followed by JSON: {error}") from None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ferrum.client.adapter_registry import NamedAdapter
-from ferrum.client.chat_prompt import ChatOptions, ChatPrompt, chat_prompt
+from ferrum.client.chat_prompt import ChatPrompt, chat_prompt
 from ferrum.client.diagnosis.prefix_explainer import Explanation
 from ferrum.client.diagnosis.prompt_history import PromptPaths, fragments
 from ferrum.client.input_processor import FieldNames, RequestOptions
@@ -22,6 +22,7 @@ from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams, over_recommended
 from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.core.types import Request
+from ferrum.grammar.reply_guidance import ChatOptions
 from ferrum.grammar.tools import tools_of
 from ferrum.server.common.error_replies import invalid, unsupported
 from ferrum.server.common.key_limits import Caller

@@ -1,4 +1,4 @@
-"""Guidance for tool calls: the grammar of a format's calls of a request's tools, and where it begins.
+"""What limits the reply to a conversation: its reasoning, a grammar of its content, and one of the calls of tools.
 
 The grammar writes calls as the chat template renders them, so that the next turn finds its prefix. `output_parser`
 accepts every text of it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -32,18 +32,124 @@ from ferrum.formats.argument_readers import trailing
 from ferrum.formats.argument_types import STRING, ArgumentTypes, argument_types
 from ferrum.formats.json_text import INPUT
 from ferrum.formats.patterns import SPACE, Markers, markers_of
-from ferrum.grammar.constraint_grammars import check_grammar, schema_grammar
+from ferrum.grammar.constraint_grammars import check_grammar
 from ferrum.grammar.custom_grammar import custom_grammar
 from ferrum.grammar.json_schema import checked_schema
-from ferrum.grammar.lark import Lark, either, json_of, list_of, literal, optional, sequence
+from ferrum.grammar.lark import (
+    Lark,
+    either,
+    joined_by_name,
+    json_of,
+    list_of,
+    literal,
+    optional,
+    schema_grammar,
+    sequence,
+)
 from ferrum.grammar.literal_grammar import JSON_CONSTANTS, PYTHON_CONSTANTS, Literals, StrictLiterals
 from ferrum.grammar.schema_places import pointed
 from ferrum.grammar.tag_grammar import StrictTags, Tags
-from ferrum.grammar.tools import Mode
+from ferrum.grammar.tools import NO_CHOICE, Mode, ToolChoice
 from ferrum.text.tokenizer import Tokenizer
 
 _ID = "/[a-zA-Z0-9]{9}/"
 _INDEX = "/[0-9]{1,4}/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """What a client wants of the reply to a conversation, besides sampling parameters.
+
+    Attributes:
+        choice: the tools, and whether one must be called.
+        parallel: several calls are allowed.
+        budget: largest number of reasoning tokens; None: unlimited.
+    """
+
+    choice: ToolChoice = NO_CHOICE
+    parallel: bool = True
+    budget: int | None = None
+
+    @property
+    def calls(self) -> bool:
+        """Whether the reply may have calls."""
+        return bool(self.tools) and self.choice.mode != "none"
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools that may be called."""
+        return self.choice.tools.tools
+
+
+DEFAULT_CHAT: Final = ChatOptions()
+
+
+def reply_guidance(
+    form: OutputFormat | None,
+    tokenizer: Tokenizer,
+    options: ChatOptions,
+    source: str | None,
+    *,
+    opened: bool,
+    closed: bool,
+    reason: str,
+) -> Guidance | None:
+    """Return what limits the reply to a prompt; None if nothing does.
+
+    Args:
+        form: of the model's output; None if it is not known, for this `reason`.
+        options: with the schemas that `forced_schemas` returned.
+        source: the grammar of the content, or None.
+        opened, closed: the prompt has begun the reasoning, or ended it.
+
+    Raises:
+        RequestError: calls or reasoning cannot be read in this format, or a strict tool cannot be enforced.
+    """
+    if options.calls and (form is None or form.calls is None):
+        raise RequestError(f"this model's tool calls cannot be read: {reason}", param="tools")
+    if form is None:
+        if options.budget is not None:
+            raise RequestError(f"this model's reasoning cannot be read: {reason}", param="thinking_token_budget")
+        return _content_guidance(None, source)
+    thought = thought_of(form, tokenizer, opened=opened, budget=options.budget)
+    if source is not None:
+        source = joined_by_name(content_start(form, tokenizer), {"content": source})
+    content = _content_guidance(thought, source, closed=closed)
+    if not options.calls:
+        return content
+    must_call = options.choice.mode == "required"
+    calls = tool_guidance(
+        form,
+        options.tools,
+        "required" if must_call or (content is not None and content.grammar is not None) else "auto",
+        named=options.choice.named,
+        parallel=options.parallel,
+        opened=opened,
+        closed=closed,
+        budget=options.budget,
+        tokenizer=tokenizer,
+    )
+    return calls if must_call else _either(calls, content)
+
+
+def _content_guidance(thought: Thought | None, source: str | None, *, closed: bool = False) -> Guidance | None:
+    """Return the limits of a reply without calls; without a thought if the prompt has ended it.
+
+    Args:
+        source: the grammar of its content, with what the format writes around it.
+    """
+    if source is None:
+        return Guidance(thought=thought) if thought is not None and thought.budget is not None else None
+    return Guidance(thought=None if closed else thought, grammar=Grammar(source=source))
+
+
+def _either(calls: Guidance | None, content: Guidance | None) -> Guidance | None:
+    """Return the limits of a reply that is either calls or content."""
+    if calls is None or calls.grammar is None or content is None or content.grammar is None:
+        return calls or content
+    source = joined_by_name("start: @calls | @reply", {"calls": calls.grammar.source, "reply": content.grammar.source})
+    check_grammar(source)
+    return replace(calls, grammar=replace(calls.grammar, source=source))
 
 
 def thought_of(form: OutputFormat, tokenizer: Tokenizer, *, opened: bool, budget: int | None) -> Thought | None:
@@ -353,16 +459,15 @@ def _other_value(lark: Lark, arguments: Arguments) -> str:
 # Schemas of tools, checked before a request is queued
 
 
-def forced_tools(calls: Calls, tools: tuple[Tool, ...], named: str | None) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
-    """Return tools as they are enforced in a call that must come, and the names of those whose schema is not.
-
-    Args:
-        calls: of the model's format.
-        named: the tool that must be called; None: any of them.
-    """
-    found = {each.name: _enforced(calls, each) for each in tools if named in (None, each.name)}
+def forced_schemas(form: OutputFormat | None, options: ChatOptions) -> tuple[ChatOptions, tuple[str, ...]]:
+    """Return options with the schemas that a required call is held to, and the names of tools without one."""
+    choice = options.choice
+    if form is None or form.calls is None or choice.mode != "required":
+        return options, ()
+    found = {each.name: _enforced(form.calls, each) for each in options.tools if choice.named in (None, each.name)}
     free = tuple(name for name, tool in found.items() if tool is None)
-    return tuple(found.get(each.name) or each for each in tools), free
+    tools = tuple(found.get(each.name) or each for each in options.tools)
+    return replace(options, choice=replace(choice, tools=replace(choice.tools, tools=tools))), free
 
 
 def check_strict(calls: Calls, tools: tuple[Tool, ...]) -> None:
