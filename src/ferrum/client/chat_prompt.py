@@ -74,10 +74,10 @@ def chat_prompt(
     }
     text = client.render(**rendering)
     found = client.output_format(chat_template, untrusted=untrusted)
+    continued = _final_text(messages) if rendering.get("continue_final_message") else None
     source = None
     if params.structured_outputs is not None:
         source = client.input_processor.grammar_of(params.structured_outputs, names)
-    continued = _final_text(messages) if rendering.get("continue_final_message") else None
     form, tokenizer = found.format, client.tokenizer
     assert tokenizer is not None, "`render` refuses conversations without one"
     opened = form is not None and opens_thought(text, form, continued)

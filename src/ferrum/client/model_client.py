@@ -115,19 +115,19 @@ class ModelClient:
         self.adapters = AdapterRegistry(self.router)
         if parts.recorder is not None:
             self.router.recorder = parts.recorder(self.info)
+        plan = self.info.memory
         self.input_processor = InputProcessor(
             vocab_size=self.info.vocab_size,
             max_sequence_length=self.info.max_sequence_length,
             tokenizer=parts.tokenizer,
             eos_token_ids=parts.generation.eos_token_ids,
             prioritised=parts.config is not None and parts.config.policy == "priority",
-            turn_openers=self._turn_openers,
+            turn_openers=self._turn_openers if plan is not None and plan.states is not None else frozenset,
         )
 
     def _turn_openers(self) -> frozenset[int]:
-        """Return the tokens that begin messages, if the model has states and a chat template."""
-        plan = self.info.memory
-        if plan is None or plan.states is None or self.chat_template is None or self.tokenizer is None:
+        """Return the tokens that begin messages, if the model has a chat template; only states need them."""
+        if self.chat_template is None or self.tokenizer is None:
             return frozenset()
         if self._openers is None:
             self._openers = turn_openers(self.chat_template, self.tokenizer)

@@ -236,9 +236,9 @@ class CallGrammar:
     def required(self) -> Grammar:
         """Return the grammar of an output after its reasoning that has at least one call."""
         calls, lark, form = self._calls, self._lark, self._form
-        starts = [self._spelled(each.removeprefix(form.prefix)) for each in self._starts()]
         # A thought leaves the white space after its end, and a new message begins in formats with channels.
         before = ["" if form.prefix else WHITE_SPACE, message_begin(lark, form)]
+        starts = [self._spelled(each.removeprefix(form.prefix)) for each in self._starts()]
         start = optional(either(filter(None, starts))) if "" in starts else either(starts)
         body = self._body(opened=not calls.section_open)
         more = ""
@@ -573,8 +573,9 @@ def message_begin(lark: Lark, form: OutputFormat) -> str:
 
 def content_start(form: OutputFormat, tokenizer: Tokenizer) -> str:
     """Return a grammar in Lark of an output's content with what may stand around it; `@content` is the content."""
+    texts = (form.content_open, *form.content_aliases) if form.content_open else ()
     lark = Lark(markers_of(form, tokenizer))
-    opens = [header_text(lark, form, text.removeprefix(form.prefix)) for text in _content_opens(form)]
+    opens = [header_text(lark, form, text.removeprefix(form.prefix)) for text in texts]
     ignored = list(map(lark.text, form.ignored))
     if form.prefix:
         before = either(opens)  # the prompt has begun it
@@ -585,7 +586,3 @@ def content_start(form: OutputFormat, tokenizer: Tokenizer) -> str:
     closes = [lark.text(form.content_close)] if form.content_close else []
     after = optional(either([*closes, *ignored])) if closes or ignored else ""
     return lark.grammar(sequence(WHITE_SPACE if form.reasoning is not None else "", before, "@content", after))
-
-
-def _content_opens(form: OutputFormat) -> tuple[str, ...]:
-    return (form.content_open, *form.content_aliases) if form.content_open else ()

@@ -19,7 +19,7 @@ from ferrum.client.diagnosis.prompt_history import PromptPaths, fragments
 from ferrum.client.input_processor import FieldNames, RequestOptions
 from ferrum.client.model_client import Message, ModelClient
 from ferrum.core.errors import RequestError
-from ferrum.core.params import SamplingParams, over_recommended
+from ferrum.core.params import ALL_TOKENS, SamplingParams, over_recommended
 from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.core.types import Request
 from ferrum.grammar.reply_guidance import ChatOptions
@@ -108,6 +108,7 @@ class Ask:
         messages: the conversation; None: `prompts` are used as they are.
         prompts: texts, or their token ids.
         given: sampling parameters.
+        top_tokens: most likely tokens per position that the reply shows, by the client's fields; -1: all.
         limit: of generated tokens; None: a recommended one, or `default_limit`, or the rest of the context.
         fits: the limit must fit into the context; else the reply ends there.
         constraint: of the text, as `structured_outputs` has it.
@@ -125,6 +126,7 @@ class Ask:
     messages: Sequence[Message] | None = None
     prompts: Sequence[str | list[int]] = ()
     given: Mapping[str, Any] = field(default_factory=dict)
+    top_tokens: Mapping[str, int | None] = field(default_factory=dict)
     limit: int | None = None
     default_limit: int | None = None
     fits: bool = True
@@ -174,6 +176,9 @@ def asked(model: ServedModel, ask: Ask, caller: Caller, name: str) -> Asked:
     Raises:
         RequestError, Unsupported: a field that cannot be served, by the client's name; of several prompts, by index.
     """
+    for shown, count in ask.top_tokens.items():
+        if count is not None and (count != ALL_TOKENS or model.client.info.vocab_size > caller.max_logprobs):
+            check_top_tokens(shown, count, caller.max_logprobs)
     with ask.names.in_errors():
         params = params_of(model.client, ask)
         chat = None if ask.messages is None else _rendered(model.client, ask, params)
@@ -205,6 +210,12 @@ def asked(model: ServedModel, ask: Ask, caller: Caller, name: str) -> Asked:
     return Asked(tuple(requests), model.cache_page, chat.free, explanation, chat=True)
 
 
+def check_top_tokens(field: str, count: int, limit: int) -> None:
+    """Refuse more top tokens of a position than the server's limit. Raises RequestError."""
+    if not 0 <= count <= limit:
+        raise invalid(field, f"must be 0 to {limit}, not {count}")
+
+
 def prompt_length(client: ModelClient, ask: Ask) -> int:
     """Return the number of tokens of a conversation's prompt. Raises as `asked`."""
     with ask.names.in_errors():
@@ -233,9 +244,10 @@ def _constraint(constraint: Mapping[str, Any], name: str | None) -> StructuredOu
 def _rendered(client: ModelClient, ask: Ask, params: SamplingParams) -> ChatPrompt:
     names, messages = ask.names, ask.messages
     assert messages is not None, "a conversation"
+    engine_names = names.of_engine(0, 1)
     choice = tools_of(ask.tools, names.tools).choice(ask.choice, names.choice)
     options = ChatOptions(choice=choice, parallel=ask.parallel, budget=ask.budget)
-    prompt = chat_prompt(client, messages, params, options, names=names.of_engine(0, 1), **ask.rendering)
+    prompt = chat_prompt(client, messages, params, options, names=engine_names, **ask.rendering)
     if ask.rendering.get("chat_template") is not None:
         check_rendered(client, prompt.text)
     return prompt

@@ -8,7 +8,6 @@ from pydantic import ConfigDict, SkipValidation, with_config
 from typing_extensions import TypedDict
 
 from ferrum.client.request_output import Logprob, Logprobs
-from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.field_rules import TOP_TOKENS, Integer
 
 MAX_TOP_LOGPROBS: Final = 20
@@ -30,12 +29,6 @@ class PromptToken(TypedDict):
 
 PromptLogprobs = SkipValidation[list[dict[str, PromptToken] | None]]
 """Per prompt token the requested ids, the token itself first; None for the first token."""
-
-
-def check_top_tokens(field: str, count: int, limit: int) -> None:
-    """Refuse more top tokens of a position than the server's limit. Raises RequestError."""
-    if not 0 <= count <= limit:
-        raise invalid(field, f"must be 0 to {limit}, not {count}")
 
 
 def finite(logprob: float) -> float:

@@ -12,7 +12,6 @@ from ferrum.server.chat.ask import Ask, Asked, Names, asked, infilled
 from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.served_model import ServedModel, of_scales
-from ferrum.server.common.top_tokens import check_top_tokens
 from ferrum.server.openai.fields import (
     ALIASES,
     CONSTRAINTS,
@@ -20,8 +19,6 @@ from ferrum.server.openai.fields import (
     CompletionRequest,
     GenerationBody,
     Message,
-    TemplateBody,
-    Templated,
 )
 from ferrum.text.template_messages import for_template, joined
 
@@ -49,18 +46,15 @@ def ask_chat(model: ServedModel, body: ChatRequest, caller: Caller, name: str) -
     Raises:
         RequestError, ApiError, Unsupported: a field that cannot be served, by its name.
     """
-    ask = chat_ask(model.client, body, caller)
+    ask = chat_ask(model.client, body)
     result = asked(model, ask, caller, name)
     if body.logprobs and not body.stream:
         check_reply_size(result.requests, model.context, body.top_logprobs or 0, ask.names.limit)
     return result
 
 
-def chat_ask(client: ModelClient, body: ChatRequest, caller: Caller) -> Ask:
+def chat_ask(client: ModelClient, body: ChatRequest) -> Ask:
     """Return what a chat asks for. Raises as `ask_chat`."""
-    check_generation(client, body, caller)
-    if body.top_logprobs is not None:
-        check_top_tokens("top_logprobs", body.top_logprobs, caller.max_logprobs)
     limits = {limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None}
     if len(limits) > 1:
         reason = f"{body.max_completion_tokens} differs from max_tokens = {body.max_tokens}; send one of them"
@@ -72,6 +66,9 @@ def chat_ask(client: ModelClient, body: ChatRequest, caller: Caller) -> Ask:
     older = bool(body.functions)
     described = [{"type": "function", "function": each} for each in body.functions or ()] if older else body.tools
     choice = "function_call" if older or body.function_call is not None else "tool_choice"
+    messages, expected = messages_of(body.messages), None
+    if body.prediction is not None:
+        expected = joined(body.prediction.model_dump()["content"], "prediction.content")
     efforts = {"reasoning_effort", "enable_thinking"} - (body.chat_template_kwargs or {}).keys()
     return Ask(
         names=Names(
@@ -81,27 +78,23 @@ def chat_ask(client: ModelClient, body: ChatRequest, caller: Caller) -> Ask:
             choice=choice,
             variables={} if body.reasoning_effort is None else dict.fromkeys(efforts, "reasoning_effort"),
         ),
-        messages=messages_of(body.messages),
-        given={**body.given(), "logprobs": (body.top_logprobs or 0) if body.logprobs else None},
-        limit=min(limits, default=None),
-        constraint=constraint,
+        messages=messages,
+        prediction=expected,
         tools=described or (),
         choice=getattr(body, choice),
         parallel=not older and body.parallel_tool_calls is not False,
+        given={**body.given(), "logprobs": (body.top_logprobs or 0) if body.logprobs else None},
+        top_tokens={"prompt_logprobs": body.prompt_logprobs, "top_logprobs": body.top_logprobs},
+        limit=min(limits, default=None),
+        constraint=constraint,
         budget=body.thinking_token_budget,
-        rendering=rendering_of(client, body),
+        rendering=body.rendering(client),
         special=bool(body.add_special_tokens),
-        prediction=None if body.prediction is None else _predicted(body),
         keep=body.truncate_prompt_tokens,
         priority=body.priority or 0,
         salt=body.cache_salt or "",
         adapters=None if body.lora is None else of_scales(client.adapters, body.lora),
     )
-
-
-def _predicted(body: ChatRequest) -> str:
-    assert body.prediction is not None
-    return joined(body.prediction.model_dump()["content"], "prediction.content")
 
 
 def continued(body: ChatRequest) -> str:
@@ -115,20 +108,6 @@ def continued(body: ChatRequest) -> str:
 def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return the messages of a body as templates read them."""
     return [message.model_dump(exclude_none=True) for message in messages]
-
-
-def rendering_of(client: ModelClient, body: Templated) -> dict[str, Any]:
-    """Return the arguments of `ModelClient.render` about the template."""
-    effort = {}
-    if isinstance(body, TemplateBody) and body.reasoning_effort is not None:
-        effort = body.effort_variables(client)
-    return {
-        "chat_template": body.chat_template,
-        "add_generation_prompt": body.add_generation_prompt,
-        "continue_final_message": bool(body.continue_final_message),
-        "chat_template_kwargs": {**effort, **(body.chat_template_kwargs or {})} or None,
-        "untrusted": True,
-    }
 
 
 # Completions
@@ -155,12 +134,9 @@ def ask_completion(model: ServedModel, body: CompletionRequest, caller: Caller, 
 
 def completion_ask(client: ModelClient, body: CompletionRequest, caller: Caller) -> Ask:
     """Return what a completion asks for. Raises as `ask_completion`."""
-    check_generation(client, body, caller)
     prompts = several("prompt", body.prompt, min(MAX_PROMPTS, caller.max_requests))
     parameters = body.given()
     n, generated = choices(body)
-    if body.logprobs is not None:
-        check_top_tokens("logprobs", body.logprobs, caller.max_logprobs)
     special = body.add_special_tokens is not False
     if body.suffix is not None:
         prompts = [infilled(client, each, body.suffix, begin=special) for each in prompts]
@@ -174,6 +150,7 @@ def completion_ask(client: ModelClient, body: CompletionRequest, caller: Caller)
             "logprobs": body.logprobs if generated == n else _wider(body.logprobs, 0),
             "prompt_logprobs": _wider(body.prompt_logprobs, body.logprobs if body.echo else None),
         },
+        top_tokens={"prompt_logprobs": body.prompt_logprobs, "logprobs": body.logprobs},
         limit=parameters.get("max_tokens"),
         default_limit=DEFAULT_MAX_TOKENS,
         constraint=constraint,
@@ -238,15 +215,6 @@ def _check_prompt_logprobs(
 
 
 # Both
-
-
-def check_generation(client: ModelClient, body: GenerationBody, caller: Caller) -> None:
-    """Check the rules that chats and completions share. Raises RequestError."""
-    top = body.prompt_logprobs
-    if top is not None and (top != ALL_TOKENS or client.info.vocab_size > caller.max_logprobs):
-        check_top_tokens("prompt_logprobs", top, caller.max_logprobs)
-    if body.priority:
-        client.input_processor.check_priority(body.priority)
 
 
 def check_reply_size(requests: Sequence[Request], context: int, top_tokens: int, blamed: str) -> None:

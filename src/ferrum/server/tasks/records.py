@@ -22,6 +22,7 @@ from ferrum.client.records.replayer import Difference, Replay, check_origin, che
 from ferrum.client.request_output import Logprob, Logprobs
 from ferrum.core.errors import RecordNotFound
 from ferrum.core.types import FinishReason
+from ferrum.server.chat.ask import check_top_tokens
 from ferrum.server.chat.generation import watched
 from ferrum.server.chat.turn import finish_of
 from ferrum.server.common.error_replies import ApiError, CancelledError
@@ -31,7 +32,7 @@ from ferrum.server.common.json_routes import ignored, reply
 from ferrum.server.common.openai_errors import BODY_ERRORS, ERRORS, error_reply
 from ferrum.server.common.served_model import part_id, without_directories
 from ferrum.server.common.service import Service
-from ferrum.server.common.top_tokens import MAX_TOP_LOGPROBS, TopTokens, check_top_tokens, finite, top
+from ferrum.server.common.top_tokens import MAX_TOP_LOGPROBS, TopTokens, finite, top
 from ferrum.text.tokenizer import Tokenizer
 
 # Replies
