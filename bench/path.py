@@ -17,7 +17,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -63,11 +63,11 @@ class Profile:
 
 
 @contextmanager
-def serving() -> Iterator[int]:
+def serving(template: str = TEMPLATE) -> Iterator[int]:
     """Serve the built-in model; yield the port."""
 
     def make() -> AsyncEngine:
-        return AsyncEngine.from_parts(replace(build(MODEL), chat_template=ChatTemplate(TEMPLATE)))
+        return AsyncEngine.from_parts(replace(build(MODEL), chat_template=ChatTemplate(template)))
 
     config = ServerConfig(port=0)
     app = create_app(make, config)
@@ -85,24 +85,25 @@ def serving() -> Iterator[int]:
         thread.join()
 
 
-def chat(port: int, text: str) -> int:
-    """Stream one chat and return the number of its events with text."""
-    body = {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
+def send(port: int, body: Mapping[str, Any]) -> bytes:
+    """Return the reply to a chat; end the program if it is an error."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+    whole = json.dumps({"model": MODEL, "max_tokens": TOKENS, **body})
+    connection.request("POST", "/v1/chat/completions", whole, {"content-type": "application/json"})
     response = connection.getresponse()
-    lines = response.read().splitlines()
+    reply = response.read()
     connection.close()
-    if response.status != http.client.OK or lines[-2:] != [b"data: [DONE]", b""]:
-        raise SystemExit(f"the chat failed with status {response.status}: {lines[-1:]}")
-    return sum(line.startswith(b"data: {") for line in lines)
+    if response.status != http.client.OK:
+        raise SystemExit(f"the chat failed with status {response.status}: {reply[-256:]!r}")
+    return reply
+
+
+def chat(port: int, text: str) -> None:
+    """Stream one chat to its end."""
+    body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "ignore_eos": True, "stream": True}
+    reply = send(port, body)
+    if not reply.endswith(b"data: [DONE]\n\n"):
+        raise SystemExit(f"the chat ended early: {reply[-256:]!r}")
 
 
 def measure() -> Profile:

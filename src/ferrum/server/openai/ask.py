@@ -19,6 +19,8 @@ from ferrum.server.openai.fields import (
     CompletionRequest,
     GenerationBody,
     Message,
+    TemplateBody,
+    Templated,
 )
 from ferrum.text.template_messages import for_template, joined
 
@@ -66,7 +68,7 @@ def chat_ask(client: ModelClient, body: ChatRequest) -> Ask:
     older = bool(body.functions)
     described = [{"type": "function", "function": each} for each in body.functions or ()] if older else body.tools
     choice = "function_call" if older or body.function_call is not None else "tool_choice"
-    messages, expected = messages_of(body.messages), None
+    messages, rendering, expected = messages_of(body.messages), rendering_of(client, body), None
     if body.prediction is not None:
         expected = joined(body.prediction.model_dump()["content"], "prediction.content")
     efforts = {"reasoning_effort", "enable_thinking"} - (body.chat_template_kwargs or {}).keys()
@@ -88,7 +90,7 @@ def chat_ask(client: ModelClient, body: ChatRequest) -> Ask:
         limit=min(limits, default=None),
         constraint=constraint,
         budget=body.thinking_token_budget,
-        rendering=body.rendering(client),
+        rendering=rendering,
         special=bool(body.add_special_tokens),
         keep=body.truncate_prompt_tokens,
         priority=body.priority or 0,
@@ -108,6 +110,20 @@ def continued(body: ChatRequest) -> str:
 def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return the messages of a body as templates read them."""
     return [message.model_dump(exclude_none=True) for message in messages]
+
+
+def rendering_of(client: ModelClient, body: Templated) -> dict[str, Any]:
+    """Return the arguments of `ModelClient.render` about the template."""
+    effort = {}
+    if isinstance(body, TemplateBody) and body.reasoning_effort is not None:
+        effort = body.effort_variables(client)
+    return {
+        "chat_template": body.chat_template,
+        "add_generation_prompt": body.add_generation_prompt,
+        "continue_final_message": bool(body.continue_final_message),
+        "chat_template_kwargs": {**effort, **(body.chat_template_kwargs or {})} or None,
+        "untrusted": True,
+    }
 
 
 # Completions

@@ -116,20 +116,6 @@ class Templated(Body):
     chat_template: str | None = optional("Replaces the model's template.")
     chat_template_kwargs: dict[str, Any] | None = optional("Variables for the template.")
 
-    def rendering(self, client: ModelClient) -> dict[str, Any]:
-        """Return the arguments of `ModelClient.render` about the template."""
-        return {
-            "chat_template": self.chat_template,
-            "add_generation_prompt": self.add_generation_prompt,
-            "continue_final_message": bool(self.continue_final_message),
-            "chat_template_kwargs": {**self.effort_variables(client), **(self.chat_template_kwargs or {})} or None,
-            "untrusted": True,
-        }
-
-    def effort_variables(self, client: ModelClient) -> dict[str, Any]:  # noqa: ARG002 - for bodies with an effort
-        """Return variables of the template that fields of the body stand for."""
-        return {}
-
     def reads(self, client: ModelClient, name: str) -> bool:
         """Return whether the template of this request reads a variable."""
         return template_reads(client, name, self.chat_template)

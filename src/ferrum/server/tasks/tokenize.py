@@ -24,7 +24,7 @@ from ferrum.server.common.json_routes import has_template, ignored, reply
 from ferrum.server.common.openai_errors import BODY_ERRORS
 from ferrum.server.common.served_model import ServedModel
 from ferrum.server.common.service import Service
-from ferrum.server.openai.ask import messages_of
+from ferrum.server.openai.ask import messages_of, rendering_of
 from ferrum.server.openai.fields import NO_DOCUMENTS, Message, TemplateBody, Templated
 from ferrum.text.tokenizer import Tokenizer
 
@@ -196,7 +196,7 @@ def render(client: ModelClient, body: RenderRequest | TokenizeRequest) -> str:
     Raises:
         RequestError, Unsupported: the messages or the template cannot be used.
     """
-    text = client.render(messages_of(body.messages or ()), tools=body.tools or None, **body.rendering(client))
+    text = client.render(messages_of(body.messages or ()), tools=body.tools or None, **rendering_of(client, body))
     if body.chat_template is not None:
         check_rendered(client, text)
     return text
