@@ -279,7 +279,7 @@ class TimeoutProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # report any waiting byte to pause_writing
-        self._start_timer(self._head_seconds)
+        self._timer = self.loop.call_later(self._head_seconds, self.transport.close)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -287,7 +287,8 @@ class TimeoutProtocol(H11Protocol):
         if not between and self.conn.our_state is not h11.DONE:
             self._stop_timer()
         elif self._timer is None:
-            self._start_timer(self._head_seconds if between else self._body_seconds)
+            seconds = self._head_seconds if between else self._body_seconds
+            self._timer = self.loop.call_later(seconds, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -342,9 +343,6 @@ class TimeoutProtocol(H11Protocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
-
-    def _start_timer(self, seconds: float) -> None:
-        self._timer = self.loop.call_later(seconds, self.transport.close)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

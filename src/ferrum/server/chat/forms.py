@@ -27,7 +27,7 @@ def of_kind(kinds: str | Sequence[str | None], properties: Mapping[str, Any] | N
 
 def either(*forms: Form) -> Form:
     """Return the form of values that have one of some forms."""
-    return {"anyOf": list(forms)}
+    return forms[0] if len(forms) == 1 else {"anyOf": list(forms)}
 
 
 def tool_list(of_tool: Form) -> Form:

@@ -97,17 +97,15 @@ class ServedModel:
         Args:
             adapters: that the client has chosen; None: those of the model.
         """
-        chosen = self._adapters() if adapters is None else adapters
+        chosen = adapters
+        if chosen is None and self._adapter is not None:
+            chosen = (self._adapter,)
+        elif chosen is None and self.applied:
+            every = self.client.adapters
+            chosen = tuple(each.scaled(self.applied[each.name]) for each in every if each.name in self.applied)
         return self.client.input_processor.process(
             prompt, params, replace(options, adapters=chosen) if chosen else options
         )
-
-    def _adapters(self) -> tuple[NamedAdapter, ...]:
-        if self._adapter is not None:
-            return (self._adapter,)
-        if not self.applied:
-            return ()
-        return tuple(each.scaled(self.applied[each.name]) for each in self.client.adapters if each.name in self.applied)
 
 
 def part_id(name: str, place: int) -> str:

@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from ferrum.server.chat.ask import asked, prompt_length
 from ferrum.server.chat.generation import STREAM_HEADERS, EventWriter, Generation, generate
-from ferrum.server.chat.turn import ReplyHeader
+from ferrum.server.chat.turn import CACHE, ReplyHeader
 from ferrum.server.common import field_rules
 from ferrum.server.common.dialect import Dialect
 from ferrum.server.common.error_replies import ApiError, invalid
@@ -163,7 +163,8 @@ def _start(
             raise
         run.begin()
         service.lasting_tasks.start(run.follow(stack.pop_all()))
-    headers = {**headers, **builder.headers(None)}
+    # What the prefix cache has is not known yet.
+    headers = {**headers, **{name: value for name, value in builder.headers(None).items() if name != CACHE}}
     if log is None:
         return _json(stored.shown(), headers)
     return _events(service, log, 0, dialect, headers)
