@@ -46,7 +46,8 @@ def published() -> Any:
     chunk has a usage. The first token has no log-probability. Nulls are marked as in version 3.0 documents.
 
     Schemas are widened where the server accepts more: no model, null for optional fields, more stop strings or none,
-    fractional biases, calls that name a function only, and any value for fields that it ignores.
+    fractional biases, calls that name a function only or have its arguments as an object, and any value for fields that
+    it ignores.
     """
     document = json.loads(DOCUMENT.read_text())
     del document["security"]  # this server needs no API key; test_operation tests keys
@@ -62,7 +63,9 @@ def published() -> Any:
         del schemas["ChatCompletionRequestAssistantMessage"]["properties"][name]
     call = schemas["ChatCompletionMessageToolCall"]
     call["properties"] |= {name: _or_null(call["properties"][name]) for name in ("id", "type")}
-    call["required"], call["properties"]["function"]["required"] = ["function"], ["name"]
+    function = call["properties"]["function"]
+    call["required"], function["required"] = ["function"], ["name"]
+    function["properties"]["arguments"] = {"type": ["string", "object", "null"]}
     for name in schemas:
         if any(part in name for part in OF_REQUESTS):
             _widen(schemas[name])
