@@ -15,7 +15,8 @@ from ferrum.grammar.json_schema import checked_schema
 
 MAX_NAME: Final = 128
 MAX_TOOLS: Final = 1024
-_NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
+NAME: Final = f"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}"
+"""Pattern of the names of tools."""
 _INPUT: Final[Mapping[str, Any]] = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -23,6 +24,38 @@ _INPUT: Final[Mapping[str, Any]] = {
     "additionalProperties": False,
 }
 """How a template describes the one text that a custom tool takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolField:
+    """A field of a client's tool.
+
+    Attributes:
+        kind: type of its values, which may be None too.
+        words: for them, in errors.
+        form: JSON Schema of its values.
+    """
+
+    kind: type[Any]
+    words: str
+    form: Mapping[str, Any]
+
+
+CUSTOM: Final = {"description": ToolField(str, "a string", {"type": ["string", "null"]})}
+FUNCTION: Final = {
+    **CUSTOM,
+    "parameters": ToolField(
+        Mapping,
+        "a JSON Schema object",
+        {"type": ["object", "null"], "description": "JSON Schema of the arguments."},
+    ),
+    "strict": ToolField(
+        bool,
+        "true or false",
+        {"type": ["boolean", "null"], "description": "Enforce the schema; else any JSON object."},
+    ),
+}
+"""The fields of tools by their kind, besides the name and the format of custom tools."""
 
 Mode: TypeAlias = Literal["auto", "none", "required"]
 """Whether calls are possible, impossible or required."""
@@ -118,11 +151,12 @@ def _tool(described: Any, where: str) -> tuple[Tool, Mapping[str, Any]]:
     if not isinstance(inner, Mapping):
         raise RequestError(f"must be an object, not {shown(inner)}", param=place)
     name = inner.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
         reason = f"must be 1 to {MAX_NAME} letters, digits, '_', '-' or '.', not {shown(name)}"
         raise RequestError(reason, param=f"{place}.name")
-    if not isinstance(inner.get("description"), str | None):
-        raise RequestError(f"must be a string, not {shown(inner['description'])}", param=f"{place}.description")
+    for own, known in (FUNCTION if kind == "function" else CUSTOM).items():
+        if inner.get(own) is not None and not isinstance(inner[own], known.kind):
+            raise RequestError(f"must be {known.words}, not {shown(inner[own])}", param=f"{place}.{own}")
     return (_function if kind == "function" else _custom)(name, described, inner, place)
 
 
@@ -130,10 +164,6 @@ def _function(
     name: str, described: Mapping[str, Any], function: Mapping[str, Any], where: str
 ) -> tuple[Tool, Mapping[str, Any]]:
     schema, strict = function.get("parameters"), function.get("strict")
-    if not isinstance(schema, Mapping | None):
-        raise RequestError(f"must be a JSON Schema object, not {shown(schema)}", param=f"{where}.parameters")
-    if not isinstance(strict, bool | None):
-        raise RequestError(f"must be true or false, not {shown(strict)}", param=f"{where}.strict")
     if strict and schema:
         schema = checked_schema(schema, f"{where}.parameters")
     text = json.dumps(schema, ensure_ascii=False) if schema else ""

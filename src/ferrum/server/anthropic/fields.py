@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ferrum.client.model_client import ModelClient
 from ferrum.core.params import MAX_STOP_LENGTH, MAX_STOP_STRINGS
-from ferrum.grammar.tools import MAX_NAME, MAX_TOOLS
+from ferrum.grammar.tools import MAX_TOOLS, NAME
 from ferrum.server.chat.sampling_fields import sampled
 from ferrum.server.common.field_rules import Integer, Items, Rule, absent, given, isnt, one_of, rule
 from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional
@@ -179,7 +179,7 @@ class ToolParam(Body):
     )
 
     type: str | None = optional("custom (default), or a type of a tool that is left out.")
-    name: str = Field(pattern=rf"^[A-Za-z0-9_.-]{{1,{MAX_NAME}}}$")
+    name: str = Field(pattern=f"^{NAME}$")
     description: str | None = None
     input_schema: dict[str, Any] | None = optional("JSON Schema of the arguments.")
     strict: bool | None = optional("Enforce the schema; else any JSON object.")

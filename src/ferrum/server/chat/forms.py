@@ -1,6 +1,7 @@
 """The forms of tools, calls and constraints in the OpenAPI document, which the dialects share.
 
-They are checked where they are read, for all dialects: in `grammar.tools` and `core.structured_outputs`.
+Values are checked where they are read, for all dialects: in `grammar.tools`, whose fields have both, and
+`core.structured_outputs`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from ferrum.grammar.tools import MAX_NAME, MAX_TOOLS
+from ferrum.grammar import tools
 
 Form: TypeAlias = dict[str, Any]
 """A JSON Schema."""
@@ -32,22 +33,18 @@ def either(*forms: Form) -> Form:
 
 def tool_list(of_tool: Form) -> Form:
     """Return the form of a list of tools."""
-    return {"maxItems": MAX_TOOLS, "items": of_tool}
+    return {"maxItems": tools.MAX_TOOLS, "items": of_tool}
 
 
 TEXT: Final[Form] = {"type": "string"}
 NULL: Final[Form] = {"type": "null"}
-NAMED: Final[Mapping[str, Form]] = {"name": {"type": "string", "pattern": f"^[A-Za-z0-9_.-]{{1,{MAX_NAME}}}$"}}
-DESCRIBED: Final[Mapping[str, Form]] = {**NAMED, "description": {"type": ["string", "null"]}}
-FUNCTION: Final[Mapping[str, Form]] = {
-    **DESCRIBED,
-    "parameters": {"type": ["object", "null"], "description": "JSON Schema of the arguments."},
-    "strict": {"type": ["boolean", "null"], "description": "Enforce the schema; else any JSON object."},
-}
+NAMED: Final[Mapping[str, Form]] = {"name": {"type": "string", "pattern": f"^{tools.NAME}$"}}
+FUNCTION: Final[Mapping[str, Form]] = {**NAMED, **{name: dict(each.form) for name, each in tools.FUNCTION.items()}}
 GRAMMAR: Final[Mapping[str, Form]] = {"syntax": {"enum": ["lark", "regex"]}, "definition": TEXT}
 SCHEMA: Final[Form] = {"type": ["object", "boolean"]}
 
 
 def custom(grammar: Form) -> Mapping[str, Form]:
     """Return the fields of a custom tool, which takes any text or one of a grammar."""
-    return {**DESCRIBED, "format": either(of_kind("text"), grammar, NULL)}
+    described = {name: dict(each.form) for name, each in tools.CUSTOM.items()}
+    return {**NAMED, **described, "format": either(of_kind("text"), grammar, NULL)}

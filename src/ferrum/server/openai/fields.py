@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 
 from ferrum.client.model_client import ModelClient
 from ferrum.core.params import ALL_TOKENS
-from ferrum.core.structured_outputs import MAX_SOURCE
+from ferrum.core.structured_outputs import client_forms
 from ferrum.server.chat.forms import (
     FUNCTION,
     GRAMMAR,
@@ -194,36 +194,7 @@ RESPONSE_FORMAT: Final = either(
 )
 """The form of `response_format` in the document."""
 
-_SOURCE: Final[dict[str, Any]] = {"type": "string", "minLength": 1, "maxLength": MAX_SOURCE}
-_KINDS: Final[Mapping[str, dict[str, Any]]] = {
-    "json": {"type": ["object", "boolean", "string"]},
-    "json_object": {"const": True},
-    "regex": _SOURCE,
-    "choice": {"type": "array", "items": _SOURCE, "minItems": 1},
-    "grammar": _SOURCE,
-    "structural_tag": {"type": ["object", "string"]},
-}
-_FLAG: Final[dict[str, Any]] = {"type": ["boolean", "null"]}
-_OPTIONS: Final[Mapping[str, tuple[dict[str, Any], tuple[str, ...]]]] = {
-    "disable_any_whitespace": (_FLAG, ("json", "json_object")),
-    "disable_additional_properties": (_FLAG, ("json",)),
-    "whitespace_pattern": ({"anyOf": [_SOURCE, {"type": "null"}]}, ("json", "json_object")),
-}
-"""Forms of the options, and the constraints that they are for."""
-
-_OFF: Final[dict[str, Any]] = {"enum": [None, False]}
-
-
-def _constraint(kind: str) -> dict[str, Any]:
-    """Return the form of `structured_outputs` with that constraint: others are null."""
-    absent = {name: {"type": "null"} for name in (*_KINDS, "whitespace_pattern")}
-    flags = dict.fromkeys(("json_object", "disable_any_whitespace", "disable_additional_properties"), _OFF)
-    options = {name: form for name, (form, kinds) in _OPTIONS.items() if kind in kinds}
-    properties = {**absent, **flags, **options, kind: _KINDS[kind]}
-    return {"type": "object", "properties": properties, "required": [kind], "additionalProperties": False}
-
-
-STRUCTURED_OUTPUTS: Final = either(NULL, *map(_constraint, _KINDS))
+STRUCTURED_OUTPUTS: Final = either(NULL, *client_forms())
 """The form of `structured_outputs` in the document."""
 
 
