@@ -119,7 +119,8 @@ class LlamaCpp:
         assert self._process.stdout is not None
         data = self._process.stdout.read(count)
         if len(data) < count:
-            raise SystemExit(f"llama.cpp ended on {self._file}")
+            hint = "where the system does not allow AMX, compile it as docs/bench.md says"
+            raise SystemExit(f"llama.cpp ended on {self._file} ({hint})")
         return data
 
     def __enter__(self) -> Self:
