@@ -61,6 +61,17 @@ void set_codebook(const std::string& name, const In<uint32_t>& points) {
     set(codebooks.iq1_s, std::size(codebooks.iq1_s));
 }
 
+// The same matrix with an order of inputs [runs, inputs] for each of several equal runs of outputs.
+std::shared_ptr<Weight> ordered(const Weight& weight, const In<int32_t>& order) {
+    require(order.ndim() == 2 && order.shape(0) > 0, "expected rows of inputs");
+    require(static_cast<int64_t>(order.shape(1)) == weight.inputs(), "expected the input of each column");
+    const int32_t *begin = order.data(), *end = begin + order.size();
+    require(std::all_of(begin, end, [&](int32_t input) { return input >= 0 && input < weight.inputs(); }), "input out of range");
+    const auto runs = static_cast<int64_t>(order.shape(0));
+    require(weight.outputs() > 0 && weight.outputs() % runs == 0, "each order needs as many outputs");
+    return weight.ordered({std::make_shared<std::vector<int32_t>>(begin, end), weight.outputs() / runs});
+}
+
 // Make a matrix with a size but without numbers. Operations accept it, but must not run with it.
 std::shared_ptr<Weight> blank(const std::string& format, int64_t outputs, int64_t inputs) {
     require(outputs >= 0 && inputs >= 0, "negative matrix size");
@@ -177,11 +188,12 @@ OperationPointer linear(Runtime& runtime, const Out<float>& x, const std::vector
     std::vector<Product> all;
     for (const auto& [weight, up, bias, up_bias, y] : products) {
         require(weight->inputs() == std::get<0>(products.front())->inputs(), "weights have different input sizes");
+        require(weight->orders() < 2 && (up == nullptr || up->orders() < 2), "each part of a weight needs its order of inputs");
         require(up == nullptr || (up->outputs() == weight->outputs() && up->inputs() == weight->inputs()), "gate and up differ in shape");
         check_size(bias, weight->outputs(), "expected one bias per output");
         check_size(up_bias, weight->outputs(), "expected one bias per output");
-        if (up != nullptr && up->format() != weight->format()) {
-            require(products.size() == 1, "gate and up of two formats must be alone");
+        if (up != nullptr && !up->packs_like(*weight)) {
+            require(products.size() == 1, "gate and up of two formats or orders must be alone");
             all.push_back({up, nullptr, data_or_null(up_bias), y.data()});
             all.push_back({weight, nullptr, data_or_null(bias), y.data(), activation, nullptr, true});
         } else {
@@ -291,6 +303,7 @@ NB_MODULE(_native, module) {
             require(begin >= 0 && begin % kPanel == 0 && begin <= end && end <= weight.outputs(), "a part begins with a panel");
             return weight.part(begin, end);
         })
+        .def("ordered", &ordered, as_is)
         .def("rows", &read_rows, nb::arg(), as_is, as_is);
     nb::class_<Operation>(module, "Operation").def_prop_ro("experts_read", &Operation::experts_read);
     nb::class_<Program>(module, "Program").def("__init__", [](Program* self, Operations all) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "ordered_rows.hpp"
+
 namespace ferrum {
 
 namespace {
@@ -37,7 +39,7 @@ struct Experts::Shared {
         t = parts.take<float>(e.numbers_);
         weighted = parts.take<float>(e.routing_.on_input ? e.adapted_pairs_ * e.columns_ : 0);
         Parts late = parts;
-        alone = parts.take<std::byte>(e.inner_bytes_ * (e.routing_.on_input ? pairs : e.max_rows_));
+        alone = parts.take<std::byte>(e.inner_bytes_ * (e.by_pair_ ? pairs : e.max_rows_));
         tiles = parts.take<std::byte>(e.inner_bytes_ * pairs);
         hidden = parts.take<float>(pairs * e.hidden_);
         results = late.take<float>(std::min(pairs * e.columns_, std::max(kResults, pairs * kPanel)));
@@ -52,6 +54,7 @@ struct Experts::Own {
     RowGroup* groups;
     const float** rows;  // of a sum
     float* weighted;     // a row of inputs
+    std::byte* tile;     // gathered
     int64_t bytes;
 
     Own(const Experts& e, int64_t threads, std::byte* from) {
@@ -64,6 +67,7 @@ struct Experts::Own {
         groups = parts.take<RowGroup>(e.routing_.experts);
         rows = parts.take<const float*>(e.routing_.top_k);
         weighted = parts.take<float>(e.routing_.on_input ? e.columns_ : 0);
+        tile = parts.take<std::byte>(e.tile_bytes_);
         bytes = parts.used();
     }
 };
@@ -74,7 +78,8 @@ Experts::Experts(Runtime& runtime, Rows x, const float* scores, float* out, cons
       columns_(weights.gate->inputs()), hidden_(weights.down->inputs()), runtime_(runtime), site_(std::move(site)),
       activation_(activation) {
     const ExpertWeights& w = weights_;
-    if (w.gate->format() == w.up->format()) {
+    by_pair_ = routing_.on_input;
+    if (w.gate->packs_like(*w.up)) {
         inner_.push_back({w.gate.get(), w.up.get(), hidden_, w.gate_bias, w.up_bias, activation, false});
     } else {
         inner_.push_back({w.up.get(), nullptr, hidden_, w.up_bias, nullptr, {}, false});
@@ -87,7 +92,10 @@ Experts::Experts(Runtime& runtime, Rows x, const float* scores, float* out, cons
     for (GroupedProduct& product : inner_) {
         product.stride = product.row_step = hidden_;
         inner_bytes_ = std::max(inner_bytes_, runtime.kernels.packed_bytes(product.weight->format(), 1, columns_));
+        by_pair_ = by_pair_ || product.weight->order() != nullptr;
+        tile_bytes_ = std::max(tile_bytes_, tile_bytes(runtime, *product.weight, 1));
     }
+    tile_bytes_ = std::max(tile_bytes_, tile_bytes(runtime, *w.down, max_rows * routing_.top_k));
     hidden_bytes_ = runtime.kernels.packed_bytes(w.down->format(), 1, hidden_);
     runtime.reserve(Shared(*this, nullptr).bytes, Own(*this, runtime.team.max_threads(), nullptr).bytes);
 }
@@ -127,9 +135,9 @@ void Experts::run(Runtime& runtime, int thread) {
     for (const GroupedProduct& product : inner) {
         const bool first = &product == &inner.front();
         if (!first) runtime.team.barrier();  // wait until the packed rows of the other format are free
-        if (!first || routing_.on_input) {
-            const Share own = share(runtime, routing_.on_input ? rows * routing_.top_k : rows, thread);
-            pack_alone(runtime, s, o, product.weight->format(), own.begin, own.end);
+        if (!first || by_pair_) {
+            const Share own = share(runtime, by_pair_ ? rows * routing_.top_k : rows, thread);
+            pack_alone(runtime, s, o, *product.weight, own.begin, own.end);
             runtime.team.barrier();
         }
         multiply_inner(runtime, s, o, groups, product, adapted && first ? s.up : s.hidden, thread);
@@ -159,25 +167,26 @@ int64_t Experts::strip(int64_t pairs) const { return std::min(columns_, std::max
 
 // Inputs without weights are packed meanwhile. The packings come first, so that with one row a thread does each.
 void Experts::route_rows(const Runtime& runtime, const Shared& s, const Own& o, int64_t rows, int thread) const {
-    const int64_t packed = routing_.on_input ? 0 : rows, top_k = routing_.top_k;
+    const int64_t packed = by_pair_ ? 0 : rows, top_k = routing_.top_k;
     const auto [begin, end] = share(runtime, packed + rows, thread);
-    pack_alone(runtime, s, o, inner_.front().weight->format(), begin, std::min(end, packed));
+    pack_alone(runtime, s, o, *inner_.front().weight, begin, std::min(end, packed));
     for (int64_t row = std::max(begin, packed) - packed; row < end - packed; ++row) {
         const float* scores = scores_ + row * routing_.experts;
         route(runtime.kernels, routing_, scores, o.routing, s.experts + row * top_k, s.weights + row * top_k);
     }
 }
 
-// Pack rows, or with weights on inputs pairs, each as a tile.
-void Experts::pack_alone(const Runtime& runtime, const Shared& s, const Own& o, Format format, int64_t begin, int64_t end) const {
-    const int64_t bytes = runtime.kernels.packed_bytes(format, 1, columns_);
+// Pack rows, or pairs, each as a tile.
+void Experts::pack_alone(const Runtime& runtime, const Shared& s, const Own& o, const Weight& weight, int64_t begin, int64_t end) const {
+    const int64_t bytes = runtime.kernels.packed_bytes(weight.format(), 1, columns_);
     for (int64_t i = begin; i < end; ++i) {
-        const float* from = x_.data + (routing_.on_input ? i / routing_.top_k : i) * columns_;
+        const float* from = x_.data + (by_pair_ ? i / routing_.top_k : i) * columns_;
         if (routing_.on_input) {
             for (int64_t column = 0; column < columns_; ++column) o.weighted[column] = from[column] * s.weights[i];
             from = o.weighted;
         }
-        runtime.kernels.pack({format, 1}, from, columns_, 0, 1, s.alone + i * bytes);
+        const int32_t* order = by_pair_ ? weight.order(s.experts[i] * hidden_) : nullptr;
+        pack_tiles(runtime, {{weight.format(), 1}, 0, 1}, from, columns_, order, o.tile, s.alone + i * bytes);
     }
 }
 
@@ -195,7 +204,7 @@ RowGroups Experts::group(const Shared& s, const Own& o, int64_t rows) const {
     for (int64_t pair = 0; pair < pairs; ++pair) {
         const int64_t at = next[s.experts[pair]]++;
         o.places[pair] = static_cast<int32_t>(at);
-        o.ids[at] = static_cast<int32_t>(routing_.on_input ? pair : pair / routing_.top_k);
+        o.ids[at] = static_cast<int32_t>(by_pair_ ? pair : pair / routing_.top_k);
     }
     return {o.groups, count};
 }
@@ -231,13 +240,11 @@ void Experts::list_jobs(const Runtime& runtime, const Own& o, const RowGroups& g
         if (entry == nullptr) continue;
         for (int64_t i = 0; i < groups.count; ++i) {
             const RowGroup& g = groups.all[i];
-            const auto uses = [&](int64_t at) {
-                const auto row = static_cast<int32_t>(routing_.on_input ? o.ids[at] / routing_.top_k : o.ids[at]);
-                return std::binary_search(each.rows.begin(), each.rows.end(), row);
-            };
+            const auto row_of = [&](int64_t at) { return static_cast<int32_t>(by_pair_ ? o.ids[at] / routing_.top_k : o.ids[at]); };
+            const auto uses = [&](int64_t at) { return std::binary_search(each.rows.begin(), each.rows.end(), row_of(at)); };
             const size_t inputs = ids_.size();
             for (int64_t at = g.first; at < g.first + g.count; ++at)
-                if (uses(at)) ids_.push_back(o.ids[at]);
+                if (uses(at)) ids_.push_back(routing_.on_input ? o.ids[at] : row_of(at));
             const size_t places = ids_.size();
             for (int64_t at = g.first; at < g.first + g.count; ++at)
                 if (uses(at)) ids_.push_back(static_cast<int32_t>(at));
@@ -287,8 +294,9 @@ void Experts::multiply_outer(Runtime& runtime, const Shared& s, const Own& o, co
     pieces.deal(runtime, product, thread);
     if (product.begin == 0) {
         for_tiles(runtime, groups, product.weight->format(), thread, 1, [&](const RowGroup& g, const Tiles& some) {
+            const int32_t* order = product.weight->order(g.matrix * product.outputs);
             std::byte* to = s.packed_hidden + g.first * hidden_bytes_;
-            runtime.kernels.pack(some.of, s.hidden + g.first * hidden_, hidden_, some.begin, some.end, to);
+            pack_tiles(runtime, some, s.hidden + g.first * hidden_, hidden_, order, o.tile, to);
         });
         runtime.team.barrier();
     }

@@ -18,7 +18,8 @@ struct ExpertWeights {
     const float* down_bias;
 };
 
-// Each row through its experts. The rows are packed once, alone; tiles of the rows of an expert are gathered from them.
+// Each row through its experts. The rows are packed once, alone; tiles of the rows of an expert are gathered from them. With
+// weights on inputs, or an order of inputs for each expert, each pair of a row and an expert is packed.
 // In a step with adapters of its site, gate and up are two products, which adapters change before the activation.
 class Experts final : public Operation {
 public:
@@ -34,7 +35,7 @@ private:
     struct Own;
 
     void route_rows(const Runtime& runtime, const Shared& s, const Own& o, int64_t rows, int thread) const;
-    void pack_alone(const Runtime& runtime, const Shared& s, const Own& o, Format format, int64_t begin, int64_t end) const;
+    void pack_alone(const Runtime& runtime, const Shared& s, const Own& o, const Weight& weight, int64_t begin, int64_t end) const;
     RowGroups group(const Shared& s, const Own& o, int64_t rows) const;
     void multiply_inner(Runtime& runtime, const Shared& s, const Own& o, const RowGroups& groups, GroupedProduct product,
                         float* y, int thread) const;
@@ -56,6 +57,8 @@ private:
     GroupedProduct outer_;
     int64_t max_rows_, columns_, hidden_;  // columns of x, and of an expert
     int64_t inner_bytes_ = 0, hidden_bytes_ = 0;  // of a packed row
+    int64_t tile_bytes_ = 0;
+    bool by_pair_ = false;
     int64_t experts_read_ = 0;
 
     // Of adapters:

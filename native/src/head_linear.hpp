@@ -17,7 +17,7 @@ private:
     Rows x_;
     float* out_;
     WeightPointer weight_;
-    int64_t heads_, max_rows_, alone_bytes_ = 0;
+    int64_t heads_, max_rows_, alone_bytes_ = 0, tile_bytes_ = 0;
 };
 
 }  // namespace ferrum

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "ordered_rows.hpp"
 #include "row_norms.hpp"
 
 namespace ferrum {
@@ -55,40 +56,41 @@ void Add::run(Runtime& runtime, int thread) {
 
 Linear::Linear(Runtime& runtime, Rows x, std::vector<Product> products, int64_t max_rows)
     : x_(x), products_(std::move(products)) {
-    for (const Product& p : products_)
-        runtime.reserve(runtime.kernels.packed_bytes(p.weight->format(), max_rows, p.weight->inputs()), 0);
+    for (size_t i = 0; i < products_.size(); ++i) {
+        const Weight& weight = *products_[i].weight;
+        runtime.reserve(runtime.kernels.packed_bytes(weight.format(), max_rows, weight.inputs()), tile_bytes(runtime, weight, max_rows));
+        size_t first = 0;
+        while (!products_[first].weight->packs_like(weight)) ++first;
+        firsts_.push_back(first);
+    }
 }
 
 void Linear::run(Runtime& runtime, int thread, LinearWork* more) {
     const int64_t rows = runtime.step.count(x_.extent);
     if (rows == 0) return;
-    // Most operations have one or two formats. The rows are packed for each.
     for (size_t i = 0; i < products_.size(); ++i) {
-        const Format format = products_[i].weight->format();
-        bool done = false;
-        for (size_t j = 0; j < i; ++j) done = done || products_[j].weight->format() == format;
-        if (done) continue;
-        if (i > 0) runtime.team.barrier();  // wait until the packed rows of the last format are free
-        const TiledRows tiled{format, rows};
-        pack(runtime, tiled, thread);
+        if (firsts_[i] != i) continue;
+        if (i > 0) runtime.team.barrier();  // wait until the last packed rows are free
+        const TiledRows tiled{products_[i].weight->format(), rows};
+        pack(runtime, i, tiled, thread);
         if (i == 0 && more != nullptr) more->pack(runtime, thread);
         runtime.team.barrier();
-        multiply(runtime, tiled, thread, more);
+        multiply(runtime, i, tiled, thread, more);
     }
 }
 
-int64_t Linear::panels_of(Format format) const {
+int64_t Linear::panels_of(size_t first) const {
     int64_t panels = 0;
-    for (const Product& p : products_) panels += p.weight->format() == format ? p.weight->panels() : 0;
+    for (size_t i = first; i < products_.size(); ++i) panels += firsts_[i] == first ? products_[i].weight->panels() : 0;
     return panels;
 }
 
-// The panels of all weights of a format form one list.
-Linear::Place Linear::find(Format format, int64_t panel) const {
-    for (const Product& p : products_) {
-        if (p.weight->format() != format) continue;
-        if (panel < p.weight->panels()) return {p, panel};
-        panel -= p.weight->panels();
+// The panels of all weights for which rows are packed alike form one list.
+Linear::Place Linear::find(size_t first, int64_t panel) const {
+    for (size_t i = first; i < products_.size(); ++i) {
+        if (firsts_[i] != first) continue;
+        if (panel < products_[i].weight->panels()) return {products_[i], panel};
+        panel -= products_[i].weight->panels();
     }
     return {products_.back(), 0};
 }
@@ -99,22 +101,22 @@ NextPanel Linear::Place::panels() const {
 }
 
 // Each thread owns a contiguous part of the list, once per block of rows, so that it streams through memory.
-void Linear::pack(Runtime& runtime, const TiledRows& tiled, int thread) const {
-    const Share own = share(runtime, panels_of(tiled.format), thread);
+void Linear::pack(Runtime& runtime, size_t first, const TiledRows& tiled, int thread) const {
+    const Share own = share(runtime, panels_of(first), thread);
     runtime.shares.deal(thread, runtime.kernels.row_blocks(tiled) * own.count());
     const auto [begin, end] = share(runtime, runtime.kernels.row_tiles(tiled), thread);
-    const int64_t depth = products_.front().weight->inputs();
-    if (begin < end) runtime.kernels.pack(tiled, x_.data, depth, begin, end, runtime.shared());
+    const Weight& weight = *products_[first].weight;
+    pack_tiles(runtime, {tiled, begin, end}, x_.data, weight.inputs(), weight.order(), runtime.own(thread), runtime.shared());
 }
 
-void Linear::multiply(Runtime& runtime, const TiledRows& tiled, int thread, LinearWork* more) const {
-    const int64_t panels = panels_of(tiled.format);
+void Linear::multiply(Runtime& runtime, size_t first, const TiledRows& tiled, int thread, LinearWork* more) const {
+    const int64_t panels = panels_of(first);
     for (Shares::Piece piece = runtime.shares.take(thread); piece.owner >= 0; piece = runtime.shares.take(thread)) {
         const Share part = share(runtime, panels, piece.owner);
         const int64_t block = piece.number / part.count(), panel = part.begin + piece.number % part.count();
-        const auto [p, place] = find(tiled.format, panel);
+        const auto [p, place] = find(first, panel);
         const bool goes_on = piece.owner == thread && panel + 1 < part.end;
-        const NextPanel next = goes_on ? find(tiled.format, panel + 1).panels() : NextPanel{};
+        const NextPanel next = goes_on ? find(first, panel + 1).panels() : NextPanel{};
         const Weight& w = *p.weight;
         const std::byte* up = p.up != nullptr ? p.up->data() : nullptr;
         const ProductArgs args{tiled,     runtime.shared(), w.inputs(),  w.data(), up,     p.bias,

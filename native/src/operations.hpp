@@ -102,6 +102,7 @@ protected:
     ~LinearWork() = default;
 };
 
+// Products of one input. Its rows are packed once for all products with a format and an order of inputs in common.
 class Linear final : public Operation {
 public:
     Linear(Runtime& runtime, Rows x, std::vector<Product> products, int64_t max_rows);
@@ -118,13 +119,14 @@ private:
         NextPanel panels() const;
     };
 
-    void pack(Runtime& runtime, const TiledRows& tiled, int thread) const;
-    void multiply(Runtime& runtime, const TiledRows& tiled, int thread, LinearWork* more) const;
-    int64_t panels_of(Format format) const;
-    Place find(Format format, int64_t panel) const;
+    void pack(Runtime& runtime, size_t first, const TiledRows& tiled, int thread) const;
+    void multiply(Runtime& runtime, size_t first, const TiledRows& tiled, int thread, LinearWork* more) const;
+    int64_t panels_of(size_t first) const;
+    Place find(size_t first, int64_t panel) const;
 
     Rows x_;
     std::vector<Product> products_;
+    std::vector<size_t> firsts_;  // of each product, the first one for which rows are packed alike
 };
 
 class RopeStore final : public Operation {

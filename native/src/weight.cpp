@@ -80,15 +80,46 @@ int64_t panel_bytes(Format format, int64_t inputs) {
     return (inputs + depth - 1) / depth * depth * kPanel * item_bytes(format);
 }
 
-Weight::Weight(Format format, int64_t outputs, int64_t inputs, const std::byte* panels, std::shared_ptr<const void> owner)
-    : format_(format), outputs_(outputs), inputs_(inputs), data_(panels), owner_(std::move(owner)) {}
+Weight::Weight(Format format, int64_t outputs, int64_t inputs, const std::byte* panels, std::shared_ptr<const void> owner,
+               InputOrder order, int64_t first)
+    : format_(format), outputs_(outputs), inputs_(inputs), data_(panels), owner_(std::move(owner)), order_(std::move(order)), first_(first) {}
+
+int64_t Weight::nbytes() const {
+    return panels() * panel_bytes(format_, inputs_) + orders() * inputs_ * static_cast<int64_t>(sizeof(int32_t));
+}
+
+int64_t Weight::orders() const {
+    return order_.numbers == nullptr ? 0 : (first_ % order_.outputs + outputs_ + order_.outputs - 1) / order_.outputs;
+}
+
+const int32_t* Weight::order(int64_t output) const {
+    return order_.numbers == nullptr ? nullptr : order_.numbers->data() + (first_ + output) / order_.outputs * inputs_;
+}
+
+bool Weight::packs_like(const Weight& other) const {
+    if (format_ != other.format_ || inputs_ != other.inputs_ || orders() != other.orders()) return false;
+    const int32_t *ours = order(), *theirs = other.order();
+    return ours == theirs || std::equal(ours, ours + orders() * inputs_, theirs);
+}
 
 std::shared_ptr<Weight> Weight::part(int64_t begin, int64_t end) const {
     const std::byte* from = data_ == nullptr ? nullptr : data_ + begin / kPanel * panel_bytes(format_, inputs_);
-    return std::make_shared<Weight>(format_, end - begin, inputs_, from, owner_);
+    return std::make_shared<Weight>(format_, end - begin, inputs_, from, owner_, order_, first_ + begin);
+}
+
+std::shared_ptr<Weight> Weight::ordered(InputOrder order) const {
+    return std::make_shared<Weight>(format_, outputs_, inputs_, data_, owner_, std::move(order));
 }
 
 void Weight::row(const KernelTable& kernels, int64_t output, float* to) const {
+    const int32_t* own = order(output);
+    if (own == nullptr) return stored_row(kernels, output, to);
+    std::vector<float> columns(static_cast<size_t>(inputs_));
+    stored_row(kernels, output, columns.data());
+    for (int64_t k = 0; k < inputs_; ++k) to[own[k]] = columns[static_cast<size_t>(k)];
+}
+
+void Weight::stored_row(const KernelTable& kernels, int64_t output, float* to) const {
     const int64_t lane = output % kPanel;
     const std::byte* panel = data_ + output / kPanel * panel_bytes(format_, inputs_);
     if (const BlockFormat f = block_format(format_); f.inputs != 0) {

@@ -16,6 +16,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import CheckpointError
 from ferrum.quant.bit_words import add_one, unpack
+from ferrum.quant.ordered_weight import ordered
 from ferrum.runtime.load import plan_model
 from ferrum.sources.model_source import DirectoryModel
 from ferrum.verbs.load_executor import load_executor
@@ -55,7 +56,7 @@ CASES: dict[str, tuple[Any, str | None]] = {
     "gptq-v2": (gptq(zeros=True, version=2), "q5_0"),
     "gptq-8": (gptq(8), "q8_0"),
     "gptq-8-zeros": (gptq(8, zeros=True), "q8_0"),
-    "gptq-order": (gptq(shuffled=True), None),
+    "gptq-order": (gptq(shuffled=True), "q4_0"),
     "gptq-16": (gptq(group=16), None),
     "awq": (awq(), "q5_0"),
     "awq-centred": (awq(zeros=False), "q4_0"),
@@ -64,7 +65,7 @@ CASES: dict[str, tuple[Any, str | None]] = {
     "packed-float16": (packed(dtype=np.float16), "q4_0"),
     "packed-zeros": (packed(zeros=True), "q5_0"),
     "packed-8": (packed(8), "q8_0"),
-    "packed-order": (packed(shuffled=True), None),
+    "packed-order": (packed(shuffled=True), "q4_0"),
     "packed-float32": (packed(dtype=np.float32), None),
     "int8": (int8(), "q8_0"),
     "int8-zeros": (int8(zeros=True), "q8_0"),
@@ -100,7 +101,7 @@ def test_matrices_have_the_numbers_of_the_layout(name: str, tmp_path: Path) -> N
         format = ours.block_format(tensor)
         assert format == (CASES[name][1] if tensor in found.matrices else None)
         if format is not None:
-            weight = ours.blocks(tensor)
+            weight = ordered(ours.blocks(tensor), ours.order(tensor))
             assert (weight.format, weight.shape) == (format, info.shape)
             np.testing.assert_array_equal(weight.dequantize(), plain.read(tensor))
 
@@ -131,7 +132,7 @@ def test_logits_are_those_of_the_dequantised_model(name: str, tmp_path: Path) ->
         assert 0 < np.linalg.norm(ours - whole) < 0.04 * np.linalg.norm(whole)
 
 
-@pytest.mark.parametrize("name", ["gptq", "awq", "int8-float32", "mxfp4"])
+@pytest.mark.parametrize("name", ["gptq-order", "awq", "int8-float32", "mxfp4"])
 def test_a_plan_equals_the_loaded_model(name: str, tmp_path: Path) -> None:
     model = str(written(name, tmp_path).directory)
     plan = plan_model(ModelConfig(model=model, kv_capacity=256))
@@ -148,12 +149,12 @@ def test_zero_points_of_nought_borrow_from_their_neighbours() -> None:
 
 
 def test_float32_is_announced_once_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    found = written("gptq-order", tmp_path)
+    found = written("gptq-16", tmp_path)
     store = DirectoryModel(found.directory).checkpoint()
     with caplog.at_level(logging.WARNING):
         assert [store.block_format(name) for name in found.matrices] == [None] * len(found.matrices)
     (record,) = caplog.records
-    assert "g_idx" in record.message and "--quantize" in record.message
+    assert "groups of 16" in record.message and "--quantize" in record.message
 
 
 SIDE_FILES = {

@@ -1,8 +1,9 @@
 """Matrices of integers with a scale and a zero point for each group, as GPTQ, AWQ and compressed-tensors have them.
 
-    weight[n, k] = (code[n, k] - zero[n, g]) * scale[n, g]      g = k // group, or the group that an order gives
+    weight[n, k] = (code[n, k] - zero[n, g]) * scale[n, g]      g = k // group, or the group that a file names
 
-Such a matrix becomes a block format if one holds exactly its numbers, else float32.
+Such a matrix becomes a block format if one holds exactly its numbers, else float32. If the inputs of a group are
+scattered over the row, its columns are sorted by group, see `ordered_weight.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.operations import F32, Bytes
+from ferrum.kernels.operations import F32, Bytes, Int32
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import BlockRows, RowWeight
 from ferrum.quant.dense import by_rows
@@ -34,7 +35,7 @@ class IntegerMatrix:
         codes: returns the codes, uint8 [N, K].
         zeros: returns the zero points, uint8 [N, G]; None if all are half of the codes' range.
         scales: returns the scales, floats [N, G].
-        order: returns the group of each input, int32 [K]; None if groups are consecutive.
+        groups: returns the group of each input, int32 [K]; None if groups are consecutive.
     """
 
     shape: tuple[int, int]
@@ -43,12 +44,12 @@ class IntegerMatrix:
     codes: Callable[[], Bytes]
     zeros: Callable[[], Bytes] | None
     scales: Callable[[], NDArray[Any]]
-    order: Callable[[], NDArray[Any]] | None = None
+    groups: Callable[[], NDArray[Any]] | None = None
 
     def obstacle(self) -> str | None:
         """Return why no block format holds the matrix; None if one does."""
-        if self.order is not None and not np.array_equal(self.order(), self._consecutive()):
-            return "an order of inputs (g_idx)"
+        if self.groups is not None and not np.array_equal(np.sort(self.groups()), self._consecutive()):
+            return "groups of other sizes than config.json has (g_idx)"
         if self.group % _GROUP and self.group < self.shape[1]:
             return f"groups of {self.group} inputs"
         scales = self.scales().astype(np.float32)
@@ -67,14 +68,24 @@ class IntegerMatrix:
             return "q8_0"
         return "q4_0" if self._centred() else "q5_0"
 
+    def order(self) -> Int32 | None:
+        """Return the input of each column of `blocks`, int32 [1, K]; None if columns are in the order of the inputs."""
+        if self.groups is None:
+            return None
+        groups = self.groups()
+        if np.array_equal(groups, self._consecutive()):
+            return None
+        return np.argsort(groups, kind="stable").astype(np.int32)[None]
+
     def blocks(self) -> RowWeight:
-        """Return the matrix in its block format, which it must have."""
+        """Return the matrix in its block format, which it must have, with columns in the order of `order`."""
         found = self.format()
         assert found is not None, "a block format holds the matrix"
         kind = BLOCK_FORMATS[found]
         (outputs, inputs), count = self.shape, kind.blocks(self.shape[1])
         codes = np.full((outputs, count * _GROUP), kind.offset, np.uint8)
-        codes[:, :inputs] = self.codes()
+        order = self.order()
+        codes[:, :inputs] = self.codes() if order is None else self.codes()[:, order[0]]
         if not self._centred():
             codes[:, :inputs] += _spread(np.uint8(kind.offset) - self._zeros(), self.group, inputs)
         scales = _spread(self.scales().astype(np.float16), -(-self.group // _GROUP), count)
@@ -84,7 +95,7 @@ class IntegerMatrix:
     def floats(self) -> F32:
         """Return the matrix, f32 [N, K]; products are rounded once."""
         codes, zeros, scales = self.codes(), self._zeros(), self.scales().astype(np.float32)
-        groups = self._consecutive() if self.order is None else self.order()
+        groups = self._consecutive() if self.groups is None else self.groups()
 
         def convert(rows: slice) -> F32:
             integers = codes[rows].astype(np.int16) - (zeros[rows][:, groups] if self.zeros else zeros[rows])

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError
+from ferrum.kernels.operations import Int32
 from ferrum.models.families import head_is_tied
 from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.quant.block_weight import BlockWeight
@@ -91,8 +92,12 @@ class TensorStore(Protocol):
         return None
 
     def blocks(self, name: str) -> BlockWeight:
-        """Return a matrix that has a `block_format`, in that format."""
+        """Return a matrix that has a `block_format`, in that format. Its columns may have an `order`."""
         raise AssertionError(f"{name} has no block format")
+
+    def order(self, name: str) -> Int32 | None:  # noqa: ARG002 - stores of quantised matrices override this
+        """Return the order of inputs of a matrix that has a `block_format`, as `OrderedWeight.order`, or None."""
+        return None
 
     def forget(self, name: str) -> None:  # noqa: ARG002 - stores that hold memory override this
         """Free the memory of a tensor's pages, if it takes any; the tensor can be read again."""

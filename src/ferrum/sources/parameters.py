@@ -28,6 +28,7 @@ from ferrum.quant.backend_quantizer import quantize as reference_quantizer
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import BlockWeight, over_panels
 from ferrum.quant.dense import FORMATS, DenseWeight, cast
+from ferrum.quant.ordered_weight import ordered
 from ferrum.quant.panels import panel_shape
 from ferrum.quant.scale_search import column_importance
 from ferrum.quant.schemes import SCHEMES, is_head
@@ -201,13 +202,13 @@ class Parameters:
 
     def _blocks(self, name: str, shape: tuple[int, int], format: str) -> Weight:
         self._check(name, shape)
-        weight = self._held(name, shape, format)
+        weight = ordered(self._held(name, shape, format), self._checkpoint.order(name))
         self.format = self.format or "bfloat16"  # as most models are trained in; keys and values take it
         self._formats.add(format)
         self._mark_used(name, math.prod(shape), weight)
         return weight
 
-    def _held(self, name: str, shape: tuple[int, int], format: str) -> Weight:  # noqa: ARG002 - for plans
+    def _held(self, name: str, shape: tuple[int, int], format: str) -> BlockWeight:  # noqa: ARG002 - for plans
         return self._checkpoint.blocks(name)
 
     def _cast(self, values: NDArray[Any], dtype: str) -> NDArray[Any]:
@@ -344,7 +345,7 @@ class PlannedParameters(Parameters):
         format = self._checkpoint.tensors[name].format
         return super()._read(name, shape) if format is None else _zeros(shape, FORMATS[format])
 
-    def _held(self, name: str, shape: tuple[int, int], format: str) -> Weight:  # noqa: ARG002 - no tensor is read
+    def _held(self, name: str, shape: tuple[int, int], format: str) -> BlockWeight:  # noqa: ARG002 - no tensor is read
         return self._quantizer(format, _zeros(shape, FORMATS["float32"]))
 
     def _importance_of(self, name: str, values: NDArray[Any]) -> F32 | None:  # noqa: ARG002 - there are no numbers

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.core.logging import warn_once
+from ferrum.kernels.operations import Int32
 from ferrum.quant.block_weight import BlockWeight
+from ferrum.quant.integer_matrix import IntegerMatrix
 from ferrum.sources.checkpoint import Checkpoint, TensorStore
 from ferrum.sources.quantized_modules import (
     FUSED,
@@ -120,6 +122,10 @@ class QuantizedCheckpoint(TensorStore):
 
     def blocks(self, name: str) -> BlockWeight:
         return self._matrices[name].blocks()
+
+    def order(self, name: str) -> Int32 | None:
+        matrix = self._matrices.get(name)
+        return matrix.order() if isinstance(matrix, IntegerMatrix) else None
 
     def forget(self, name: str) -> None:
         for each in self._modules.get(name, [name]):

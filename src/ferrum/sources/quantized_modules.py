@@ -224,7 +224,7 @@ def _gptq(parts: ModuleParts, layout: Layout) -> IntegerMatrix:
     words = parts.expect("qweight", "I32", (rows, outputs))
     zeros = parts.expect("qzeros", "I32", (groups, words_for(outputs, bits)))
     scales = parts.expect("scales", FLOATS, (groups, outputs))
-    order = parts.expect("g_idx", "I32", (inputs,)) if parts.has("g_idx") else None
+    named = parts.expect("g_idx", "I32", (inputs,)) if parts.has("g_idx") else None
     return IntegerMatrix(
         shape=(outputs, inputs),
         bits=bits,
@@ -232,7 +232,7 @@ def _gptq(parts: ModuleParts, layout: Layout) -> IntegerMatrix:
         codes=lambda: unpack(words().T, bits, inputs),
         zeros=lambda: _gptq_zeros(parts, layout, zeros(), outputs),
         scales=lambda: scales().T,
-        order=_order(parts, "g_idx", order, groups),
+        groups=_groups(parts, "g_idx", named, groups),
     )
 
 
@@ -281,7 +281,7 @@ def _packed_integers(parts: ModuleParts, layout: Layout) -> IntegerMatrix:
     inputs = shape[1]
     packed = parts.expect("weight_packed", "I32", (outputs, words))
     groups, group, scales = _row_scales(parts, (outputs, inputs))
-    order = parts.expect("weight_g_idx", "I32", (inputs,)) if parts.has("weight_g_idx") else None
+    named = parts.expect("weight_g_idx", "I32", (inputs,)) if parts.has("weight_g_idx") else None
     zeros = _zero_points(parts, "I32", (words_for(outputs, bits), groups))
     return IntegerMatrix(
         shape=(outputs, inputs),
@@ -290,7 +290,7 @@ def _packed_integers(parts: ModuleParts, layout: Layout) -> IntegerMatrix:
         codes=lambda: unpack(packed(), bits, inputs),
         zeros=None if zeros is None else lambda: unpack(zeros().T, bits, outputs).T,
         scales=scales,
-        order=_order(parts, "weight_g_idx", order, groups),
+        groups=_groups(parts, "weight_g_idx", named, groups),
     )
 
 
@@ -389,13 +389,13 @@ def _group_of(parts: ModuleParts, part: str, shape: tuple[int, int]) -> int:
     return shape[1] // groups
 
 
-def _order(parts: ModuleParts, part: str, order: Reader | None, groups: int) -> Reader | None:
-    """Return the checked order of groups; None if a file marks it as unused by -1, or by zeros alone."""
-    if order is None:
+def _groups(parts: ModuleParts, part: str, named: Reader | None, count: int) -> Reader | None:
+    """Return the checked groups of inputs; None if a file marks them as unused by -1, or by zeros alone."""
+    if named is None:
         return None
-    numbers = order()
-    if (numbers == -1).all() or not numbers.any():
+    groups = named()
+    if (groups == -1).all() or not groups.any():
         return None
-    if numbers.min() < 0 or numbers.max() >= groups:
-        raise parts.error(part, f"names group {int(numbers.max())} of {groups}, or a negative one")
-    return order
+    if groups.min() < 0 or groups.max() >= count:
+        raise parts.error(part, f"names group {int(groups.max())} of {count}, or a negative one")
+    return named

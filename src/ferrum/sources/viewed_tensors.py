@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError
+from ferrum.kernels.operations import Int32
 from ferrum.models.decoder import Inventory
 from ferrum.models.tensor_names import Rows, Runs, View
 from ferrum.quant.block_format import BLOCK_FORMATS
@@ -92,7 +93,33 @@ class ViewedTensors(TensorStore):
         ):
             return None
         alike = format is not None and all(self._store.block_format(each) == format for each in view.sources[1:])
-        return format if alike else None
+        return format if alike and self._keeps_orders(view) else None
+
+    def order(self, name: str) -> Int32 | None:
+        view = self._views.get(name)
+        return self._store.order(name) if view is None else self._orders(view)
+
+    def _orders(self, view: View) -> Int32 | None:
+        """Return the orders of inputs of a view's tensors, one for each or one for all; None if none has one."""
+        found = [self._store.order(each) for each in view.sources]
+        if all(each is None for each in found):
+            return None
+        plain = np.arange(self._store.tensors[view.sources[0]].shape[-1], dtype=np.int32)[None]
+        orders = np.concatenate([plain if each is None else each for each in found])
+        return orders[:1] if (orders == orders[0]).all() else orders
+
+    def _keeps_orders(self, view: View) -> bool:
+        """Whether the rows of a view have one order of inputs, or each run of equal runs has its tensor's."""
+        orders = self._orders(view)
+        if orders is None or (len(orders) == 1 and view.width is None):
+            return True
+        if view.width is not None:
+            return False
+        sizes = [self._store.tensors[each].shape[0] for each in view.sources]
+        sources = np.repeat(np.arange(len(sizes)), sizes)
+        taken = sources if view.rows is None else sources[index_of(view.rows)]
+        size, rest = divmod(len(taken), len(sizes))
+        return rest == 0 and np.array_equal(taken, np.repeat(np.arange(len(sizes)), size))
 
     def blocks(self, name: str) -> BlockWeight:
         view = self._views.get(name)

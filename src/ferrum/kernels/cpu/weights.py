@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,16 @@ class DenseMatrix(Protocol):
 
     @property
     def values(self) -> NDArray[Any]: ...
+
+
+@runtime_checkable
+class OrderedMatrix(Protocol):
+    """A quantised weight with orders of inputs, as `quant.ordered_weight.OrderedWeight`."""
+
+    @property
+    def stored(self) -> Weight: ...
+    @property
+    def order(self) -> Int32: ...
 
 
 class BlockMatrix(Protocol):
@@ -99,6 +109,9 @@ def native_weight(library: Any, runtime: Any, weight: Weight, *, blank: bool = F
     """
     if isinstance(weight, NativeWeight):
         return weight
+    if isinstance(weight, OrderedMatrix):
+        plain = native_weight(library, runtime, weight.stored, blank=blank)
+        return replace(plain, native=plain.native.ordered(np.ascontiguousarray(weight.order, np.int32)))
     blocks, dense = weight.format in library.BLOCK_FORMATS, weight.format in _DENSE
     format = weight.format if blocks or dense else "float32"
     if blank:

@@ -13,7 +13,7 @@ from ferrum.core.config import ModelConfig
 from ferrum.core.errors import ConfigError, RequestError, Unsupported
 from ferrum.core.lora_option import AdapterToMerge
 from ferrum.kernels.adapters import Change, LowRank, Replacement
-from ferrum.kernels.operations import F32
+from ferrum.kernels.operations import F32, Int32
 from ferrum.models.decoder import inventory
 from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.quant.block_weight import BlockWeight
@@ -191,6 +191,9 @@ class MergedTensors(TensorStore):
 
     def blocks(self, name: str) -> BlockWeight:
         return self._store.blocks(self._base(name))
+
+    def order(self, name: str) -> Int32 | None:
+        return self._store.order(self._base(name))
 
     def forget(self, name: str) -> None:
         self._store.forget(self._base(name))

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.kernels.adapters import Change, LowRank, Replacement
+from ferrum.kernels.operations import Weight
 from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.quant.block_format import BLOCK_FORMATS
-from ferrum.quant.block_weight import BlockWeight, over_panels
+from ferrum.quant.block_weight import over_panels
 from ferrum.quant.dense import FORMATS
+from ferrum.quant.ordered_weight import ordered
 from ferrum.sources.adapters.adapter_targets import ExpertMatrices, Target, Targets
 from ferrum.sources.checkpoint import Checkpoint, TensorStore
 
@@ -308,13 +310,13 @@ def _item(format: str | None) -> int:
     return 0 if format is None else FORMATS[format].itemsize
 
 
-def _blocks(store: TensorStore, name: str, shape: tuple[int, ...]) -> BlockWeight | None:
+def _blocks(store: TensorStore, name: str, shape: tuple[int, ...]) -> Weight | None:
     """Return a matrix of quantised blocks, or None for floats."""
     if store.mapped:
         format = store.config["quantization_config"]["blocks"].get(name)
         if format is not None and isinstance(store, Checkpoint):
             return over_panels(store.read_bytes(name), BLOCK_FORMATS[format], (shape[0], shape[1]))
-    return store.blocks(name) if store.block_format(name) is not None else None
+    return ordered(store.blocks(name), store.order(name)) if store.block_format(name) is not None else None
 
 
 # ---- Modules of all experts: `target_parameters` of PEFT, stacks of GGUF files, and experts that come one by one ----
