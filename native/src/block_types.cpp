@@ -128,6 +128,16 @@ constexpr BlockType kTypes[] = {
     {"TQ1_0", Format::tq1_0, 54, nullptr, {{4, 13}, {2, 1}}},
     {"TQ2_0", Format::tq2_0, 66, nullptr, {{4, 16}, {2, 1}}},
     {"NVFP4", Format::nvfp4, 36, nullptr, {{1, 4}, {4, 8}}},
+    {"Q4_Z32", Format::q4_z32, 74, nullptr, {{4, 16}, {2, 5}}},
+    {"Q4_Z64", Format::q4_z64, 70, nullptr, {{4, 16}, {2, 3}}},
+    {"Q4_Z128", Format::q4_z128, 68, nullptr, {{4, 16}, {2, 2}}},
+    {"Q3_Z32", Format::q3_z32, 58, nullptr, {{4, 12}, {2, 5}}},
+    {"Q3_Z64", Format::q3_z64, 54, nullptr, {{4, 12}, {2, 3}}},
+    {"Q3_Z128", Format::q3_z128, 52, nullptr, {{4, 12}, {2, 2}}},
+    {"Q2_Z32", Format::q2_z32, 42, nullptr, {{4, 8}, {2, 5}}},
+    {"Q2_Z64", Format::q2_z64, 38, nullptr, {{4, 8}, {2, 3}}},
+    {"Q2_Z128", Format::q2_z128, 36, nullptr, {{4, 8}, {2, 2}}},
+    {"NF4", Format::nf4, 36, nullptr, {{4, 9}}},
 };
 
 uint32_t word_at(const uint8_t* codes) {

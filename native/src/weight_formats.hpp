@@ -24,6 +24,9 @@ namespace ferrum {
     X(iq4_nl, 32, 32, 4, 0, kIq4, false, Scales::whole, false)            \
     X(iq4_xs, 256, 32, 4, 0, kIq4, false, Scales::signed_subs, false)     \
     X(mxfp4, 32, 32, 4, 0, kFp4, false, Scales::whole, true)              \
+    X(q4_128, 128, 32, 4, 8, nullptr, false, Scales::whole, false)        \
+    X(q4_m64, 64, 32, 4, 0, nullptr, true, Scales::whole, false)          \
+    X(q4_m128, 128, 32, 4, 0, nullptr, true, Scales::whole, false)        \
     X(q2_k, 256, 16, 2, 0, nullptr, true, Scales::own, false, 84)         \
     X(q3_k, 256, 16, 3, 4, nullptr, false, Scales::own, false, 110)       \
     X(iq2_xxs, 256, 32, 8, 128, nullptr, false, Scales::own, false, 66)   \
@@ -35,7 +38,17 @@ namespace ferrum {
     X(iq1_m, 256, 16, 8, 128, nullptr, false, Scales::own, false, 56)     \
     X(tq1_0, 256, 32, 2, 1, nullptr, false, Scales::own, false, 54)       \
     X(tq2_0, 256, 32, 2, 1, nullptr, false, Scales::own, false, 66)       \
-    X(nvfp4, 64, 16, 8, 128, nullptr, false, Scales::own, false, 36)
+    X(nvfp4, 64, 16, 8, 128, nullptr, false, Scales::own, false, 36)      \
+    X(q4_z32, 128, 32, 5, 16, nullptr, false, Scales::own, false, 74)     \
+    X(q4_z64, 128, 32, 5, 16, nullptr, false, Scales::own, false, 70)     \
+    X(q4_z128, 128, 32, 5, 16, nullptr, false, Scales::own, false, 68)    \
+    X(q3_z32, 128, 32, 4, 8, nullptr, false, Scales::own, false, 58)      \
+    X(q3_z64, 128, 32, 4, 8, nullptr, false, Scales::own, false, 54)      \
+    X(q3_z128, 128, 32, 4, 8, nullptr, false, Scales::own, false, 52)     \
+    X(q2_z32, 128, 32, 3, 4, nullptr, false, Scales::own, false, 42)      \
+    X(q2_z64, 128, 32, 3, 4, nullptr, false, Scales::own, false, 38)      \
+    X(q2_z128, 128, 32, 3, 4, nullptr, false, Scales::own, false, 36)     \
+    X(nf4, 64, 64, 4, 0, nullptr, false, Scales::own, false, 36)
 
 #define FERRUM_FORMATS(X) FERRUM_FLOAT_FORMATS(X) FERRUM_BLOCK_FORMATS(X)
 

@@ -6,6 +6,7 @@
 
 #include "codebooks.hpp"
 #include "groups.hpp"
+#include "normal_floats.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
@@ -315,6 +316,64 @@ struct LowReader<Format::nvfp4> : LowBlock {
     }
 };
 
+// Codes of 2 to 4 bits less the zero point of a group (quant/zero_points.py).
+template <int BITS, int GROUP>
+struct ZeroReader : LowBlock {
+    static constexpr int kScales = 16 * BITS, kZeros = kScales + 256 / GROUP, kOffset = 1 << BITS;
+
+    explicit ZeroReader(const LowBlock& b) : LowBlock(b) {}
+    void unpack(int u, Unit& out) const {
+        const vi zero = (pair(kZeros) >> (4 * u)) & (kOffset - 1), added = (kOffset - zero) * 0x01010101;
+        for (int i = 0; i < kUnitWords; ++i) {
+            vi codes;
+            if (BITS == 4)
+                codes = (word(16 * u + i / 2 * 4) >> (i % 2 * 4)) & 0x0f0f0f0f;
+            else
+                codes = (word(8 * u + i / 4 * 4) >> (i % 4 * 2)) & 0x03030303;
+            if (BITS == 3) codes |= ((word(32 + 4 * u) >> i) & 0x01010101) << 2;
+            out.words[i] = codes + added;
+        }
+        out.scale[0] = half(kScales + u * kUnit / GROUP * 2);
+    }
+};
+
+template <>
+struct LowReader<Format::q4_z32> : ZeroReader<4, 32> {
+    using ZeroReader::ZeroReader;
+};
+template <>
+struct LowReader<Format::q4_z64> : ZeroReader<4, 64> {
+    using ZeroReader::ZeroReader;
+};
+template <>
+struct LowReader<Format::q4_z128> : ZeroReader<4, 128> {
+    using ZeroReader::ZeroReader;
+};
+template <>
+struct LowReader<Format::q3_z32> : ZeroReader<3, 32> {
+    using ZeroReader::ZeroReader;
+};
+template <>
+struct LowReader<Format::q3_z64> : ZeroReader<3, 64> {
+    using ZeroReader::ZeroReader;
+};
+template <>
+struct LowReader<Format::q3_z128> : ZeroReader<3, 128> {
+    using ZeroReader::ZeroReader;
+};
+template <>
+struct LowReader<Format::q2_z32> : ZeroReader<2, 32> {
+    using ZeroReader::ZeroReader;
+};
+template <>
+struct LowReader<Format::q2_z64> : ZeroReader<2, 64> {
+    using ZeroReader::ZeroReader;
+};
+template <>
+struct LowReader<Format::q2_z128> : ZeroReader<2, 128> {
+    using ZeroReader::ZeroReader;
+};
+
 template <Format FORMAT>
 struct UnitTiles : GroupTiles<FORMAT> {
     using Base = GroupTiles<FORMAT>;
@@ -390,14 +449,18 @@ FERRUM_UNROLL_UNITS
         const X *others = x + Base::kWords * MR, *factors = others + MR;
 #pragma GCC unroll 2
         for (int r = 0; r < MR; ++r) {
-            const Sums start = kFormat.minima || P::kOffset == 0 ? Sums{} : spread_word(others[r]);
-            Sums sum = Slabs::kPairs ? Sums{} : start;
+            Sums sum = kFormat.minima || P::kOffset == 0 ? Sums{} : spread_word(others[r]);
+            constexpr int kRun = Slabs::kPairs ? pair_words<FORMAT>() : kWords;
+#pragma GCC unroll 2
+            for (int first = 0; first < kWords; first += kRun) {
+                Sums run = Slabs::kPairs ? Sums{} : sum;
 #pragma GCC unroll 8
-            for (int i = 0; i < kWords; ++i) {
-                const vi codes = stored_codes(unit.words[part * kWords + i]);
-                sum = Slabs::template add_word<MR>(sum, codes, x + i * 4 / kWordInputs * MR + r, false);
+                for (int i = first; i < first + kRun; ++i) {
+                    const vi codes = stored_codes(unit.words[part * kWords + i]);
+                    run = Slabs::template add_word<MR>(run, codes, x + i * 4 / kWordInputs * MR + r, false);
+                }
+                sum = Slabs::kPairs ? Slabs::joined(sum, run) : run;
             }
-            if (Slabs::kPairs) sum = Slabs::joined(start, sum);
             total[r][v] = fused(floats_of(sum), unit.scale[part] * (vf)spread(factors[r]), total[r][v]);
             if constexpr (kFormat.minima) total[r][v] = fused(unit.minimum[part], (vf)spread(others[r]), total[r][v]);
         }
@@ -425,9 +488,12 @@ template <class T>
 constexpr bool kReadsRows = false;
 template <Format FORMAT>
 constexpr bool kReadsRows<UnitTiles<FORMAT>> = true;
+template <>
+constexpr bool kReadsRows<NormalTiles> = true;
 
 // The tiles of a format of blocks.
 template <Format FORMAT>
-using BlockTiles = std::conditional_t<block_format(FORMAT).file_bytes != 0, UnitTiles<FORMAT>, GroupTiles<FORMAT>>;
+using BlockTiles = std::conditional_t<FORMAT == Format::nf4, NormalTiles,
+                                      std::conditional_t<block_format(FORMAT).file_bytes != 0, UnitTiles<FORMAT>, GroupTiles<FORMAT>>>;
 
 }  // namespace ferrum::FERRUM_TIER

@@ -14,8 +14,8 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from ferrum.core.config import ModelConfig
-from ferrum.core.errors import CheckpointError
-from ferrum.quant.bit_words import add_one, unpack
+from ferrum.core.errors import CheckpointError, Unsupported
+from ferrum.quant.bit_words import unpack_raised
 from ferrum.quant.ordered_weight import ordered
 from ferrum.runtime.load import plan_model
 from ferrum.sources.model_source import DirectoryModel
@@ -24,11 +24,14 @@ from quantized_kit import (
     E8M0,
     Quantized,
     awq,
+    awq_by_outputs,
     compressed,
     float4,
     float8,
     gptq,
     int8,
+    mlx,
+    nf4,
     packed,
     save,
     words,
@@ -40,7 +43,7 @@ from tiny import Case, directory_of
 MODEL = Case(
     "llama-quantized",
     "LlamaConfig",
-    {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
+    {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
 )
 FP8 = {"quant_method": "fp8", "weight_block_size": [24, 40], "activation_scheme": "dynamic"}
 TILES = compressed("float-quantized", num_bits=8, type="float", block_structure=[24, 40])
@@ -51,19 +54,33 @@ TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 100, 7]
 CASES: dict[str, tuple[Any, str | None]] = {
     "gptq": (gptq(), "q4_0"),
     "gptq-64": (gptq(group=64), "q4_0"),
-    "gptq-row": (gptq(group=-1), "q4_0"),
-    "gptq-zeros": (gptq(zeros=True), "q5_0"),
-    "gptq-v2": (gptq(zeros=True, version=2), "q5_0"),
+    "gptq-row": (gptq(group=-1), "q4_128"),
+    "gptq-128": (gptq(group=128, shuffled=True), "q4_128"),
+    "gptq-zeros": (gptq(zeros=True), "q4_z32"),
+    "gptq-v2": (gptq(group=64, zeros=True, version=2), "q4_z64"),
+    "gptq-3": (gptq(3, group=128, zeros=True), "q3_z128"),
+    "gptq-3-order": (gptq(3, shuffled=True), "q3_z32"),
+    "gptq-2": (gptq(2, group=64, zeros=True), "q2_z64"),
+    "gptq-2-v2": (gptq(2, group=-1, zeros=True, version=2), "q2_z128"),
     "gptq-8": (gptq(8), "q8_0"),
     "gptq-8-zeros": (gptq(8, zeros=True), "q8_0"),
     "gptq-order": (gptq(shuffled=True), "q4_0"),
     "gptq-16": (gptq(group=16), None),
-    "awq": (awq(), "q5_0"),
+    "awq": (awq(group=128), "q4_z128"),
+    "awq-gemv": (awq_by_outputs(32), "q4_z32"),
+    "awq-gemv-128": (awq_by_outputs(128), "q4_z128"),
     "awq-centred": (awq(zeros=False), "q4_0"),
+    "mlx": (mlx(), "q4_m64"),
+    "mlx-3": (mlx(3, 128, np.float16), "q4_m128"),
+    "mlx-32": (mlx(4, 32), "q4_1"),
+    "mlx-8": (mlx(8), None),
+    "nf4": (nf4(), "nf4"),
+    "nf4-nested": (nf4(nested=True), "nf4"),
+    "fp4": (nf4(kind="fp4"), None),
     "packed": (packed(), "q4_0"),
-    "packed-row": (packed(group=-1), "q4_0"),
+    "packed-row": (packed(group=-1), "q4_128"),
     "packed-float16": (packed(dtype=np.float16), "q4_0"),
-    "packed-zeros": (packed(zeros=True), "q5_0"),
+    "packed-zeros": (packed(zeros=True), "q4_z32"),
     "packed-8": (packed(8), "q8_0"),
     "packed-order": (packed(shuffled=True), "q4_0"),
     "packed-float32": (packed(dtype=np.float32), None),
@@ -83,6 +100,9 @@ CASES: dict[str, tuple[Any, str | None]] = {
     "mxfp4": (float4("mxfp4-pack-quantized"), "mxfp4"),
 }
 """Packers, and the block formats of their matrices."""
+
+LARGER = ("int8", "int8-zeros", "mlx-3", "mxfp4")
+"""Those whose blocks exceed 1.05 times the file's bytes: by more or wider scales, or by wider integers."""
 
 
 def written(name: str, folder: Path, **extra: np.ndarray) -> Quantized:
@@ -104,11 +124,15 @@ def test_matrices_have_the_numbers_of_the_layout(name: str, tmp_path: Path) -> N
             weight = ordered(ours.blocks(tensor), ours.order(tensor))
             assert (weight.format, weight.shape) == (format, info.shape)
             np.testing.assert_array_equal(weight.dequantize(), plain.read(tensor))
+            assert name in LARGER or weight.nbytes <= 1.05 * info.nbytes
 
 
-@pytest.mark.parametrize("packer", [int8(), packed(group=-1), gptq(group=-1)])
-def test_rows_of_a_length_that_blocks_do_not_divide_are_exact(packer: Any, tmp_path: Path) -> None:
-    store = DirectoryModel(write_module(tmp_path, packer, (40, 72))).checkpoint()
+RAGGED = ((int8(), 72), (packed(group=-1), 72), (gptq(group=-1), 328), (gptq(3, zeros=True), 480))
+
+
+@pytest.mark.parametrize(("packer", "inputs"), RAGGED)
+def test_rows_of_a_length_that_blocks_do_not_divide_are_exact(packer: Any, inputs: int, tmp_path: Path) -> None:
+    store = DirectoryModel(write_module(tmp_path, packer, (40, inputs))).checkpoint()
     (name,) = store.tensors
     np.testing.assert_array_equal(store.blocks(name).dequantize(), store.read(name))
     assert store.read(name).any()
@@ -119,7 +143,7 @@ def logits(model: Path, **options: Any) -> np.ndarray:
         return np.asarray(executor.forward(TOKENS))
 
 
-@pytest.mark.parametrize("name", ["gptq-zeros", "gptq-order", "awq", "packed", "int8", "fp8", "nvfp4", "mxfp4"])
+@pytest.mark.parametrize("name", ["gptq-zeros", "gptq-order", "gptq-3", "mlx", "int8", "fp8", "nvfp4", "mxfp4"])
 def test_logits_are_those_of_the_dequantised_model(name: str, tmp_path: Path) -> None:
     """In float32 bit for bit; in a block format, products round inputs to 8 bits."""
     found = written(name, tmp_path)
@@ -140,12 +164,52 @@ def test_a_plan_equals_the_loaded_model(name: str, tmp_path: Path) -> None:
         assert (plan.info, plan.traits) == (executor.info, executor.traits)
 
 
+def test_bits_of_a_module_are_those_of_the_first_pattern_that_names_it(tmp_path: Path) -> None:
+    """`dynamic` of GPTQModel: patterns match from the beginning of a module's name."""
+    (four, settings), (eight, _) = gptq(), gptq(8, group=64)
+    changes = {"-:lm_head": {}, r"+:.*\.down": {"bits": 8, "group_size": 64}, r".*down_proj": {"bits": 2}}
+
+    def pack(values: np.ndarray, rng: np.random.Generator) -> Any:
+        return (eight if values.shape[1] == 384 else four)(values, rng)
+
+    found = write_quantized(directory_of(MODEL), tmp_path, (pack, {**settings, "dynamic": changes}))
+    ours, plain = (DirectoryModel(each).checkpoint() for each in (found.directory, found.plain))
+    for name in found.matrices:
+        assert ours.block_format(name) == ("q8_0" if "down" in name else "q4_0")
+        np.testing.assert_array_equal(ours.read(name), plain.read(name))
+
+
+def test_modules_of_mlx_may_have_settings_of_their_own(tmp_path: Path) -> None:
+    """Also embeddings are quantised; the matrices of all experts are one module."""
+    rng, parts, numbers = np.random.default_rng(7), {}, {}
+    modules = {"model.embed_tokens": (4, 32), "model.layers.0.mlp.switch_mlp.up_proj": (8, 64), "lm_head": (4, 64)}
+    for stem, (bits, group) in modules.items():
+        tensors, numbers[stem] = mlx(bits, group)[0](np.zeros((64, 128), np.float32), rng)
+        parts |= {f"{stem}.{part}": array for part, array in tensors.items()}
+    for part in ("weight", "scales", "biases"):
+        name = f"model.layers.0.mlp.switch_mlp.up_proj.{part}"
+        parts[name] = parts[name].reshape(2, 32, -1)
+    save(parts, tmp_path / "model.safetensors")
+    own = {stem: {"bits": bits, "group_size": group} for stem, (bits, group) in modules.items() if stem != "lm_head"}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization": {**mlx()[1], **own}}))
+    checkpoint = DirectoryModel(tmp_path).checkpoint()
+    assert not checkpoint.config
+    save({**parts, "model.layers.0.conv1d.weight": np.ones((4, 3, 1), np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(Unsupported, match=r"convolutions.*\(MLX\).*--quantize"):
+        DirectoryModel(tmp_path).checkpoint()
+    save(parts, tmp_path / "model.safetensors")
+    names = ["model.embed_tokens", "model.layers.0.mlp.experts.up_proj", "lm_head"]
+    for stem, name, format in zip(modules, names, ("q4_1", None, "q4_m64"), strict=True):
+        np.testing.assert_array_equal(checkpoint.read(f"{name}.weight"), numbers[stem])
+        assert checkpoint.block_format(f"{name}.weight") == format
+
+
 def test_zero_points_of_nought_borrow_from_their_neighbours() -> None:
     """GPTQ's first version subtracts one from whole words of zero points."""
-    for bits, one in ((4, 0x11111111), (8, 0x01010101)):
+    for bits, one in ((2, 0x55555555), (4, 0x11111111), (8, 0x01010101)):
         zeros = np.random.default_rng(4).integers(0, 3, (50, 16))
         stored = (words(zeros, bits).view(np.uint32) - np.uint32(one)).view(np.int32)
-        np.testing.assert_array_equal(unpack(add_one(stored, bits), bits, 16), zeros)
+        np.testing.assert_array_equal(unpack_raised(stored, bits, 16), zeros)
 
 
 def test_float32_is_announced_once_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -160,7 +224,7 @@ def test_float32_is_announced_once_with_its_reason(tmp_path: Path, caplog: pytes
 SIDE_FILES = {
     "hf_quant_config.json": ("fp8-modelopt", {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}),
     "quantize_config.json": ("gptq-64", {"bits": 4, "group_size": 64, "damp_percent": 0.01, "sym": True}),
-    "quant_config.json": ("awq", {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}),
+    "quant_config.json": ("awq", {"zero_point": True, "q_group_size": 128, "w_bit": 4, "version": "GEMM"}),
 }
 """Files in which Model Optimizer, AutoGPTQ and AutoAWQ leave their settings, with values as published."""
 

@@ -20,6 +20,8 @@ from quantized_kit import (
     float8,
     gptq,
     int8,
+    mlx,
+    nf4,
     packed,
     write_module,
 )
@@ -36,8 +38,11 @@ KINDS: dict[str, Any] = {
     "channel": float8("channel", ROWS),
     "nvfp4": float4("nvfp4-pack-quantized"),
     "mxfp4": float4("mxfp4-pack-quantized"),
+    "mlx": mlx(),
+    "nf4": nf4(nested=True),
 }
 
+STATE = "weight.quant_state.bitsandbytes__nf4"
 WRONG = {"weight_shape": np.float32}
 
 
@@ -64,6 +69,8 @@ def opened(directory: Path) -> None:
         ("nvfp4", "weight_scale"),
         ("nvfp4", "weight_global_scale"),
         ("mxfp4", "weight_scale"),
+        ("mlx", "biases"),
+        ("nf4", "weight.nested_absmax"),
     ],
 )
 def test_missing_tensor_is_named(kind: str, part: str, tmp_path: Path) -> None:
@@ -96,6 +103,8 @@ def test_tensor_of_another_shape_or_dtype_is_named(kind: str, tmp_path: Path) ->
         ("channel", "weight_scale", np.ones((48, 7), np.float32), "do not divide"),
         ("fp8", "weight_scale_inv", np.ones((4, 4), np.float32), r"expected shape \[3, 4\], found \[4, 4\]"),
         ("gptq", "weight", np.ones((48, 64), np.float32), "is there as floats"),
+        ("nf4", STATE, np.frombuffer(b"[4]", np.uint8), "is no state of a matrix"),
+        ("mlx", "weight", np.ones((48, 7), np.uint32), "cannot be cut into groups of 64"),
     ],
 )
 def test_contradiction_is_named(kind: str, part: str, value: np.ndarray, message: str, tmp_path: Path) -> None:
@@ -111,6 +120,10 @@ def test_contradiction_is_named(kind: str, part: str, value: np.ndarray, message
         ("gptq", {"group_size": 0}, "group_size must be a positive integer or -1"),
         ("gptq", {"group_size": "all"}, "group_size"),
         ("gptq", {"dynamic": ["x"]}, "dynamic must be an object"),
+        ("gptq", {"dynamic": {"+:(": {}}}, "is no pattern"),
+        ("gptq", {"dynamic": {"(a+)+$": {}}}, "repeats a repetition"),
+        ("gptq", {"dynamic": {"x": 4}}, "must have an object"),
+        ("gptq", {"bits": 3}, r"no whole number of integers of 3 bits"),
         ("awq", {"group_size": 20}, "qweight.*64 inputs cannot be cut into groups of 20"),
         ("awq", {"group_size": 16}, r"qzeros.*expected shape \[4, 6\], found \[2, 6\]"),
         ("packed", {"config_groups": [1]}, "config_groups must be an object"),
@@ -131,11 +144,14 @@ def group(**weights: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "config", "feature"),
     [
-        ("gptq", {"bits": 3}, r"3 bits \(gptq\)"),
+        ("gptq", {"bits": 5}, r"5 bits \(gptq\)"),
         ("gptq", {"checkpoint_format": "marlin"}, "format marlin"),
-        ("gptq", {"dynamic": {"+:.*down.*": {"bits": 8}}}, "bits that differ"),
-        ("awq", {"version": "gemv"}, "version gemv"),
+        ("gptq", {"dynamic": {"+:.*down.*": {"bits": 6}}}, "6 bits"),
+        ("awq", {"version": "gemv_fast"}, "version gemv_fast"),
         ("awq", {"bits": 3}, "3 bits"),
+        ("mlx", {"mode": "mxfp4"}, "mode mxfp4"),
+        ("nf4", {"load_in_8bit": True, "load_in_4bit": False}, r"8 bits \(bitsandbytes\)"),
+        ("nf4", {"bnb_4bit_quant_storage": "bfloat16"}, "storage in bfloat16"),
         ("packed", {"format": "marlin-24"}, "format marlin-24"),
         ("packed", group(num_bits=2), "2 bits"),
         ("packed", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights"),

@@ -76,13 +76,13 @@ OTHER_FIELDS = {
 """The same for the other architectures: the first model of each in `family_cases.py`, in two formats."""
 
 DENSE = ("float32", "float16", "bfloat16")
-LOW = tuple(name for name, kind in BLOCK_FORMATS.items() if kind.low is not None)
-WEIGHTS = (*DENSE, *(name for name in BLOCK_FORMATS if name not in LOW))
+RARE = tuple(name for name, kind in BLOCK_FORMATS.items() if kind.low or (kind.groups > 1 and kind.sub is None))
+WEIGHTS = (*DENSE, *(name for name in BLOCK_FORMATS if name not in RARE))
 KV_FORMATS = ("float32", "bfloat16", "int8")
 OTHER_FORMATS = (("float32", "float32"), ("q8_0", "bfloat16"))
 CASES = (
     *product(FAMILY_FIELDS, WEIGHTS, KV_FORMATS),
-    *((next(iter(FAMILY_FIELDS)), weights, "float32") for weights in LOW),
+    *((next(iter(FAMILY_FIELDS)), weights, "float32") for weights in RARE),
     *((family, *formats) for family in OTHER_FIELDS for formats in OTHER_FORMATS),
 )
 PROMPT, DECODED = 70, 8  # the prompt is longer than a step of 64 keys

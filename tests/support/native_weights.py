@@ -13,7 +13,9 @@ from ferrum.quant.low_bits import LowBits, with_scales
 from native_twin import normal
 
 DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
-BLOCKS = tuple(BLOCK_FORMATS)
+ALIKE = ("q4_m128", "q4_z64", "q4_z128", "q3_z32", "q3_z128", "q2_z32", "q2_z64")
+"""Formats that differ from another one only by the inputs with a common scale. The self-check has them, too."""
+BLOCKS = tuple(name for name in BLOCK_FORMATS if name not in ALIKE)
 
 
 def dense(rng, outputs, inputs, dtype) -> DenseWeight:
@@ -22,7 +24,7 @@ def dense(rng, outputs, inputs, dtype) -> DenseWeight:
 
 def weight_of(rng, outputs, inputs, format) -> Weight:
     """Return a weight of any format: a float dtype, or the name of a block format."""
-    if format in BLOCKS:
+    if format in BLOCK_FORMATS:
         kind = BLOCK_FORMATS[format]
         if kind.low is not None:
             return low_weight(rng, kind, kind.low, outputs, inputs)

@@ -13,6 +13,12 @@ import numpy as np
 from ferrum.kernels.op_spec import OpSpec
 from ferrum.quant.block_format import BlockFormat
 from ferrum.quant.gguf_blocks import GgufType
+from ferrum.quant.normal_floats import NORMAL_FLOATS
+from ferrum.quant.zero_points import ZERO_POINTS
+
+KEPT = {**ZERO_POINTS, "nf4": NORMAL_FLOATS}
+OTHER_LAYOUTS = {"q4_128", "q4_m64", "q4_m128", *KEPT}
+"""Formats of quantised directories, which are no types of GGUF."""
 
 SCALES = {None: "whole", np.dtype(np.uint8): "unsigned_subs", np.dtype(np.int8): "signed_subs"}
 
@@ -62,11 +68,13 @@ def format_faults(
     found += (
         f"{name} differs: {theirs} needs {', '.join(line)}" for name, line in needed.items() if line != native[name]
     )
-    found += lacking(ours, formats, "quant/gguf_blocks.py", {kind.format for kind in types.values() if kind.format})
-    found += lacking(ours, formats, "native/src/block_types.cpp", {format for format, _ in laid_out.values()})
-    for name, (format, size) in laid_out.items():
-        known = types.get(name)
-        if known is None or (known.format, known.nbytes) != (format, size):
+    gguf = formats.keys() - OTHER_LAYOUTS
+    blocks = {name.upper(): (name, low.nbytes) for name, low in KEPT.items()}
+    blocks |= {name: (kind.format or "", kind.nbytes) for name, kind in types.items()}
+    found += lacking(ours, gguf, "quant/gguf_blocks.py", {kind.format for kind in types.values() if kind.format})
+    found += lacking(ours, gguf | KEPT.keys(), "native/src/block_types.cpp", {name for name, _ in laid_out.values()})
+    for name, own in laid_out.items():
+        if blocks.get(name) != own:
             found.append(f"{name} in native/src/block_types.cpp differs from quant/gguf_blocks.py")
     return sorted(found)
 

@@ -18,9 +18,16 @@ from ferrum.sources.tensor_file import file_header
 BF16, E4M3, E8M0 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
 NAMES = {
     "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e8m0fnu": "F8_E8M0",
-    "int64": "I64", "int32": "I32", "int8": "I8", "uint8": "U8",
+    "int64": "I64", "int32": "I32", "uint32": "U32", "int8": "I8", "uint8": "U8",
 }  # fmt: skip
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+NF4 = np.array(
+    (
+        *(0xBF800000, 0xBF3239B1, 0xBF066B30, 0xBECA32A0, 0xBE91A24D, 0xBE3D353F, 0xBDBA7871, 0),
+        *(0x3DA2FAFF, 0x3E24CAE3, 0x3E7C04DD, 0x3EAD033A, 0x3EE1A4B8, 0x3F1007AB, 0x3F3913B3, 0x3F800000),
+    ),
+    np.uint32,
+).view(np.float32)  # `quant_map` of bitsandbytes 0.50
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 Tensors = dict[str, np.ndarray]
@@ -36,12 +43,9 @@ def save(tensors: Tensors, path: Path) -> None:
 
 def words(integers: np.ndarray, bits: int) -> np.ndarray:
     """Pack integers along the last axis into int32, the first in the lowest bits; zeros complete the last word."""
-    per_word = 32 // bits
-    whole = np.zeros((*integers.shape[:-1], -(-integers.shape[-1] // per_word) * per_word), np.uint64)
-    whole[..., : integers.shape[-1]] = integers
-    shifts = np.arange(per_word, dtype=np.uint64) * np.uint64(bits)
-    packed = (whole.reshape(*whole.shape[:-1], -1, per_word) << shifts).sum(axis=-1, dtype=np.uint64)
-    return packed.astype(np.uint32).view(np.int32)
+    each = (integers[..., None] >> np.arange(bits) & 1).reshape(*integers.shape[:-1], -1)
+    whole = np.pad(each, [(0, 0)] * (each.ndim - 1) + [(0, -each.shape[-1] % 32)])
+    return np.ascontiguousarray(np.packbits(whole, axis=-1, bitorder="little")).view(np.int32)
 
 
 def integers_of(
@@ -53,9 +57,9 @@ def integers_of(
     count = int(groups[-1]) + 1
     top, centre = (1 << bits) - 1, 1 << (bits - 1)
     peaks = np.stack([np.abs(values[:, groups == each]).max(axis=1) for each in range(count)], axis=1)
-    scales = (peaks / (centre - 1)).astype(dtype)
-    low = 0 if bits == 4 else centre
-    zeros = np.full((outputs, count), centre) if rng is None else rng.integers(low, centre + 3, (outputs, count))
+    scales = (peaks / max(1, centre - 1)).astype(dtype)
+    low, high = {8: (centre, centre + 3)}.get(bits, (0, top + 1))
+    zeros = np.full((outputs, count), centre) if rng is None else rng.integers(low, high, (outputs, count))
     codes = np.clip(np.rint(values / scales.astype(np.float32)[:, groups]) + zeros[:, groups], 0, top).astype(np.int64)
     if bits == 8:  # such codes fit int8 with every zero point
         codes = np.maximum(codes, 3)
@@ -73,9 +77,10 @@ def gptq(bits: int = 4, group: int = 32, *, zeros: bool = False, version: int = 
         own = inputs if group == -1 else group
         codes, points, scales, numbers = integers_of(values[:, order], own, bits, rng if zeros else None)
         back = np.argsort(order)
-        stored = words(points.T, bits)
-        if version == 1:
-            stored = (stored.view(np.uint32) - np.uint32(0x11111111 if bits == 4 else 0x01010101)).view(np.int32)
+        stored = words(points.T - 1 & 7 if (bits, version) == (3, 1) else points.T, bits)
+        if version == 1 and bits != 3:  # GPTQModel subtracts from whole words, but from integers of 3 bits one by one
+            ones = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}[bits]
+            stored = (stored.view(np.uint32) - np.uint32(ones)).view(np.int32)
         tensors = {
             "qweight": np.ascontiguousarray(words(codes[:, back], bits).T),
             "qzeros": stored,
@@ -98,6 +103,61 @@ def awq(group: int = 32, *, zeros: bool = True) -> Any:
         return {"qweight": ordered(codes.T), "qzeros": ordered(points.T), "scales": scales.T}, numbers
 
     return pack, {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True}
+
+
+def awq_by_outputs(group: int) -> Any:
+    """Return a packer of AWQ's version "gemv", which pads zero points and scales (`calculate_zeros_width`)."""
+
+    def pack(values: np.ndarray, rng: np.random.Generator) -> Packed:
+        codes, points, scales, numbers = integers_of(values, group, 4, rng)
+        multiple = max(1, 128 // group)
+        width = -(-max(1, -(-(values.shape[1] // group) // 8)) // multiple) * multiple
+        pad = ((0, 0), (0, width * 8 - scales.shape[1]))
+        tensors = {"qweight": words(codes, 4), "qzeros": words(np.pad(points, pad), 4), "scales": np.pad(scales, pad)}
+        return tensors, numbers
+
+    return pack, {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemv", "zero_point": True}
+
+
+def mlx(bits: int = 4, group: int = 64, dtype: Any = BF16) -> Any:
+    """Return a packer of MLX; the first outputs are zeros, whose scale is MLX's smallest one."""
+
+    def pack(values: np.ndarray, rng: np.random.Generator) -> Packed:
+        codes = rng.integers(0, 1 << bits, values.shape)
+        shape = len(values), values.shape[1] // group
+        scales, biases = ((sign * (1 + rng.random(shape))).astype(dtype) for sign in (0.01, -0.05))
+        codes[:3], scales[:3], biases[:3] = 0, np.array(1e-7, dtype), 0
+        wide = codes.reshape(*shape, group).astype(np.float32) * scales.astype(np.float32)[..., None]
+        numbers = (wide + biases.astype(np.float32)[..., None]).reshape(values.shape)
+        return {"weight": words(codes, bits).view(np.uint32), "scales": scales, "biases": biases}, numbers
+
+    return pack, {"group_size": group, "bits": bits, "mode": "affine"}
+
+
+def nf4(*, nested: bool = False, kind: str = "nf4") -> Any:
+    """Return a packer of bitsandbytes with 4 bits; the numbers of another kind than NF4 are its own."""
+
+    def pack(values: np.ndarray, rng: np.random.Generator) -> Packed:
+        codes, runs = rng.integers(0, 16, values.shape), -(-values.size // 64)
+        table = NF4 if kind == "nf4" else np.sort(rng.standard_normal(16)).astype(np.float32)
+        state: dict[str, Any] = {"quant_type": kind, "blocksize": 64, "dtype": "bfloat16", "shape": list(values.shape)}
+        scales = (0.05 * (1 + rng.random(runs))).astype(np.float32)
+        tensors = {
+            "weight": (codes[:, ::2] << 4 | codes[:, 1::2]).astype(np.uint8).reshape(-1, 1),
+            "weight.quant_map": table,
+        }
+        if nested:
+            levels = np.linspace(-1, 1, 256, dtype=np.float32)
+            own, factors = rng.integers(0, 256, runs), rng.random(-(-runs // 256)).astype(np.float32)
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.0625}
+            scales = levels[own] * factors[np.arange(runs) // 256] + np.float32(0.0625)
+            tensors |= {"weight.nested_absmax": factors, "weight.nested_quant_map": levels}
+        tensors["weight.absmax"] = own.astype(np.uint8) if nested else scales
+        name = f"weight.quant_state.bitsandbytes__{kind}"
+        tensors[name] = np.frombuffer(json.dumps(state).encode(), np.uint8)
+        return tensors, table[codes] * np.repeat(scales, 64)[: values.size].reshape(values.shape)
+
+    return pack, {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
 
 
 def compressed(form: str, **weights: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Small integers packed into words of 32 bits, lowest bits first, as GPTQ, AWQ and compressed-tensors store them."""
+"""Small integers packed into words of 32 bits, lowest bits first, as quantised directories store them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,24 @@ def pairs(packed: Bytes) -> Bytes:
 
 
 def unpack(words: NDArray[Any], bits: int, count: int) -> Bytes:
-    """Return integers of 4 or 8 bits that are packed along the last axis: [..., words] -> [..., count]."""
+    """Return integers of up to 8 bits that are packed along the last axis: [..., words] -> [..., count].
+
+    Those of 3, 5 or 6 bits may begin in a word and end in the next one.
+    """
     held = np.ascontiguousarray(words).view(np.uint8)
-    return (pairs(held) if bits == 4 else held)[..., :count]
+    if bits == 8:
+        return held[..., :count]
+    if bits == 4:
+        return pairs(held)[..., :count]
+    if 8 % bits == 0:
+        parts: Bytes = held[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)
+        flat: Bytes = parts.reshape(*held.shape[:-1], -1)
+        return flat[..., :count]
+    begins = np.arange(count) * bits
+    wide = np.concatenate((held, np.zeros((*held.shape[:-1], 1), np.uint8)), axis=-1)
+    low, high = wide[..., begins // 8], wide[..., begins // 8 + 1].astype(np.uint16) << np.uint16(8)
+    spread: NDArray[np.uint16] = (low | high) >> (begins % 8).astype(np.uint16) & np.uint16((1 << bits) - 1)
+    return spread.astype(np.uint8)
 
 
 def unpack_awq(words: NDArray[Any]) -> Bytes:
@@ -41,11 +56,14 @@ def unpack_awq(words: NDArray[Any]) -> Bytes:
     return out.reshape(-1, turned.shape[1])
 
 
-def add_one(words: NDArray[Any], bits: int) -> NDArray[np.uint32]:
-    """Return words with one added to each integer, carries included.
+def unpack_raised(words: NDArray[Any], bits: int, count: int) -> Bytes:
+    """Return the integers of `unpack` with one added to each.
 
     GPTQ's first version stores zero points less one. Its writers subtract from whole words, so a zero point of 0
-    borrows from its neighbours, and only the addition to whole words restores it.
+    borrows from its neighbours, and only the addition to whole words restores it. Integers of 3 bits are in several
+    words: to them it is added one by one.
     """
-    ones = np.uint32(0x11111111 if bits == 4 else 0x01010101)
-    return np.ascontiguousarray(words).view("<u4").astype(np.uint32) + ones
+    if 32 % bits:
+        return unpack(words, bits, count) + np.uint8(1) & np.uint8((1 << bits) - 1)
+    ones = np.uint32(((1 << 32) - 1) // ((1 << bits) - 1))
+    return unpack(np.ascontiguousarray(words).view("<u4") + ones, bits, count)

@@ -1,8 +1,8 @@
 """Formats of quantised weights, named as GGUF names them: blocks of small integers with common scales.
 
-A group is 32 or 16 consecutive inputs of an output with one scale; a block is one group, or the groups of 256 inputs.
-A block's scale `d` (and for formats with minima `m`) is a float of 16 bits. In blocks of several groups each group
-has a small integer `sub` (and `sub_m`) too.
+A group is 32 or 16 consecutive inputs of an output with one scale; a block is one group, or several.
+A block's scale `d` (and for formats with minima `m`) is a float of 16 bits. In superblocks of 256 inputs each group
+has a small integer `sub` (and `sub_m`) too; in other blocks all groups have the block's scale.
 
     integer  = stored code - offset, or the entry of a table
     scale    = d, or d * sub                  exact in f32
@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from ferrum.contract.model_info import DataType
 from ferrum.quant.low_bits import LOW_BITS, LowBits
+from ferrum.quant.normal_floats import BLOCK, NORMAL_FLOATS
+from ferrum.quant.zero_points import ZERO_POINTS
 
 _IQ4: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The 16 integers of IQ4_NL and IQ4_XS (ggml's `kvalues_iq4nl`)."""
@@ -41,15 +43,16 @@ class BlockFormat:
 
     Attributes:
         name: GGUF's, in lower case.
-        bits: of a stored code: 4, 5, 6 or 8; in the formats of `low_bits.py` 2, 3 or 8.
+        bits: of a stored code: 4, 5, 6 or 8; of the integers of `low_bits.py` and `zero_points.py` in products.
         offset: subtracted from a stored code, which these formats have in products only.
         table: integers by stored code, in place of an offset.
         minima: whether weights have minima.
         group: inputs with a common scale: 32 or 16.
-        block: inputs with a common d: `group`, or 256.
+        block: inputs with a common d: a multiple of `group`.
         scale: dtype of d and m.
-        sub: dtype of the groups' scales in a block, or None if a block is a group.
+        sub: dtype of the groups' scales in a superblock, or None.
         low: how blocks are stored that panels keep as they are in a file.
+        floats: whether products take its weights as float32 numbers; it has no integers.
     """
 
     name: str
@@ -62,6 +65,7 @@ class BlockFormat:
     scale: np.dtype[Any] = _F16
     sub: np.dtype[Any] | None = None
     low: LowBits | None = None
+    floats: bool = False
 
     @property
     def signed_bytes(self) -> bool:
@@ -88,8 +92,10 @@ _OFFSETS: Final = {"q2_k": (2, 0), "q3_k": (3, 4), "tq1_0": (2, 1), "tq2_0": (2,
 """Bits and offset of integers in products, of formats of `low_bits.py` without signed bytes."""
 
 
-def _low(name: str) -> BlockFormat:
-    low, (bits, offset) = LOW_BITS[name], _OFFSETS.get(name, (8, 128))
+def _low(name: str, low: LowBits) -> BlockFormat:
+    bits, offset = _OFFSETS.get(name, (8, 128))
+    if name in ZERO_POINTS:
+        bits, offset = int(name[1]) + 1, 1 << int(name[1])  # code - zero point is from 1 - 2^b to 2^b - 1
     return BlockFormat(name, bits, offset, minima=name == "q2_k", group=low.group, block=low.inputs, low=low)
 
 
@@ -107,7 +113,11 @@ BLOCK_FORMATS: Final[Mapping[str, BlockFormat]] = {
         BlockFormat("iq4_nl", 4, table=_IQ4),
         BlockFormat("iq4_xs", 4, table=_IQ4, block=256, sub=_I8),
         BlockFormat("mxfp4", 4, table=_FP4, scale=np.dtype(ml_dtypes.bfloat16)),
-        *map(_low, LOW_BITS),
+        BlockFormat("q4_128", 4, offset=8, block=128),
+        BlockFormat("q4_m64", 4, minima=True, block=64),
+        BlockFormat("q4_m128", 4, minima=True, block=128),
+        *(_low(*each) for each in (*LOW_BITS.items(), *ZERO_POINTS.items())),
+        BlockFormat("nf4", 4, group=BLOCK, block=BLOCK, low=NORMAL_FLOATS, floats=True),
     )
 }
 """The formats by name. The native library has the same list (`native/src/weight_formats.hpp`)."""

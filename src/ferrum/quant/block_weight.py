@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ferrum.kernels.operations import F32, Int32
 from ferrum.kernels.reference.fused_sums import fused
-from ferrum.kernels.reference.reference_math import round_whole
+from ferrum.kernels.reference.reference_math import product, round_whole
 from ferrum.quant.block_format import BlockFormat
 from ferrum.quant.low_bits import Decoded, LowBits
 from ferrum.quant.panels import blocks_of_panels, panel_shape, panels_of, panels_of_blocks, rows_of
@@ -74,12 +74,12 @@ class BlockRows:
 
 
 def _times(blocks: NDArray[Any], groups: NDArray[Any] | None, count: int) -> F32:
-    """Return numbers of blocks [N, B] times those of their groups [N, G], which is exact."""
-    floats: F32 = blocks.astype(np.float32)
+    """Return numbers of blocks [N, B], for each group times that of the group [N, G], which is exact."""
+    floats: F32 = np.repeat(blocks.astype(np.float32), count // blocks.shape[1], axis=1)
     if groups is None:
         return floats
     with np.errstate(invalid="ignore"):
-        product: F32 = np.repeat(floats, count // floats.shape[1], axis=1) * groups.astype(np.float32)
+        product: F32 = floats * groups.astype(np.float32)
     return product
 
 
@@ -135,6 +135,8 @@ class BlockWeight(ABC):
 
     def matmul(self, x: F32) -> F32:
         """Multiply x [M, K] f32 -> [M, N] f32 by the arithmetic at the end of this file."""
+        if self.kind.floats:
+            return product(x, self.dequantize())
         groups = self.kind.blocks(self.shape[1]) * self.kind.groups
         rows = round_rows(x, self.kind.group, groups)
         out = np.empty((len(x), self.shape[0]), np.float32)

@@ -26,12 +26,12 @@ class Decoded:
     """The numbers of blocks [n, bytes].
 
     Attributes:
-        integers: int8 [n, groups, group].
+        integers: int8 [n, groups, group]; of `normal_floats.py` f32.
         scales: f32 [n, groups].
         minima: f32 [n, groups], or None.
     """
 
-    integers: Int8
+    integers: NDArray[Any]
     scales: F32
     minima: F32 | None = None
 
@@ -255,4 +255,6 @@ def with_scales(low: LowBits, random: U8, scales: F32) -> U8:
         blocks[..., 49::2] |= (bits << np.uint16(4)).astype(np.uint8)
     if low is LOW_BITS["nvfp4"]:
         blocks[..., :4] &= 63
+    if low.inputs == 64 and low.group == 64:  # NF4
+        blocks[..., :4] = scales.astype("<f4")[..., None].view(np.uint8)
     return blocks

@@ -29,6 +29,7 @@ from ferrum.quant.block_quantizers import QUANTIZERS
 from ferrum.quant.block_weight import BlockRows, BlockWeight, RowWeight, file_weight
 from ferrum.quant.dense import FORMATS, DenseWeight
 from ferrum.quant.low_bits import with_scales
+from ferrum.quant.ordered_weight import OrderedWeight
 from ferrum.sampling.backend_sampler import sampler_of
 from ferrum.sampling.philox import fixed_numbers
 from ferrum.sampling.rows import Row
@@ -132,6 +133,7 @@ def answers(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Sequence[Answe
         yield f"products of {format}", partial(_dense_products, kernels, inputs, format)
     for kind in BLOCK_FORMATS.values():
         yield f"products of {kind.name}", partial(_block_products, kernels, inputs, kind)
+    yield "products of gathered inputs", partial(_gathered_products, kernels, inputs)
     for name in QUANTIZERS:
         yield f"quantisation to {name}", partial(_quantisation, kernels, inputs, name)
     for index, format in enumerate(KV_FORMATS):
@@ -170,6 +172,12 @@ def _dense_products(kernels: Kernels, inputs: Inputs, format: str) -> list[Answe
 
 def _block_products(kernels: Kernels, inputs: Inputs, kind: BlockFormat) -> list[Answer]:
     return _products(kernels, inputs, fixed_weight(kind, (_OUTPUTS, _INPUTS), inputs))
+
+
+def _gathered_products(kernels: Kernels, inputs: Inputs) -> list[Answer]:
+    """Multiply by a matrix whose columns are stored from the last input to the first."""
+    weight = fixed_weight(BLOCK_FORMATS["q5_0"], (_OUTPUTS, _INPUTS), inputs)
+    return _products(kernels, inputs, OrderedWeight(weight, np.arange(_INPUTS, dtype=np.int32)[None, ::-1]))
 
 
 def fixed_weight(kind: BlockFormat, shape: tuple[int, int], inputs: Inputs) -> BlockWeight:

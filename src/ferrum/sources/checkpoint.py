@@ -286,6 +286,9 @@ def _model_optimizer(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"quant_method": "modelopt", **(section if isinstance(section, dict) else {})}
 
 
+MLX: Final = "MLX"
+"""The method of MLX, whose directories have no name of one."""
+
 PACKED: Final = "ferrum"
 """The method of packed directories (`packed.py`)."""
 
@@ -303,6 +306,9 @@ def with_quantization(config: dict[str, Any], files: ModelFiles) -> dict[str, An
     Raises:
         CheckpointError: a file of `FILES` is damaged.
     """
+    found, method = config.get(KEY) or config.get("quantization"), quantization_method(config)
+    if isinstance(found, dict) and method in (MLX, "bitsandbytes"):
+        return {**config, KEY: {**found, "quant_method": method}}
     if config.get(KEY):
         return config
     if config.get(_OLDER):
@@ -317,7 +323,7 @@ def with_quantization(config: dict[str, Any], files: ModelFiles) -> dict[str, An
 def quantization_method(config: Mapping[str, Any]) -> str | None:
     """Return the quantisation method in a model's `config.json`, or None.
 
-    MLX has no name of a method, and bitsandbytes had none at first.
+    bitsandbytes had no name of a method at first.
     """
     quantization = config.get("quantization_config") or config.get("quantization")
     if not quantization:
@@ -328,4 +334,4 @@ def quantization_method(config: Mapping[str, Any]) -> str | None:
         return str(named)
     if "load_in_8bit" in quantization or "load_in_4bit" in quantization:
         return "bitsandbytes"
-    return "MLX" if {"group_size", "bits"} <= quantization.keys() else "unnamed method"
+    return MLX if {"group_size", "bits"} <= quantization.keys() else "unnamed method"

@@ -136,7 +136,7 @@ class GgufFile:
         shape = tuple(reader.number("<Q") for _ in range(dimensions))[::-1]
         code = reader.number("<I")
         if code not in TYPE_NAMES:
-            raise Unsupported(f"{self.path}: tensor {name!r} of GGUF type {code}", f"known: {', '.join(GGUF_TYPES)}")
+            raise Unsupported(f"{self.path}: tensor {name!r} of GGUF type {code}", _KNOWN)
         return name, TYPE_NAMES[code], shape, reader.number("<Q")
 
     def _placed(
@@ -147,7 +147,7 @@ class GgufFile:
         if name in self.tensors:
             raise reader.damage(f"the tensor {name!r} appears twice")
         if kind not in GGUF_TYPES:
-            raise Unsupported(f"{self.path}: tensor {name!r} of type {kind}", f"known: {', '.join(GGUF_TYPES)}")
+            raise Unsupported(f"{self.path}: tensor {name!r} of type {kind}", _KNOWN)
         block = GGUF_TYPES[kind]
         if not all(shape) or shape[-1] % block.numbers:
             raise reader.damage(f"tensor {name!r} of shape {list(shape)} cannot be of type {kind}")
@@ -275,6 +275,8 @@ class _Reader:
 _READ: Final = 1 << 16
 _SIZES: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of the numeric types of metadata."""
+
+_KNOWN: Final = f"write the file with llama-quantize in one of the types {', '.join(GGUF_TYPES)}"
 
 _TYPE: Final = "general.type"
 _ARCHITECTURE: Final = "general.architecture"

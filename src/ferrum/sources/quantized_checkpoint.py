@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +19,7 @@ from ferrum.core.logging import warn_once
 from ferrum.kernels.operations import Int32
 from ferrum.quant.block_weight import BlockWeight
 from ferrum.quant.integer_matrix import IntegerMatrix
-from ferrum.sources.checkpoint import Checkpoint, TensorStore
+from ferrum.sources.checkpoint import MLX, Checkpoint, TensorStore
 from ferrum.sources.quantized_modules import (
     FUSED,
     HELPERS,
@@ -38,7 +40,15 @@ _PACKED: Final = ("int-quantized", "pack-quantized", "float-quantized", "naive-q
 _FORMATS: Final = (*_PACKED, "mxfp4-pack-quantized", "mixed-precision", "dense")
 """Formats of compressed-tensors that are read."""
 
+_SETTINGS: Final = ("quantization_config", "quantization")
+"""Fields of `config.json` that the plain model lacks."""
+
+_CONVOLUTIONS: Final = ("conv1d.weight", "conv.weight")
+
 _ADVICE: Final = "use the unquantised model with --quantize, or a GGUF file of it"
+
+
+_NESTED: Final = re.compile(r"[*+}][^()]*\)[*+{]")
 
 
 class QuantizedCheckpoint(TensorStore):
@@ -52,8 +62,8 @@ class QuantizedCheckpoint(TensorStore):
     def __init__(self, files: Checkpoint) -> None:
         self._files = files
         self.directory, self.headless = files.directory, files.headless
-        layout = _layout_of(files)
-        self.config = {key: value for key, value in files.config.items() if key != "quantization_config"}
+        layout_of = _layouts_of(files)
+        self.config = {key: value for key, value in files.config.items() if key not in _SETTINGS}
         self._modules: dict[str, list[str]] = {}
         self._matrices: dict[str, StoredMatrix] = {}
         self.tensors: dict[str, TensorInfo] = {}
@@ -63,13 +73,14 @@ class QuantizedCheckpoint(TensorStore):
             if info.dtype in STORED.get(part, ()):
                 stems[stem] = part
         for name, info in files.tensors.items():
-            stem, _, part = name.rpartition(".")
+            stem, part = _split(name)
             if stem in stems and (part in HELPERS or part == stems[stem]):
-                self._modules.setdefault(f"{stem}.weight", []).append(name)
+                self._modules.setdefault(_matrix_name(stem), []).append(name)
             elif part not in _CACHE_SCALES:
                 self.tensors[name] = info
         for stem, part in stems.items():
-            self._add(f"{stem}.weight", read_module(ModuleParts(self._files, stem), part, layout), f"{stem}.{part}")
+            matrix = read_module(ModuleParts(self._files, stem), part, layout_of(stem))
+            self._add(_matrix_name(stem), matrix, f"{stem}.{part}")
         for name in [name for name in self.tensors if name.rpartition(".")[2] in FUSED]:
             self._add_experts(*name.rsplit(".", 1))
         self._drop_blank_biases(stems)
@@ -132,6 +143,20 @@ class QuantizedCheckpoint(TensorStore):
             self._files.forget(each)
 
 
+def _split(name: str) -> tuple[str, str]:
+    """Return a tensor's module, and its name there; bitsandbytes puts parts of a weight under the weight."""
+    module, found, part = name.partition(".weight.")
+    if found:
+        return module, f"weight.{part}"
+    stem, _, part = name.rpartition(".")
+    return stem, part
+
+
+def _matrix_name(stem: str) -> str:
+    """Return the name of a module's matrix; MLX has one module for all experts."""
+    return f"{stem.replace('.switch_mlp.', '.experts.')}.weight"
+
+
 def open_checkpoint(directory: Path) -> TensorStore:
     """Return the tensors of a directory, dequantised if its method is one of `METHODS`. Errors as of the stores."""
     files = Checkpoint(directory)
@@ -144,23 +169,59 @@ def is_read(config: Mapping[str, Any]) -> bool:
     return isinstance(found, dict) and found.get("quant_method") in tuple(METHODS)  # which may be of any type
 
 
-def _layout_of(files: Checkpoint) -> Layout:
+def _layouts_of(files: Checkpoint) -> Callable[[str], Layout]:
+    """Return the layout of modules by their names."""
     found = files.config["quantization_config"]
-    return METHODS[found["quant_method"]](_Settings(files.directory, found))
+    method, settings = METHODS[found["quant_method"]], _Settings(files.directory, found)
+    layout, changes = method(settings), _changes(settings, method)
+    if settings.method == MLX:
+        moved = any(name.endswith(_CONVOLUTIONS) for name in files.tensors)
+        settings.refuse_unless(not moved, "convolutions, whose axes MLX exchanges")
+        return lambda stem: _own_layout(settings, method, stem) or layout
+    return lambda stem: next((each for pattern, each in changes if pattern.match(stem)), layout)
 
 
+def _own_layout(settings: _Settings, method: Callable[[_Settings], Layout], stem: str) -> Layout | None:
+    """Return the layout of a module with other settings than the rest (MLX), or None."""
+    own = settings.values.get(stem)
+    return method(replace(settings, values={**settings.values, **own})) if isinstance(own, dict) else None
+
+
+def _changes(settings: _Settings, method: Callable[[_Settings], Layout]) -> list[tuple[re.Pattern[str], Layout]]:
+    """Return the patterns of modules with other settings than the rest (`dynamic` of GPTQModel); the first one counts.
+
+    Those that begin with `-:` name modules that are not quantised.
+    """
+    changes = []
+    for name, own in settings.part(settings.values, "dynamic").items():
+        if _NESTED.search(name):
+            raise settings.error(f"dynamic: {name!r} repeats a repetition, which may take forever to match")
+        try:
+            pattern = re.compile(name.removeprefix("+:").removeprefix("-:"))
+        except re.error as error:
+            raise settings.error(f"dynamic: {name!r} is no pattern: {error}") from None
+        if not isinstance(own, dict):
+            raise settings.error(f"dynamic: {name!r} must have an object, not {own!r}")
+        changes.append((pattern, method(replace(settings, values={**settings.values, **own}))))
+    return changes
+
+
+@dataclass(frozen=True, slots=True)
 class _Settings:
     """The `quantization_config` of a directory, for checked access."""
 
-    def __init__(self, directory: Path, values: Mapping[str, Any]) -> None:
-        self._directory = directory
-        self.values = values
-        self.method = str(values["quant_method"])
+    directory: Path
+    values: Mapping[str, Any]
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return str(self.values["quant_method"])
 
     def refuse_unless(self, known: bool, feature: str) -> None:
         """Raise Unsupported for a feature of the method that is not read."""
         if not known:
-            raise Unsupported(f"{feature} ({self.method})", f"{self._directory}: {_ADVICE}")
+            raise Unsupported(f"{feature} ({self.method})", f"{self.directory}: {_ADVICE}")
 
     def integer(self, name: str, default: int) -> int:
         """Return a positive integer, or -1."""
@@ -187,16 +248,14 @@ class _Settings:
 
     def error(self, problem: str) -> CheckpointError:
         """Return an error about the settings."""
-        return CheckpointError(f"{self._directory}: config.json: quantization_config: {problem}")
+        return CheckpointError(f"{self.directory}: config.json: quantization_config: {problem}")
 
 
 def _gptq(settings: _Settings) -> Layout:
     values, bits = settings.values, settings.integer("bits", 4)
     form = values.get("checkpoint_format") or values.get("format") or "gptq"
-    settings.refuse_unless(bits in (4, 8), f"{bits} bits")
+    settings.refuse_unless(bits in (2, 3, 4, 8), f"{bits} bits")
     settings.refuse_unless(form in ("gptq", "gptq_v2") and not values.get("is_marlin_format"), f"format {form}")
-    changed = [name for name in settings.part(values, "dynamic") if not str(name).startswith("-:")]
-    settings.refuse_unless(not changed, "bits that differ between modules")
     group = settings.integer("group_size", 128)
     symmetric = values.get("sym") is True
     return Layout("gptq", (bits,), None if group == -1 else group, less_one=form == "gptq", symmetric=symmetric)
@@ -206,9 +265,9 @@ def _awq(settings: _Settings) -> Layout:
     older = "w_bit" in settings.values  # AutoAWQ's own names
     bits, version = settings.integer("w_bit" if older else "bits", 4), str(settings.values.get("version", "gemm"))
     settings.refuse_unless(bits == 4, f"{bits} bits")
-    settings.refuse_unless(version.lower() == "gemm", f"version {version.lower()}")
+    settings.refuse_unless(version.lower() in ("gemm", "gemv"), f"version {version.lower()}")
     group = settings.integer("q_group_size" if older else "group_size", 128)
-    return Layout("awq", (bits,), None if group == -1 else group)
+    return Layout("awq", (bits,), None if group == -1 else group, by_outputs=version.lower() == "gemv")
 
 
 def _compressed_tensors(settings: _Settings) -> Layout:
@@ -240,6 +299,23 @@ def _modelopt(settings: _Settings) -> Layout:
     return Layout("modelopt")
 
 
+def _mlx(settings: _Settings) -> Layout:
+    bits, mode = settings.integer("bits", 4), settings.values.get("mode", "affine")
+    settings.refuse_unless(mode == "affine", f"mode {mode}")
+    settings.refuse_unless(bits in (2, 3, 4, 5, 6, 8), f"{bits} bits")
+    group = settings.integer("group_size", 64)
+    settings.refuse_unless(group > 0 and group % 32 == 0, f"groups of {group}")
+    return Layout("MLX", (bits,), group)
+
+
+def _bitsandbytes(settings: _Settings) -> Layout:
+    values = settings.values
+    settings.refuse_unless(not values.get("load_in_8bit") and values.get("load_in_4bit") is True, "8 bits")
+    storage = values.get("bnb_4bit_quant_storage") or "uint8"
+    settings.refuse_unless(storage == "uint8", f"storage in {storage}")
+    return Layout(settings.method)
+
+
 def _plain(settings: _Settings) -> Layout:
     return Layout(settings.method)
 
@@ -251,6 +327,8 @@ METHODS: Final[dict[str, Callable[[_Settings], Layout]]] = {
     "fp8": _fp8,
     "modelopt": _modelopt,
     "fbgemm_fp8": _plain,
+    MLX: _mlx,
+    "bitsandbytes": _bitsandbytes,
     "mxfp4": _plain,
 }
 """What reads the settings of a method, by its `quant_method`."""

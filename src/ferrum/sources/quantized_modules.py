@@ -6,6 +6,8 @@ compressed-tensors; transformers' `finegrained_fp8`; the exporter of NVIDIA's Mo
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -17,9 +19,11 @@ from numpy.typing import NDArray
 from ferrum.core.errors import CheckpointError
 from ferrum.core.logging import warn_once
 from ferrum.kernels.operations import F32, Bytes
-from ferrum.quant.bit_words import add_one, unpack, unpack_awq, words_for
-from ferrum.quant.block_weight import RowWeight
+from ferrum.quant.affine_matrix import AffineMatrix
+from ferrum.quant.bit_words import unpack, unpack_awq, unpack_raised, words_for
+from ferrum.quant.block_weight import BlockWeight
 from ferrum.quant.integer_matrix import IntegerMatrix
+from ferrum.quant.normal_matrix import NormalMatrix
 from ferrum.quant.scaled_floats import Mxfp4Matrix, ScaledFloats
 from ferrum.sources.checkpoint import Checkpoint
 from ferrum.sources.tensor_file import TensorInfo
@@ -36,6 +40,7 @@ DTYPES: Final = {
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
+    "U32": np.dtype("<u4"),
     "I8": np.dtype(np.int8),
     "U8": np.dtype(np.uint8),
 }
@@ -119,11 +124,12 @@ class Layout:
 
     Attributes:
         method: `quant_method`.
-        bits: that integers may have: 4 or 8, or both (compressed-tensors).
-        group: inputs with a common scale; None if all have (GPTQ and AWQ).
+        bits: that integers may have: 2, 3, 4 or 8; several (compressed-tensors).
+        group: inputs with a common scale; None if all have (GPTQ, AWQ and MLX).
         less_one: whether zero points are stored less one (GPTQ).
         symmetric: whether all zero points are half of the codes' range (GPTQ).
         tile: outputs and inputs with a common scale (FP8).
+        by_outputs: whether words have integers of one output, not of one input (AWQ).
     """
 
     method: str
@@ -132,10 +138,11 @@ class Layout:
     less_one: bool = False
     symmetric: bool = False
     tile: tuple[int, int] | None = None
+    by_outputs: bool = False
 
 
 class StoredMatrix(Protocol):
-    """A matrix as a file stores it: `IntegerMatrix`, `ScaledFloats` or `Mxfp4Matrix`."""
+    """A matrix as a file stores it: `IntegerMatrix` and others of `quant/`."""
 
     @property
     def shape(self) -> tuple[int, int]: ...
@@ -145,7 +152,7 @@ class StoredMatrix(Protocol):
     def format(self) -> str | None:
         """Return the name of the block format that holds the matrix, or None."""
 
-    def blocks(self) -> RowWeight:
+    def blocks(self) -> BlockWeight:
         """Return the matrix in its block format, which it must have."""
 
     def floats(self) -> F32:
@@ -161,12 +168,14 @@ FUSED: Final = {
 HELPERS: Final = (
     "qweight", "qzeros", "scales", "g_idx",
     "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale",
-    "weight_scale_inv", "weight_scale_2", "activation_scale",
+    "weight_scale_inv", "weight_scale_2", "activation_scale", "biases",
+    "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map",
+    *(f"weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")),
     *(f"{side}_{part}" for side in ("input", "output") for part in ("scale", "zero_point", "global_scale")),
 )  # fmt: skip
 """The tensors of a quantised module that its matrix replaces. Those of inputs and outputs are not used."""
 
-STORED: Final = {"qweight": ("I32",), "weight_packed": ("I32", "U8"), "weight": ("I8", "U8", "F8_E4M3")}
+STORED: Final = {"qweight": ("I32",), "weight_packed": ("I32", "U8"), "weight": ("I8", "U8", "U32", "F8_E4M3")}
 """The tensors, with their dtypes, that make a module a quantised one."""
 
 
@@ -177,12 +186,16 @@ def read_module(parts: ModuleParts, part: str, layout: Layout) -> StoredMatrix:
         CheckpointError: a tensor is missing, or has another dtype or shape than its layout.
     """
     if part == "qweight":
-        return _awq(parts, layout) if layout.method == "awq" else _gptq(parts, layout)
+        if layout.method != "awq":
+            return _gptq(parts, layout)
+        return _awq_by_outputs(parts, layout) if layout.by_outputs else _awq(parts, layout)
     dtype = parts.info(part).dtype
     if dtype == "I32":
         return _packed_integers(parts, layout)
+    if dtype == "U32":
+        return _affine(parts, layout)
     if dtype == "U8":
-        return _float4(parts, part)
+        return _normal(parts) if layout.method == "bitsandbytes" else _float4(parts, part)
     return _int8(parts) if dtype == "I8" else _float8(parts, layout)
 
 
@@ -219,7 +232,9 @@ def _gptq(parts: ModuleParts, layout: Layout) -> IntegerMatrix:
     """Return a matrix packed along inputs: qweight [K * bits / 32, N], zero points packed along outputs."""
     (bits,) = layout.bits
     rows, outputs = parts.matrix("qweight")
-    inputs = rows * 32 // bits
+    inputs, rest = divmod(rows * 32, bits)
+    if rest:
+        raise parts.error("qweight", f"{rows} rows of words have no whole number of integers of {bits} bits")
     groups, group = _row_groups(parts, layout, inputs)
     words = parts.expect("qweight", "I32", (rows, outputs))
     zeros = parts.expect("qzeros", "I32", (groups, words_for(outputs, bits)))
@@ -239,7 +254,7 @@ def _gptq(parts: ModuleParts, layout: Layout) -> IntegerMatrix:
 def _gptq_zeros(parts: ModuleParts, layout: Layout, words: NDArray[Any], outputs: int) -> Bytes:
     """Return zero points [N, G]. Some writers kept them as they are, or less one, and named the other format."""
     (bits,) = layout.bits
-    stored, raised = unpack(words, bits, outputs), unpack(add_one(words, bits), bits, outputs)
+    stored, raised = unpack(words, bits, outputs), unpack_raised(words, bits, outputs)
     found, other = (raised, stored) if layout.less_one else (stored, raised)
     centre = 1 << (bits - 1)
     if layout.symmetric and (found != centre).any():
@@ -267,6 +282,75 @@ def _awq(parts: ModuleParts, layout: Layout) -> IntegerMatrix:
         zeros=lambda: unpack_awq(zeros()),
         scales=lambda: scales().T,
     )
+
+
+def _awq_by_outputs(parts: ModuleParts, layout: Layout) -> IntegerMatrix:
+    """Return a matrix of AWQ's version "gemv": qweight [N, K / 8]; zero points and scales [N, groups] are padded."""
+    outputs, words = parts.matrix("qweight")
+    inputs = words * 8
+    groups, group = _row_groups(parts, layout, inputs)
+    _, width = parts.matrix("qzeros")
+    if width * 8 < groups:
+        raise parts.error("qzeros", f"{width} words have no zero points of {groups} groups")
+    codes = parts.expect("qweight", "I32", (outputs, words))
+    zeros = parts.expect("qzeros", "I32", (outputs, width))
+    scales = parts.expect("scales", FLOATS, (outputs, width * 8))
+    return IntegerMatrix(
+        shape=(outputs, inputs),
+        bits=4,
+        group=group,
+        codes=lambda: unpack(codes(), 4, inputs),
+        zeros=lambda: unpack(zeros(), 4, groups),
+        scales=lambda: scales()[:, :groups],
+    )
+
+
+def _affine(parts: ModuleParts, layout: Layout) -> AffineMatrix:
+    """Return a matrix of MLX: weight [..., N, words] packed along inputs, leading axes of experts flattened."""
+    (bits,), group = layout.bits, layout.group or 64
+    shape = parts.info("weight").shape
+    if len(shape) < 2 or 0 in shape:
+        raise parts.error("weight", f"must be a matrix, not of shape {list(shape)}")
+    *leading, words = shape
+    inputs, rest = divmod(words * 32, bits)
+    if rest or inputs % group:
+        raise parts.error("weight", f"{words} words of {bits} bits cannot be cut into groups of {group}")
+    outputs, groups = math.prod(leading), inputs // group
+    flat, grouped = (outputs, words), (outputs, groups)
+    codes = parts.expect("weight", "U32", flat, shape)
+    scales, biases = (parts.expect(each, FLOATS, grouped, (*leading, groups)) for each in ("scales", "biases"))
+    return AffineMatrix(
+        shape=(outputs, inputs),
+        bits=bits,
+        group=group,
+        codes=lambda: unpack(codes(), bits, inputs),
+        scales=scales,
+        biases=biases,
+    )
+
+
+def _normal(parts: ModuleParts) -> NormalMatrix:
+    """Return a matrix of bitsandbytes with 4 bits: weight [N x K / 2, 1], and its `QuantState`."""
+    part = next((each for each in HELPERS if "quant_state" in each and parts.has(each)), "weight.quant_state")
+    try:
+        state = json.loads(parts.read(part).tobytes())
+        outputs, inputs = map(int, state["shape"])
+        run, nested = int(state["blocksize"]), int(state.get("nested_blocksize", 1))
+        offset = np.float32(state.get("nested_offset", 0))
+    except (ValueError, TypeError, KeyError) as error:
+        raise parts.error(part, f"is no state of a matrix: {error}") from None
+    if min(outputs, inputs, run, nested) < 1 or outputs * inputs % 2:
+        raise parts.error(part, f"[{outputs}, {inputs}] numbers in runs of {run} have no 4-bit codes")
+    runs = -(-outputs * inputs // run)
+    count = outputs * inputs // 2
+    packed = parts.expect("weight", "U8", (count,), (count, 1), (1, count))
+    table = parts.expect("weight.quant_map", "F32", (16,))
+    scales = parts.expect("weight.absmax", "U8" if "nested_offset" in state else "F32", (runs,))
+    if "nested_offset" in state:
+        levels = parts.expect("weight.nested_quant_map", "F32", (256,))
+        factors = parts.expect("weight.nested_absmax", "F32", (-(-runs // nested),))
+        codes, scales = scales, lambda: levels()[codes()] * np.repeat(factors(), nested)[:runs] + offset
+    return NormalMatrix(shape=(outputs, inputs), run=run, packed=packed, scales=scales, table=table)
 
 
 def _packed_integers(parts: ModuleParts, layout: Layout) -> IntegerMatrix:
