@@ -14,8 +14,9 @@ namespace ferrum {
 static constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 static constexpr int8_t kFp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// d alone, or times an integer per group; own: as tier/units.hpp reads them.
-enum class Scales { whole, unsigned_subs, signed_subs, own };
+// d alone, or times an integer per group; own: as tier/units.hpp reads them; floats: d alone, a float32, and codes are FP8
+// numbers (E4M3).
+enum class Scales { whole, unsigned_subs, signed_subs, own, floats };
 
 struct BlockFormat {
     int64_t inputs;  // of a block; 0 for float formats
@@ -29,11 +30,14 @@ struct BlockFormat {
     // Of a block that panels keep as it is in a file (quant/low_bits.py), else 0: byte b of it is at kPanel b, as each of its
     // fields stands there for the 32 outputs together. Its bits and offset are those of integers in products.
     int64_t file_bytes = 0;
+    bool output_scales = false;  // a panel begins with 32 factors and 32 divisors of its outputs, float32
 
     constexpr int64_t groups() const { return inputs / group; }
-    constexpr int64_t subs() const { return scales == Scales::whole ? 0 : groups(); }  // integers per output
-    constexpr int64_t sub_at() const { return kPanel * 2 * (minima ? 2 : 1); }
+    constexpr bool whole() const { return scales == Scales::whole || scales == Scales::floats; }
+    constexpr int64_t subs() const { return whole() ? 0 : groups(); }  // integers per output
+    constexpr int64_t sub_at() const { return kPanel * (scales == Scales::floats ? 4 : 2) * (minima ? 2 : 1); }
     constexpr int64_t sub_m_at() const { return sub_at() + kPanel * subs(); }
+    constexpr int64_t panel_header() const { return output_scales ? kPanel * 8 : 0; }
     constexpr int64_t header_bytes() const { return sub_at() + kPanel * subs() * (minima ? 2 : 1); }
     constexpr int64_t code_bytes() const { return kPanel * group * bits / 8; }  // of a group
     constexpr int64_t bytes() const { return file_bytes != 0 ? kPanel * file_bytes : header_bytes() + groups() * code_bytes(); }

@@ -72,8 +72,9 @@ std::pair<Bytes, int> quantize(Runtime& runtime, const std::string& from, const 
                                const In<float>& importance, bool thorough) {
     const MatrixArgs m = matrix_of(from, matrix);
     const Format format = format_of(to);
-    const int64_t block = block_format(format).inputs;
-    require(block != 0 && block_format(format).table == nullptr && block_format(format).file_bytes == 0,
+    const BlockFormat kind = block_format(format);
+    const int64_t block = kind.inputs;
+    require(block != 0 && kind.table == nullptr && kind.file_bytes == 0 && kind.scales != Scales::floats,
             "expected a format of blocks that has a quantiser");
     const auto given = static_cast<int64_t>(importance.size());
     require(given == 0 || given == (m.inputs + block - 1) / block * block, "expected the importance of each input");

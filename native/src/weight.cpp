@@ -32,6 +32,12 @@ float read_float(const std::byte* floats, Format format, int64_t index) {
     return format == Format::bf16 ? from_bits(static_cast<uint32_t>(bits) << 16) : half_to_float(bits);
 }
 
+// A number of FP8 (E4M3); NaN counts as 480.
+float float8(int code) {
+    const float scaled = from_bits(static_cast<uint32_t>(code & 127) << 20) * 0x1p120f;  // the difference of the two biases
+    return (code & 128) != 0 ? -scaled : scaled;
+}
+
 uint16_t read_u16(const std::byte* numbers, int64_t index) {
     uint16_t value;
     std::memcpy(&value, numbers + 2 * index, sizeof value);
@@ -45,6 +51,13 @@ int stored_code(const uint8_t* rows, const BlockFormat& f, int64_t lane, int64_t
     const int low = (k / 4 % 2 == 1 ? at(k / 8) >> 4 : at(k / 8)) & 15, width = f.bits - 4;
     if (width == 0) return low;
     return low | (at(f.code_rows()) >> (k / 4 * width) & ((1 << width) - 1)) << 4;
+}
+
+void float8_row(const std::byte* block, const BlockFormat& f, int64_t lane, int64_t count, float* to) {
+    const float scale = reinterpret_cast<const float*>(block)[lane];
+    const auto* rows = reinterpret_cast<const uint8_t*>(block) + f.header_bytes();
+    constexpr int64_t kPlaces[] = {0, 2, 1, 3};  // of four inputs in their word
+    for (int64_t k = 0; k < count; ++k) to[k] = float8(stored_code(rows, f, lane, k / 4 * 4 + kPlaces[k % 4])) * scale;
 }
 
 void block_row(const std::byte* block, const BlockFormat& f, int64_t lane, int64_t count, float* to) {
@@ -75,7 +88,8 @@ void block_row(const std::byte* block, const BlockFormat& f, int64_t lane, int64
 int64_t panel_count(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
 
 int64_t panel_bytes(Format format, int64_t inputs) {
-    if (const BlockFormat f = block_format(format); f.inputs != 0) return (inputs + f.inputs - 1) / f.inputs * f.bytes();
+    if (const BlockFormat f = block_format(format); f.inputs != 0)
+        return f.panel_header() + (inputs + f.inputs - 1) / f.inputs * f.bytes();
     const int64_t depth = depth_of(format);
     return (inputs + depth - 1) / depth * depth * kPanel * item_bytes(format);
 }
@@ -124,8 +138,9 @@ void Weight::stored_row(const KernelTable& kernels, int64_t output, float* to) c
     const std::byte* panel = data_ + output / kPanel * panel_bytes(format_, inputs_);
     if (const BlockFormat f = block_format(format_); f.inputs != 0) {
         if (f.file_bytes != 0) return kernels.read_row(format_, panel, lane, inputs_, to);
+        const auto read = f.scales == Scales::floats ? float8_row : block_row;
         for (int64_t k = 0; k < inputs_; k += f.inputs, panel += f.bytes())
-            block_row(panel, f, lane, std::min(f.inputs, inputs_ - k), to + k);
+            read(panel, f, lane, std::min(f.inputs, inputs_ - k), to + k);
         return;
     }
     const int64_t depth = depth_of(format_);

@@ -11,7 +11,8 @@ namespace ferrum {
     X(f16, "float16", F16)
 
 // Blocks: an enumerator, which is also the name in Python, and the members of BlockFormat (block_format.hpp): inputs,
-// group, bits, offset, table, minima, scales, wide range, and the bytes of a block that panels keep as they are in a file.
+// group, bits, offset, table, minima, scales, wide range, the bytes of a block that panels keep as they are in a file, and
+// whether outputs have scales.
 #define FERRUM_BLOCK_FORMATS(X)                                           \
     X(q8_0, 32, 32, 8, 128, nullptr, false, Scales::whole, false)         \
     X(q4_0, 32, 32, 4, 8, nullptr, false, Scales::whole, false)           \
@@ -27,6 +28,7 @@ namespace ferrum {
     X(q4_128, 128, 32, 4, 8, nullptr, false, Scales::whole, false)        \
     X(q4_m64, 64, 32, 4, 0, nullptr, true, Scales::whole, false)          \
     X(q4_m128, 128, 32, 4, 0, nullptr, true, Scales::whole, false)        \
+    X(fp8, 128, 128, 8, 0, nullptr, false, Scales::floats, false)         \
     X(q2_k, 256, 16, 2, 0, nullptr, true, Scales::own, false, 84)         \
     X(q3_k, 256, 16, 3, 4, nullptr, false, Scales::own, false, 110)       \
     X(iq2_xxs, 256, 32, 8, 128, nullptr, false, Scales::own, false, 66)   \
@@ -48,7 +50,8 @@ namespace ferrum {
     X(q2_z32, 128, 32, 3, 4, nullptr, false, Scales::own, false, 42)      \
     X(q2_z64, 128, 32, 3, 4, nullptr, false, Scales::own, false, 38)      \
     X(q2_z128, 128, 32, 3, 4, nullptr, false, Scales::own, false, 36)     \
-    X(nf4, 64, 64, 4, 0, nullptr, false, Scales::own, false, 36)
+    X(nf4, 64, 64, 4, 0, nullptr, false, Scales::own, false, 36)          \
+    X(nvfp4_scaled, 64, 16, 8, 128, nullptr, false, Scales::own, false, 36, true)
 
 #define FERRUM_FORMATS(X) FERRUM_FLOAT_FORMATS(X) FERRUM_BLOCK_FORMATS(X)
 

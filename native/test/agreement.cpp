@@ -221,7 +221,7 @@ std::vector<Named> all_cases() {
         cases.push_back({"linear " + name, [format = format_of(name)](Runtime& runtime, int64_t size, uint64_t seed) {
                              return linear(runtime, format, size, seed);
                          }});
-    for (const char* name : {"float32", "bfloat16", "q8_0", "q5_1", "q6_k"})
+    for (const char* name : {"float32", "bfloat16", "q8_0", "q5_1", "q6_k", "fp8"})
         cases.push_back({std::string("experts ") + name, [format = format_of(name)](Runtime& runtime, int64_t size, uint64_t seed) {
                              return experts(runtime, format, size, seed);
                          }});

@@ -62,7 +62,7 @@ inline WeightPointer blocks_of(Runtime& runtime, Format format, int64_t outputs,
         memory.get()[at] = static_cast<std::byte>(numbers.word());
         if (at % f.bytes() >= f.sub_at() || at % 2 == 0) continue;
         float number = numbers.number(style);
-        if (!f.wide_range && style == Style::plain) number *= 0x1p-112f;  // whose upper half is a small float16
+        if (!f.wide_range && f.scales != Scales::floats && style == Style::plain) number *= 0x1p-112f;  // whose upper half is a small float16
         std::memcpy(memory.get() + at - 1, reinterpret_cast<const char*>(&number) + 2, 2);
     }
     return std::make_shared<Weight>(format, outputs, inputs, memory.get(), memory);

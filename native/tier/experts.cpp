@@ -61,7 +61,7 @@ void gather_rows(const TiledRows& tiled, const std::byte* alone, const int32_t* 
         const std::byte* rows[kTileRows];
         for (int64_t r = 0; r < height; ++r) rows[r] = alone + ids[first + r] * row_bytes;
         std::byte* to = out + first * row_bytes;
-        if (tiled.format == Format::bf16 && sizeof(Bf16::X) == 8)
+        if ((tiled.format == Format::bf16 || tiled.format == Format::fp8) && sizeof(Bf16::X) == 8)
             place_words<uint64_t>(rows, height, row_bytes / 8, to);
         else if (kTileRows > kLanes)
             place_words<uint32_t>(rows, height, row_bytes / 4, to);

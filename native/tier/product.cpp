@@ -1,7 +1,7 @@
 // Matrix products of packed rows and packed panels, in any format.
 #include "activations.hpp"
+#include "block_tiles.hpp"
 #include "tier.hpp"
-#include "units.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
@@ -232,6 +232,9 @@ void product_by_slabs(const ProductArgs& a, int64_t tile_begin, int64_t tile_end
         }
         std::memset(to, 0, static_cast<size_t>(rows) * sizeof *to);
         multiply_by_slabs<T>(a.depth, tiles, count, weight + offset, onward);
+        if constexpr (kScalesOutputs<T>)
+            for (int64_t row = 0; row < rows; ++row)
+                for (int v = 0; v < kPanelVectors; ++v) to[row].outputs[v] = T::scaled(to[row].outputs[v], weight + offset, v);
     };
     for (int64_t row = first; row < first + rows; ++row)  // see tile_by_panel()
         prefetch_floats(a.y + row * a.outputs + panel * kPanel, kPanel);

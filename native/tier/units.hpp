@@ -2,11 +2,8 @@
 // unpacked to bytes in registers, and multiplied by each row of the tile. Sums and their order are those of groups.hpp.
 #pragma once
 
-#include <type_traits>
-
 #include "codebooks.hpp"
 #include "groups.hpp"
-#include "normal_floats.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
@@ -466,8 +463,8 @@ FERRUM_UNROLL_UNITS
         }
     }
 
-    // The numbers of an output.
-    static void read_row(const std::byte* panel, int64_t lane, int64_t depth, float* to) {
+    // The numbers of an output, whose scales are multiplied and divided.
+    static void read_row(const std::byte* panel, int64_t lane, int64_t depth, float* to, float factor = 1, float divisor = 1) {
         const int first = static_cast<int>(lane / kLanes * kLanes), own = static_cast<int>(lane % kLanes);
         for (int64_t k = 0; k < depth; k += kUnit) {
             Unit unit;
@@ -477,23 +474,11 @@ FERRUM_UNROLL_UNITS
                 const int64_t part = i / kFormat.group;
                 const auto word = static_cast<uint32_t>(unit.words[i / 4][own]);
                 const int code = static_cast<int>(word >> (i % 4 * 8) & 255u) - kFormat.offset;
-                to[k + i] = static_cast<float>(code) * unit.scale[part][own];
+                to[k + i] = static_cast<float>(code) * (unit.scale[part][own] * factor / divisor);
                 if (kFormat.minima) to[k + i] += unit.minimum[part][own];
             }
         }
     }
 };
-
-template <class T>
-constexpr bool kReadsRows = false;
-template <Format FORMAT>
-constexpr bool kReadsRows<UnitTiles<FORMAT>> = true;
-template <>
-constexpr bool kReadsRows<NormalTiles> = true;
-
-// The tiles of a format of blocks.
-template <Format FORMAT>
-using BlockTiles = std::conditional_t<FORMAT == Format::nf4, NormalTiles,
-                                      std::conditional_t<block_format(FORMAT).file_bytes != 0, UnitTiles<FORMAT>, GroupTiles<FORMAT>>>;
 
 }  // namespace ferrum::FERRUM_TIER

@@ -25,7 +25,7 @@ def stored_code(kind, group: np.ndarray, lane: int, k: int) -> int:
     """Return the code of an input from the bytes of a group's rows [rows, 32, 4], as `quant/panels.py` says."""
     word, byte = divmod(k, 4)
     if kind.bits == 8:
-        return int(group[word, lane, byte])
+        return int(group[word, lane, (0, 2, 1, 3)[byte] if kind.float8 else byte])
     low = int(group[word // 2, lane, byte]) >> 4 * (word % 2) & 15
     width = kind.bits - 4
     if width == 0:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
 from ferrum.kernels.reference.fused_sums import fused
-from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import ROUNDED, round_rows
 from native_twin import normal
-from native_weights import BLOCKS, weight_of
+from native_weights import BLOCKS, INTEGERS, weight_of
 
 SHAPES = ((1, 1), (5, 31), (33, 128), (40, 129), (7, 300))
 
@@ -19,10 +19,6 @@ def padded(matrix: np.ndarray, size: int) -> np.ndarray:
     """Reshape [n, K] -> [n, parts, size], padded with zeros."""
     rows, inputs = matrix.shape
     return np.pad(matrix, ((0, 0), (0, -inputs % size))).reshape(rows, -1, size)
-
-
-INTEGERS = tuple(name for name in BLOCKS if not BLOCK_FORMATS[name].floats)
-"""Formats whose products multiply integers."""
 
 
 @pytest.mark.parametrize("format", INTEGERS)
@@ -48,10 +44,28 @@ def test_product_equals_the_documented_arithmetic(format):
                 y = fused(f32(total), scales[n, g] * factor, y)
                 if minima is not None:
                     y = fused(minima[n, g], f32(sum(part)) * factor, y)
+            if decoded.outputs is not None:
+                y = y * decoded.outputs[n, 0] / decoded.outputs[n, 1]
             assert y == ours[m, n]
 
 
-@pytest.mark.parametrize("format", BLOCKS)
+def test_product_of_fp8_equals_the_documented_arithmetic():
+    """Computes docs/numerics.md one scalar at a time; float64 holds these sums of products exactly."""
+    rng, f32 = np.random.default_rng(9), np.float32
+    x, weight = normal(rng, 2, 300), weight_of(rng, 3, 300, "fp8")
+    rows, decoded = padded(x.astype(ml_dtypes.bfloat16).astype(np.float64), 128), weight.decoded(slice(None))
+    for m, n in np.ndindex(2, 3):
+        y = f32(0)
+        for row, numbers, scale in zip(rows[m], decoded.integers[n].tolist(), decoded.scales[n], strict=True):
+            total = f32(0)
+            for k in range(0, 128, 2):
+                total = f32(float(total) + row[k + 1] * numbers[k + 1])
+                total = f32(float(total) + row[k] * numbers[k])
+            y = fused(total, scale, y)
+        assert y == weight.matmul(x)[m, n]
+
+
+@pytest.mark.parametrize("format", INTEGERS)
 def test_product_differs_from_the_dequantised_one_by_the_rounding_of_inputs(format):
     """Bound: half a unit of each input's scale times the weights' magnitudes, and K + 4 units of f32 (Higham 4.2)."""
     rng = np.random.default_rng(4)
@@ -61,6 +75,8 @@ def test_product_differs_from_the_dequantised_one_by_the_rounding_of_inputs(form
         terms = np.abs(decoded.integers * decoded.scales[..., None].astype(np.float64))
         if decoded.minima is not None:
             terms += np.abs(decoded.minima)[..., None]
+        if decoded.outputs is not None:
+            terms *= np.abs(decoded.outputs[:, :1] / decoded.outputs[:, 1:])[..., None]
         half = np.repeat(round_rows(x, ROUNDED, -(-inputs // ROUNDED)).scales, ROUNDED, axis=1)[:, :inputs] / 2
         bound = half * 1.001 @ np.abs(dense).T
         bound += (np.abs(x) + half) * (inputs + 4) * 2.0**-23 @ terms.reshape(outputs, -1)[:, :inputs].T

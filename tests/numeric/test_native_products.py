@@ -128,7 +128,8 @@ def test_products_of_extreme_codes_are_exact(tier, format):
     for code in (0, (1 << kind.bits) - 1):
         if kind.low is not None:
             blocks = np.full((33, kind.blocks(512), kind.low.nbytes), 255 if code else 0, np.uint8)
-            weight = file_weight(kind, with_scales(kind.low, blocks, normal(rng, *blocks.shape[:2])))
+            scales = normal(rng, 33, 2) if kind.output_scales else None
+            weight = file_weight(kind, with_scales(kind.low, blocks, normal(rng, *blocks.shape[:2])), outputs=scales)
         else:
             rows = block_rows(rng, kind, 33, 512)
             weight = RowWeight(kind=kind, shape=(33, 512), whole=replace(rows, codes=np.full_like(rows.codes, code)))

@@ -45,8 +45,9 @@ MODEL = Case(
     "LlamaConfig",
     {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
 )
-FP8 = {"quant_method": "fp8", "weight_block_size": [24, 40], "activation_scheme": "dynamic"}
-TILES = compressed("float-quantized", num_bits=8, type="float", block_structure=[24, 40])
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+TILES = compressed("float-quantized", num_bits=8, type="float", block_structure=[24, 128])
+NARROW = compressed("float-quantized", num_bits=8, type="float", block_structure=[24, 40])
 ROWS = compressed("float-quantized", num_bits=8, type="float")
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 100, 7]
@@ -87,16 +88,17 @@ CASES: dict[str, tuple[Any, str | None]] = {
     "int8": (int8(), "q8_0"),
     "int8-zeros": (int8(zeros=True), "q8_0"),
     "int8-float32": (int8(dtype=np.float32), None),
-    "fp8": (float8((24, 40), FP8, "weight_scale_inv"), None),
-    "fp8-powers": (float8((24, 40), FP8, "weight_scale_inv", E8M0), None),
-    "fp8-tiles": (float8((24, 40), TILES), None),
-    "fp8-channel": (float8("channel", ROWS), None),
-    "fp8-tensor": (float8("tensor", ROWS), None),
-    "fp8-modelopt": (float8("tensor", MODELOPT), None),
-    "fp8-auto": (float8("tensor", {"quant_method": "fp8", "activation_scheme": "static"}), None),  # AutoFP8
-    "fp8-fbgemm": (float8("channel", {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}), None),
-    "nvfp4": (float4("nvfp4-pack-quantized"), None),
-    "nvfp4-modelopt": (float4("modelopt"), None),
+    "fp8": (float8((128, 128), FP8, "weight_scale_inv"), "fp8"),
+    "fp8-powers": (float8((128, 128), FP8, "weight_scale_inv", E8M0), "fp8"),
+    "fp8-tiles": (float8((24, 128), TILES), "fp8"),
+    "fp8-narrow": (float8((24, 40), NARROW), None),
+    "fp8-channel": (float8("channel", ROWS), "fp8"),
+    "fp8-tensor": (float8("tensor", ROWS), "fp8"),
+    "fp8-modelopt": (float8("tensor", MODELOPT), "fp8"),
+    "fp8-auto": (float8("tensor", {"quant_method": "fp8", "activation_scheme": "static"}), "fp8"),  # AutoFP8
+    "fp8-fbgemm": (float8("channel", {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}), "fp8"),
+    "nvfp4": (float4("nvfp4-pack-quantized"), "nvfp4_scaled"),
+    "nvfp4-modelopt": (float4("modelopt"), "nvfp4_scaled"),
     "mxfp4": (float4("mxfp4-pack-quantized"), "mxfp4"),
 }
 """Packers, and the block formats of their matrices."""
@@ -138,6 +140,32 @@ def test_rows_of_a_length_that_blocks_do_not_divide_are_exact(packer: Any, input
     assert store.read(name).any()
 
 
+def test_a_weight_of_fp8_that_is_nan_reaches_its_output_only(tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, np.ndarray]) -> None:
+        tensors["weight"].view(np.uint8)[7, 130] = 255
+
+    store = DirectoryModel(write_module(tmp_path, float8("channel", ROWS), (40, 256), spoil)).checkpoint()
+    (name,) = store.tensors
+    y = store.blocks(name).matmul(np.zeros((2, 256), np.float32))
+    assert np.isnan(y[:, 7]).all() and not np.delete(y, 7, axis=1).any()
+
+
+def test_negative_scales_of_nvfp4_are_exact_in_float32(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def turn(tensors: dict[str, np.ndarray]) -> None:
+        tensors["weight_scale"][3] *= -1
+
+    packer = float4("nvfp4-pack-quantized")
+    for folder, change in (("plain", lambda tensors: None), ("turned", turn)):
+        (tmp_path / folder).mkdir()
+        write_module(tmp_path / folder, packer, (40, 64), change)
+    plain, turned = (DirectoryModel(tmp_path / folder).checkpoint() for folder in ("plain", "turned"))
+    (name,) = plain.tensors
+    assert plain.block_format(name) == "nvfp4_scaled" and turned.block_format(name) is None
+    assert "negative scales" in caplog.text
+    np.testing.assert_array_equal(turned.read(name)[3], -plain.read(name)[3])
+    np.testing.assert_array_equal(np.delete(turned.read(name), 3, axis=0), np.delete(plain.read(name), 3, axis=0))
+
+
 def logits(model: Path, **options: Any) -> np.ndarray:
     with load_executor(str(model), kv_capacity=256, **options) as executor:
         return np.asarray(executor.forward(TOKENS))
@@ -145,7 +173,7 @@ def logits(model: Path, **options: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["gptq-zeros", "gptq-order", "gptq-3", "mlx", "int8", "fp8", "nvfp4", "mxfp4"])
 def test_logits_are_those_of_the_dequantised_model(name: str, tmp_path: Path) -> None:
-    """In float32 bit for bit; in a block format, products round inputs to 8 bits."""
+    """In float32 bit for bit; in a block format, products round inputs."""
     found = written(name, tmp_path)
     whole = logits(found.plain)
     np.testing.assert_array_equal(logits(found.directory, dtype="float32"), whole)
@@ -156,7 +184,7 @@ def test_logits_are_those_of_the_dequantised_model(name: str, tmp_path: Path) ->
         assert 0 < np.linalg.norm(ours - whole) < 0.04 * np.linalg.norm(whole)
 
 
-@pytest.mark.parametrize("name", ["gptq-order", "awq", "int8-float32", "mxfp4"])
+@pytest.mark.parametrize("name", ["gptq-order", "awq", "int8-float32", "fp8", "nvfp4", "mxfp4"])
 def test_a_plan_equals_the_loaded_model(name: str, tmp_path: Path) -> None:
     model = str(written(name, tmp_path).directory)
     plan = plan_model(ModelConfig(model=model, kv_capacity=256))

@@ -184,8 +184,8 @@ def test_acceptance_count_is_the_number_of_accepted_tokens():
 @contract("1.DataType")
 def test_model_info_and_enums_round_trip():
     assert ModelInfo.from_json(INFO.to_json()) == INFO
-    assert [str(dtype) for dtype in DataType] == ["float32", "float16", "bfloat16", "int8", "int4"]
-    assert [dtype.bits for dtype in DataType] == [32, 16, 16, 8, 4]
+    assert [str(dtype) for dtype in DataType] == ["float32", "float16", "bfloat16", "float8", "int8", "int4"]
+    assert [dtype.bits for dtype in DataType] == [32, 16, 16, 8, 8, 4]
     assert DataType("bfloat16") is DataType.BFLOAT16 and str(Device("cuda")) == "cuda"
 
 

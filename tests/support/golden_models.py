@@ -76,7 +76,9 @@ OTHER_FIELDS = {
 """The same for the other architectures: the first model of each in `family_cases.py`, in two formats."""
 
 DENSE = ("float32", "float16", "bfloat16")
-RARE = tuple(name for name, kind in BLOCK_FORMATS.items() if kind.low or (kind.groups > 1 and kind.sub is None))
+RARE = tuple(
+    name for name, kind in BLOCK_FORMATS.items() if kind.low or kind.float8 or (kind.groups > 1 and kind.sub is None)
+)
 WEIGHTS = (*DENSE, *(name for name in BLOCK_FORMATS if name not in RARE))
 KV_FORMATS = ("float32", "bfloat16", "int8")
 OTHER_FORMATS = (("float32", "float32"), ("q8_0", "bfloat16"))

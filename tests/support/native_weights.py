@@ -16,6 +16,8 @@ DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
 ALIKE = ("q4_m128", "q4_z64", "q4_z128", "q3_z32", "q3_z128", "q2_z32", "q2_z64")
 """Formats that differ from another one only by the inputs with a common scale. The self-check has them, too."""
 BLOCKS = tuple(name for name in BLOCK_FORMATS if name not in ALIKE)
+INTEGERS = tuple(name for name in BLOCKS if not BLOCK_FORMATS[name].float8 and not BLOCK_FORMATS[name].floats)
+"""Formats whose products round inputs to integers."""
 
 
 def dense(rng, outputs, inputs, dtype) -> DenseWeight:
@@ -36,7 +38,8 @@ def low_weight(rng, kind: BlockFormat, low: LowBits, outputs, inputs) -> FileWei
     """Return random blocks of a file, with scales of very different magnitudes."""
     blocks = rng.integers(0, 256, (outputs, kind.blocks(inputs), low.nbytes), np.uint8)
     scales = np.ldexp(normal(rng, *blocks.shape[:2]), rng.integers(-12, 4, blocks.shape[:2]))
-    return file_weight(kind, with_scales(low, blocks, scales), inputs)
+    own = normal(rng, outputs, 2) if kind.output_scales else None
+    return file_weight(kind, with_scales(low, blocks, scales), inputs, own)
 
 
 def block_rows(rng, kind: BlockFormat, outputs, inputs) -> BlockRows:

@@ -17,7 +17,7 @@ from ferrum.quant.normal_floats import NORMAL_FLOATS
 from ferrum.quant.zero_points import ZERO_POINTS
 
 KEPT = {**ZERO_POINTS, "nf4": NORMAL_FLOATS}
-OTHER_LAYOUTS = {"q4_128", "q4_m64", "q4_m128", *KEPT}
+OTHER_LAYOUTS = {"q4_128", "q4_m64", "q4_m128", "fp8", "nvfp4_scaled", *KEPT}
 """Formats of quantised directories, which are no types of GGUF."""
 
 SCALES = {None: "whole", np.dtype(np.uint8): "unsigned_subs", np.dtype(np.int8): "signed_subs"}
@@ -49,9 +49,11 @@ def line_of(kind: BlockFormat, tables: Mapping[str, tuple[int, ...]]) -> tuple[s
     """Return the line of FERRUM_BLOCK_FORMATS for a format of Python."""
     table = next((name for name, numbers in tables.items() if numbers == kind.table), "nullptr")
     numbers = kind.block, kind.group, kind.bits, kind.offset
-    scales = "own" if kind.low else SCALES[kind.sub]
-    flags = str(kind.minima).lower(), f"Scales::{scales}", str(kind.scale != np.float16).lower()
-    return (*map(str, numbers), table, *flags, *([str(kind.low.nbytes)] if kind.low else []))
+    scales = "own" if kind.low else "floats" if kind.float8 else SCALES[kind.sub]
+    wide = kind.scale != np.float16 and not kind.float8
+    flags = str(kind.minima).lower(), f"Scales::{scales}", str(wide).lower()
+    own = [str(kind.low.nbytes)] if kind.low else []
+    return (*map(str, numbers), table, *flags, *own, *(["true"] if kind.output_scales else []))
 
 
 def format_faults(

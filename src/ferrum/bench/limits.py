@@ -195,4 +195,6 @@ def _peak_of(format: str) -> str:
         return "float32"
     if format == "bfloat16":
         return format
+    if BLOCK_FORMATS[format].float8:
+        return "bfloat16"
     return "int8" if BLOCK_FORMATS[format].signed_bytes else "int4"

@@ -20,13 +20,14 @@ class DataType(StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
+    FLOAT8 = "float8"
     INT8 = "int8"
     INT4 = "int4"
 
     @classmethod
     def _missing_(cls, value: object) -> DataType | None:
         spelling = str(value).lower()
-        name = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}.get(spelling, spelling)
+        name = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8"}.get(spelling, spelling)
         return next((each for each in cls if name == each.value), None)
 
     @property

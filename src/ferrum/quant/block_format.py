@@ -1,4 +1,4 @@
-"""Formats of quantised weights, named as GGUF names them: blocks of small integers with common scales.
+"""Formats of quantised weights, most named as GGUF names them: blocks of small integers with common scales.
 
 A group is 32 or 16 consecutive inputs of an output with one scale; a block is one group, or several.
 A block's scale `d` (and for formats with minima `m`) is a float of 16 bits. In superblocks of 256 inputs each group
@@ -8,12 +8,19 @@ has a small integer `sub` (and `sub_m`) too; in other blocks all groups have the
     scale    = d, or d * sub                  exact in f32
     minimum  = m, or -(m * sub_m)             exact in f32
     weight   = integer * scale + minimum      rounded once
+
+nvfp4_scaled has a factor and a divisor for each output, of which one is 1. The scales of its weights are
+scale * factor / divisor, each operation rounded.
+
+fp8 has FP8 numbers in place of integers, and a scale d in float32 for each 128 inputs of an output. It holds matrices
+with one scale, with a scale per output, and with tiles of 128 x 128. FP8 is E4M3 of "FP8 Formats for Deep Learning"
+(Micikevicius et al., 2022).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import ml_dtypes
@@ -31,6 +38,15 @@ _IQ4: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 
 _FP4: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the 16 numbers of FP4 (E2M1 of the OCP Microscaling specification)."""
 
+
+def _float8() -> NDArray[np.float32]:
+    numbers: NDArray[np.float32] = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    numbers[[127, 255]] = 480, -480
+    return numbers
+
+
+FLOAT8: Final = _float8()
+"""The 256 numbers of FP8, f32. NaN is 480, which continues the others: readers of files set the scale to NaN."""
 
 _F16: Final = np.dtype(np.float16)
 _I8: Final = np.dtype(np.int8)
@@ -53,6 +69,8 @@ class BlockFormat:
         sub: dtype of the groups' scales in a superblock, or None.
         low: how blocks are stored that panels keep as they are in a file.
         floats: whether products take its weights as float32 numbers; it has no integers.
+        float8: whether codes are FP8 numbers.
+        output_scales: whether each output has a factor and a divisor in float32.
     """
 
     name: str
@@ -66,6 +84,8 @@ class BlockFormat:
     sub: np.dtype[Any] | None = None
     low: LowBits | None = None
     floats: bool = False
+    float8: bool = False
+    output_scales: bool = False
 
     @property
     def signed_bytes(self) -> bool:
@@ -81,8 +101,10 @@ class BlockFormat:
         """Return the number of blocks of a row; the last one may be incomplete."""
         return -(-inputs // self.block)
 
-    def integers(self, codes: NDArray[np.uint8]) -> NDArray[np.int8]:
-        """Return the integers of stored codes."""
+    def integers(self, codes: NDArray[np.uint8]) -> NDArray[Any]:
+        """Return the integers of stored codes, int8, or FP8 numbers in f32."""
+        if self.float8:
+            return FLOAT8[codes]
         if self.table is not None:
             return np.array(self.table, np.int8)[codes]
         return (codes - np.uint8(self.offset)).view(np.int8)
@@ -118,6 +140,8 @@ BLOCK_FORMATS: Final[Mapping[str, BlockFormat]] = {
         BlockFormat("q4_m128", 4, minima=True, block=128),
         *(_low(*each) for each in (*LOW_BITS.items(), *ZERO_POINTS.items())),
         BlockFormat("nf4", 4, group=BLOCK, block=BLOCK, low=NORMAL_FLOATS, floats=True),
+        BlockFormat("fp8", 8, group=128, block=128, scale=np.dtype(np.float32), float8=True),
+        replace(_low("nvfp4", LOW_BITS["nvfp4"]), name="nvfp4_scaled", output_scales=True),
     )
 }
 """The formats by name. The native library has the same list (`native/src/weight_formats.hpp`)."""
@@ -127,5 +151,7 @@ def data_type(format: str) -> DataType:
     """Return the contract's number format of a weight format, with integers of up to 6 bits as int4."""
     if format in BLOCK_FORMATS:
         kind = BLOCK_FORMATS[format]
+        if kind.float8:
+            return DataType.FLOAT8
         return DataType.INT8 if kind.bits == 8 and kind.low is None else DataType.INT4
     return DataType(format)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.operations import F32, Int32
-from ferrum.kernels.reference.fused_sums import fused
-from ferrum.kernels.reference.reference_math import product, round_whole
+from ferrum.kernels.reference.fused_sums import add_pairs, flushed_fused, fused
+from ferrum.kernels.reference.reference_math import input_bf16, product, round_whole
 from ferrum.quant.block_format import BlockFormat
 from ferrum.quant.low_bits import Decoded, LowBits
-from ferrum.quant.panels import blocks_of_panels, panel_shape, panels_of, panels_of_blocks, rows_of
+from ferrum.quant.panels import (
+    blocks_of_panels,
+    output_scales_of,
+    panel_shape,
+    panels_of,
+    panels_of_blocks,
+    rows_of,
+    with_output_scales,
+)
 
 _TERMS: Final = 1 << 20
 """Terms of a product computed at a time."""
@@ -138,13 +147,19 @@ class BlockWeight(ABC):
         if self.kind.floats:
             return product(x, self.dequantize())
         groups = self.kind.blocks(self.shape[1]) * self.kind.groups
-        rows = round_rows(x, self.kind.group, groups)
+        multiply = self._products(x, groups)
         out = np.empty((len(x), self.shape[0]), np.float32)
         step = max(1, _TERMS // max(1, len(x) * groups, self.shape[1]))
         for begin in range(0, self.shape[0], step):
-            part = self.decoded(slice(begin, begin + step))
-            out[:, begin : begin + step] = block_product(rows, part.integers, part.scales, part.minima)
+            out[:, begin : begin + step] = multiply(self.decoded(slice(begin, begin + step)))
         return out
+
+    def _products(self, x: F32, groups: int) -> Callable[[Decoded], F32]:
+        """Return what multiplies x [M, K] by some rows."""
+        if self.kind.float8:
+            return partial(float8_product, pair_rows(x, self.kind.group, groups))
+        rows = round_rows(x, self.kind.group, groups)
+        return lambda part: _scaled(block_product(rows, part.integers, part.scales, part.minima), part.outputs)
 
     def rows(self, ids: Int32) -> F32:
         """Return the given rows, [len(ids), K] f32: the numbers of `block_format.py`."""
@@ -160,7 +175,7 @@ class BlockWeight(ABC):
 
     def _numbers(self, part: Decoded) -> F32:
         with np.errstate(invalid="ignore", over="ignore"):
-            numbers = part.integers.astype(np.float32) * part.scales[..., None]
+            numbers = part.integers.astype(np.float32) * _scaled(part.scales.T, part.outputs).T[..., None]
             if part.minima is not None:
                 numbers += part.minima[..., None]
         return numbers.reshape(len(numbers), -1)[:, : self.shape[1]]
@@ -201,17 +216,20 @@ class FileWeight(BlockWeight):
 
     Attributes:
         blocks: uint8 [N, B, bytes]; may be a read-only view of a mapped file.
+        outputs: factors and divisors of outputs, f32 [N, 2], if the format has them.
     """
 
     blocks: NDArray[np.uint8]
+    outputs: F32 | None = None
 
     @property
-    def gguf(self) -> tuple[str, NDArray[np.uint8]]:
-        return self.kind.name.upper(), self.blocks
+    def gguf(self) -> tuple[str, NDArray[np.uint8]] | None:
+        return (self.kind.name.upper(), self.blocks) if self.outputs is None else None
 
     @property
     def panels(self) -> NDArray[np.uint8]:
-        return panels_of_blocks(_low(self.kind), self.blocks)
+        panels = panels_of_blocks(_low(self.kind), self.blocks)
+        return panels if self.outputs is None else with_output_scales(panels, self.outputs)
 
     def stored(self, rows: slice | NDArray[Any]) -> BlockRows:
         raise NotImplementedError("blocks of low_bits.py have no stored codes; see `decoded`")
@@ -221,20 +239,31 @@ class FileWeight(BlockWeight):
         found = _low(self.kind).decode(blocks.reshape(-1, blocks.shape[2]))
         minima = None if found.minima is None else found.minima.reshape(len(blocks), -1)
         integers = found.integers.reshape(len(blocks), -1, self.kind.group)
-        return Decoded(integers, found.scales.reshape(len(blocks), -1), minima)
+        outputs = None if self.outputs is None else self.outputs[rows]
+        return Decoded(integers, found.scales.reshape(len(blocks), -1), minima, outputs)
 
     def select(self, rows: slice | NDArray[Any]) -> FileWeight:
-        return file_weight(self.kind, self.blocks[rows], self.shape[1])
+        outputs = None if self.outputs is None else self.outputs[rows]
+        return file_weight(self.kind, self.blocks[rows], self.shape[1], outputs)
 
     def folded(self, width: int) -> FileWeight:
-        rows = self.shape[0] * (self.shape[1] // width)
-        return file_weight(self.kind, self.blocks.reshape(rows, -1, self.blocks.shape[2]))
+        parts = self.shape[1] // width
+        outputs = None if self.outputs is None else np.repeat(self.outputs, parts, axis=0)
+        blocks = self.blocks.reshape(self.shape[0] * parts, -1, self.blocks.shape[2])
+        return file_weight(self.kind, blocks, outputs=outputs)
 
 
-def file_weight(kind: BlockFormat, blocks: NDArray[np.uint8], inputs: int | None = None) -> FileWeight:
-    """Return the matrix of blocks [N, B, bytes]; without `inputs`, they are complete."""
+def file_weight(
+    kind: BlockFormat, blocks: NDArray[np.uint8], inputs: int | None = None, outputs: F32 | None = None
+) -> FileWeight:
+    """Return the matrix of blocks [N, B, bytes]; without `inputs`, they are complete.
+
+    Args:
+        outputs: factors and divisors of outputs, f32 [N, 2], of a format that has them.
+    """
+    assert kind.output_scales == (outputs is not None), "scales of outputs as the format has them"
     shape = len(blocks), blocks.shape[1] * kind.block if inputs is None else inputs
-    return FileWeight(kind=kind, shape=shape, blocks=blocks)
+    return FileWeight(kind=kind, shape=shape, blocks=blocks, outputs=outputs)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -245,11 +274,21 @@ class FilePanelWeight(PanelWeight):
         return self.select(rows).decoded(slice(None))
 
     def select(self, rows: slice | NDArray[Any]) -> FileWeight:
-        ids = np.arange(self.shape[0], dtype=np.int32)[rows]
-        return file_weight(self.kind, blocks_of_panels(_low(self.kind), self.panels, ids), self.shape[1])
+        ids, low = np.arange(self.shape[0], dtype=np.int32)[rows], _low(self.kind)
+        panels, outputs = output_scales_of(low, self.panels, ids) if self.kind.output_scales else (self.panels, None)
+        return file_weight(self.kind, blocks_of_panels(low, panels, ids), self.shape[1], outputs)
 
     def folded(self, width: int) -> FileWeight:
         return self.select(slice(None)).folded(width)
+
+
+def _scaled(numbers: F32, outputs: F32 | None) -> F32:
+    """Multiply and divide numbers [..., n] of n outputs by their scales [n, 2], if there are any."""
+    if outputs is None:
+        return numbers
+    with np.errstate(all="ignore"):
+        scaled: F32 = numbers * outputs[:, 0] / outputs[:, 1]
+    return scaled
 
 
 def _low(kind: BlockFormat) -> LowBits:
@@ -330,4 +369,28 @@ def block_product(x: RoundedRows, integers: NDArray[np.int8], scales: F32, minim
             total = fused(sums[group], scales[:, group] * factor, total)
             if minima is not None:
                 total = fused(minima[:, group][None, :], code_sums[group][:, None] * factor, total)
+    return total
+
+
+# ---- Products of the format fp8 ----
+#
+#     1. Round inputs to bfloat16; subnormal ones are 0.
+#     2. For each group of 128 inputs, start at 0 and add the pairs of terms input x FP8 number as `add_pairs` does.
+#     3. y starts at 0 and adds the groups in ascending order by `flushed_fused`: y becomes sum x scale + y, rounded
+#        once, where subnormal numbers count as zeros of their sign.
+
+
+def pair_rows(x: F32, group: int, groups: int) -> F32:
+    """Run step 1 on x [M, K] f32 -> [G, M, group]. Zeros pad rows to `groups` groups of the weight."""
+    whole = np.zeros((len(x), groups * group), np.float32)
+    whole[:, : x.shape[1]] = input_bf16(x)
+    return np.ascontiguousarray(whole.reshape(len(x), groups, group).transpose(1, 0, 2))
+
+
+def float8_product(x: F32, part: Decoded) -> F32:
+    """Run steps 2 and 3 on x [G, M, group] and n outputs -> [M, n]."""
+    numbers = np.ascontiguousarray(part.integers.transpose(1, 2, 0), np.float32)  # [G, group, n]
+    total = np.zeros((x.shape[1], numbers.shape[2]), np.float32)
+    for group, scales in enumerate(part.scales.T):
+        total = flushed_fused(add_pairs(np.zeros_like(total), x[group], numbers[group]), scales, total)
     return total

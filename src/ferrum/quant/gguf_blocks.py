@@ -205,8 +205,10 @@ def stacked(weights: Sequence[BlockWeight]) -> BlockWeight:
         return first
     if first.kind.low is not None:
         whole = [each for each in weights if isinstance(each, FileWeight | FilePanelWeight)]
-        blocks = [each.blocks if isinstance(each, FileWeight) else each.select(slice(None)).blocks for each in whole]
-        return file_weight(first.kind, np.concatenate(blocks), first.shape[1])
+        files = [each if isinstance(each, FileWeight) else each.select(slice(None)) for each in whole]
+        outputs = [each.outputs for each in files if each.outputs is not None]
+        blocks = np.concatenate([each.blocks for each in files])
+        return file_weight(first.kind, blocks, first.shape[1], np.concatenate(outputs) if outputs else None)
     from_files = [each for each in weights if isinstance(each, GgufWeight)]
     if len(from_files) == len(weights) and len({each.type for each in from_files}) == 1:
         return weight_of(from_files[0].type, np.concatenate([each.blocks for each in from_files]))

@@ -26,14 +26,16 @@ class Decoded:
     """The numbers of blocks [n, bytes].
 
     Attributes:
-        integers: int8 [n, groups, group]; of `normal_floats.py` f32.
+        integers: int8 [n, groups, group]; of `normal_floats.py` and of the format fp8, numbers in f32.
         scales: f32 [n, groups].
         minima: f32 [n, groups], or None.
+        outputs: factors and divisors of outputs, f32 [n, 2], or None. `scales` are without them.
     """
 
     integers: NDArray[Any]
     scales: F32
     minima: F32 | None = None
+    outputs: F32 | None = None
 
 
 def _half(blocks: U8, at: int) -> F32:

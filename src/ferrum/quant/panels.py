@@ -10,7 +10,7 @@ A panel has outputs 32 p to 32 p + 31 (padded with zeros) and their blocks of in
 
 where a row is 32 words of 4 bytes, one per output, for the words of 4 inputs in order:
 
-    8 bits       a row per word of inputs: the stored codes
+    8 bits       a row per word of inputs: the stored codes; those of fp8 in the order 0, 2, 1, 3
     4 to 6 bits  a row per two words: the low four bits of the first word's codes in the low halves of the bytes, those
                  of the second word in the high halves
     5 bits       then a row of fifth bits: bit i of byte j belongs to input 4 i + j
@@ -18,6 +18,8 @@ where a row is 32 words of 4 bytes, one per output, for the words of 4 inputs in
 
 Blocks of `low_bits.py` keep their bytes: a panel has each field of a block for its 32 outputs together, in the order of
 the file.
+
+Panels of a format with scales of outputs begin with them: the 32 factors, then the 32 divisors, in float32.
 
 Every part fills whole cache lines or is a half of one, and all instruction sets use the same bytes
 (`native/src/block_format.hpp` states the same layout).
@@ -36,6 +38,9 @@ from ferrum.quant.low_bits import LowBits
 
 LANES: Final = 32
 """Outputs of a panel."""
+
+OUTPUT_SCALES: Final = LANES * 8
+"""Bytes of the scales of outputs of a panel."""
 
 _PIECE: Final = 1 << 20
 """Codes laid out at a time, so that what is made on the way stays in the caches."""
@@ -57,9 +62,10 @@ class StoredRows(Protocol):
 
 
 def panel_shape(kind: BlockFormat, shape: tuple[int, int]) -> tuple[int, int, int]:
-    """Return [panels, blocks, bytes] of a matrix [N, K]."""
+    """Return [panels, blocks, bytes] of a matrix [N, K]; with scales of outputs, [panels, 1, bytes]."""
     per_block = LANES * kind.low.nbytes if kind.low else _header_bytes(kind) + kind.groups * _code_bytes(kind)
-    return -(-shape[0] // LANES), kind.blocks(shape[1]), per_block
+    panels, blocks = -(-shape[0] // LANES), kind.blocks(shape[1])
+    return (panels, 1, OUTPUT_SCALES + blocks * per_block) if kind.output_scales else (panels, blocks, per_block)
 
 
 def _header(kind: BlockFormat) -> dict[str, tuple[int, np.dtype[Any]]]:
@@ -117,7 +123,8 @@ def _padded(numbers: NDArray[Any], panels: int, fill: int = 0) -> NDArray[Any]:
 def _pack(kind: BlockFormat, words: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Pack codes [..., word, lane, 4] into rows [..., row, lane, 4]."""
     if kind.bits == 8:
-        return np.ascontiguousarray(words.view("<u4")).view(np.uint8)  # as words, which is faster
+        whole = np.ascontiguousarray(words.view("<u4"))  # as words, which is faster
+        return (_crossed(whole) if kind.float8 else whole).view(np.uint8)
     low = words & np.uint8(15)
     rows = low[..., 0::2, :, :] | low[..., 1::2, :, :] << np.uint8(4)
     width = kind.bits - 4
@@ -127,6 +134,13 @@ def _pack(kind: BlockFormat, words: NDArray[np.uint8]) -> NDArray[np.uint8]:
     for word in range(words.shape[-3]):
         upper[..., 0, :, :] |= words[..., word, :, :] >> np.uint8(4) << np.uint8(width * word)
     return np.concatenate((rows, upper), axis=-3)
+
+
+def _crossed(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return words with their second and third bytes exchanged."""
+    ends, second, third = (words & np.uint32(mask) for mask in (0xFF0000FF, 0xFF00, 0xFF0000))
+    crossed: NDArray[np.uint32] = ends | second << np.uint32(8) | third >> np.uint32(8)
+    return crossed
 
 
 def rows_of(kind: BlockFormat, panels: NDArray[np.uint8], ids: Int32) -> dict[str, NDArray[Any]]:
@@ -148,7 +162,7 @@ def rows_of(kind: BlockFormat, panels: NDArray[np.uint8], ids: Int32) -> dict[st
 def _unpack(kind: BlockFormat, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Unpack rows [..., row, 4] into codes [..., word, 4]."""
     if kind.bits == 8:
-        return rows
+        return _crossed(rows.view("<u4")).view(np.uint8) if kind.float8 else rows
     count = kind.group // 4
     nibbles = rows[..., : count // 2, :]
     words = np.stack((nibbles & np.uint8(15), nibbles >> np.uint8(4)), axis=-2)
@@ -179,3 +193,20 @@ def blocks_of_panels(low: LowBits, panels: NDArray[np.uint8], ids: Int32) -> NDA
         out[..., begin : begin + width] = field[ids // LANES, :, lanes]
         at += LANES * width
     return out
+
+
+def with_output_scales(panels: NDArray[np.uint8], scales: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Return panels [panels, blocks, bytes] as [panels, 1, bytes], with the scales of outputs [N, 2] first."""
+    count = len(panels)
+    lanes = _padded(scales.astype("<f4"), count, 1).reshape(count, LANES, 2).swapaxes(1, 2)
+    head = np.ascontiguousarray(lanes).reshape(count, -1).view(np.uint8)
+    return np.concatenate((head, panels.reshape(count, -1)), axis=1)[:, None]
+
+
+def output_scales_of(
+    low: LowBits, panels: NDArray[np.uint8], ids: Int32
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Return panels [panels, 1, bytes] without the scales of outputs, and those of some outputs [n, 2]."""
+    count = len(panels)
+    head = np.ascontiguousarray(panels[:, 0, :OUTPUT_SCALES]).view("<f4").astype(np.float32).reshape(count, 2, LANES)
+    return panels[:, 0, OUTPUT_SCALES:].reshape(count, -1, LANES * low.nbytes), head[ids // LANES, :, ids % LANES]

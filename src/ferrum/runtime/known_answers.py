@@ -186,10 +186,11 @@ def fixed_weight(kind: BlockFormat, shape: tuple[int, int], inputs: Inputs) -> B
     if kind.low is not None:
         numbers = inputs.numbers(outputs, blocks, kind.low.nbytes, at=31)
         random = ((numbers * np.float32(1 << 23)).astype(np.int32) & 255).astype(np.uint8)
-        return file_weight(kind, with_scales(kind.low, random, inputs.numbers(outputs, blocks, at=3)), shape[1])
+        scales = inputs.numbers(outputs, 2, at=5) if kind.output_scales else None
+        return file_weight(kind, with_scales(kind.low, random, inputs.numbers(outputs, blocks, at=3)), shape[1], scales)
     groups = blocks * kind.groups
     bits = (inputs.numbers(outputs, groups, kind.group + 1, at=31) * np.float32(1 << 23)).astype(np.int32)
-    largest = (128 if kind.signed_bytes else 1 << kind.bits) * (1 if kind.sub is None else 256)
+    largest = 480 if kind.float8 else (128 if kind.signed_bytes else 1 << kind.bits) * (1 if kind.sub is None else 256)
     scales = (inputs.numbers(outputs, blocks, at=3) / np.float32(largest)).astype(kind.scale)
     subs = None if kind.sub is None else (bits[..., -1] & 255).astype(np.uint8)
     rows = BlockRows(

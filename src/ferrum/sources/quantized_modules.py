@@ -24,7 +24,7 @@ from ferrum.quant.bit_words import unpack, unpack_awq, unpack_raised, words_for
 from ferrum.quant.block_weight import BlockWeight
 from ferrum.quant.integer_matrix import IntegerMatrix
 from ferrum.quant.normal_matrix import NormalMatrix
-from ferrum.quant.scaled_floats import Mxfp4Matrix, ScaledFloats
+from ferrum.quant.scaled_floats import Float8Matrix, Mxfp4Matrix, Nvfp4Matrix
 from ferrum.sources.checkpoint import Checkpoint
 from ferrum.sources.tensor_file import TensorInfo
 
@@ -394,7 +394,7 @@ def _int8(parts: ModuleParts) -> IntegerMatrix:
     )
 
 
-def _float8(parts: ModuleParts, layout: Layout) -> ScaledFloats:
+def _float8(parts: ModuleParts, layout: Layout) -> Float8Matrix:
     """Return a matrix of FP8: one scale, a scale per output, or one for each tile."""
     shape = parts.matrix("weight")
     inverse = layout.method == "fp8" and not parts.has("weight_scale")  # AutoFP8's files have the plain name
@@ -411,7 +411,7 @@ def _float8(parts: ModuleParts, layout: Layout) -> ScaledFloats:
         shapes = [(-(-shape[0] // tile[0]), -(-shape[1] // tile[1]))]
     stored = parts.expect("weight", "F8_E4M3", shape)
     scales = parts.expect(part, _FP8_SCALES, *shapes)
-    return ScaledFloats(shape=shape, tile=tile, stored=stored, scales=lambda: scales().astype(np.float32))
+    return Float8Matrix(shape=shape, tile=tile, stored=stored, scales=lambda: scales().astype(np.float32))
 
 
 def _float4(parts: ModuleParts, part: str) -> StoredMatrix:
@@ -430,13 +430,11 @@ def _float4(parts: ModuleParts, part: str) -> StoredMatrix:
     common = "weight_scale_2" if parts.has("weight_scale_2") else "weight_global_scale"
     factor = parts.expect(common, "F32", (), (1,))
 
-    def rescaled() -> F32:
-        own: F32 = scales().astype(np.float32)
-        shared: F32 = factor().astype(np.float32)
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            return np.multiply(own, shared) if common == "weight_scale_2" else np.divide(own, shared)
+    def shared() -> tuple[float, float]:
+        own = factor().item()
+        return (own, 1.0) if common == "weight_scale_2" else (1.0, own)
 
-    return ScaledFloats(shape=shape, tile=(1, group), stored=stored, scales=rescaled)
+    return Nvfp4Matrix(shape=shape, packed=stored, scales=lambda: scales().view(np.uint8), common=shared)
 
 
 def _row_groups(parts: ModuleParts, layout: Layout, inputs: int) -> tuple[int, int]:

@@ -87,6 +87,12 @@ def flushed_product(a: F32, b: F32) -> F32:
         return _flushed_sum(exact)
 
 
+def flushed_fused(a: F32, b: F32, c: F32) -> F32:
+    """Compute a * b + c by the rule of `add_pairs` for subnormal numbers; the arrays broadcast."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _flushed_sum(_odd_sum(flushed(a), flushed(b), flushed(c)))
+
+
 def _flushed_sum(exact: F64) -> F32:
     """Round a number that is exact or rounded to odd to f32, or to 0 if it would be subnormal."""
     return np.where(np.abs(exact) < _TINY, np.copysign(0, exact), exact).astype(np.float32)
