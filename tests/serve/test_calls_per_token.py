@@ -12,7 +12,7 @@ import pytest
 import path
 
 MAX_CALLS = 98
-MAX_FILES, MAX_FUNCTIONS = 62, 455
+MAX_FILES, MAX_FUNCTIONS = 63, 450
 SHORT, LONG = 10, 110
 
 
