@@ -126,7 +126,8 @@ def test_matrices_have_the_numbers_of_the_layout(name: str, tmp_path: Path) -> N
             weight = ordered(ours.blocks(tensor), ours.order(tensor))
             assert (weight.format, weight.shape) == (format, info.shape)
             np.testing.assert_array_equal(weight.dequantize(), plain.read(tensor))
-            assert name in LARGER or weight.nbytes <= 1.05 * info.nbytes
+            outputs = 8 * info.shape[0] if format == "nvfp4_scaled" else 0  # little next to the rows of larger models
+            assert name in LARGER or weight.nbytes <= 1.05 * info.nbytes + outputs
 
 
 RAGGED = ((int8(), 72), (packed(group=-1), 72), (gptq(group=-1), 328), (gptq(3, zeros=True), 480))
