@@ -216,7 +216,7 @@ def test_spellings_of_the_rust_engine_are_read(factory, loader, spelling, dtype)
     factory.create_executor(config)
     assert (loader.asked["device"], loader.asked["dtype"]) == ("cpu", dtype)
     assert ExecutorConfig.from_dict({**values, "device": {"CUDA": 0}}).device is Device.CUDA
-    for field, other in (("device", "TPU"), ("device", {"CPU": 0, "CUDA": 1}), ("dtype", "FP8"), ("dtype", None)):
+    for field, other in (("device", "TPU"), ("device", {"CPU": 0, "CUDA": 1}), ("dtype", "FP4"), ("dtype", None)):
         with pytest.raises(RequestError) as caught:
             ExecutorConfig.from_dict({**values, field: other})
         assert caught.value.param == field
