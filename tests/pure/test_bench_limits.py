@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench_kit import EXPERTS, LATENT, costs_of, rates
-from ferrum.bench.limits import Costs, Part, Rates, seconds_of, weights
+from ferrum.bench.limits import Costs, Part, Rates, _peak_of, seconds_of, weights
 from ferrum.bench.workloads import (
     WORKLOADS,
     Pass,
@@ -188,3 +188,4 @@ def test_products_are_limited_by_the_peak_of_their_format():
     assert seconds(costs, passes, slow) > 1e6 * seconds(costs, passes, rates())
     others = costs_of("tiny", "q8_0")
     assert seconds(others, passes, slow) == seconds(others, passes, rates())
+    assert [_peak_of(format) for format in ("nf4", "fp8", "q8_0", "q4_0")] == ["float32", "bfloat16", "int8", "int4"]

@@ -195,6 +195,9 @@ def _peak_of(format: str) -> str:
         return "float32"
     if format == "bfloat16":
         return format
-    if BLOCK_FORMATS[format].float8:
+    kind = BLOCK_FORMATS[format]
+    if kind.floats:
+        return "float32"
+    if kind.float8:
         return "bfloat16"
-    return "int8" if BLOCK_FORMATS[format].signed_bytes else "int4"
+    return "int8" if kind.signed_bytes else "int4"
