@@ -51,7 +51,22 @@ def write_model(path: Path, store: TensorStore) -> dict[str, tuple[int, ...]]:
     """Write the random model in bfloat16; return the shapes of its tensors by GGUF's names."""
     config: Mapping[str, Any] = shape_config(SHAPE)
     writer = GGUFWriter(path, ARCHITECTURE)
-    writer.add_block_count(config["num_hidden_layers"])
+    describe(writer, config, config["num_hidden_layers"])
+    known, shapes = get_tensor_name_map(MODEL_ARCH.QWEN3, config["num_hidden_layers"]), dict[str, tuple[int, ...]]()
+    for name in store.tensors:
+        values = store.read(name)
+        stored = known.get_name(name, (".weight",))
+        if stored is None:
+            raise SystemExit(f"GGUF has no name for {name}")
+        shapes[stored] = values.shape
+        add(writer, stored, values if values.ndim == 2 else values.astype(np.float32))
+    finish(writer)
+    return shapes
+
+
+def describe(writer: GGUFWriter, config: Mapping[str, Any], layers: int) -> None:
+    """Add the metadata of a Qwen3 model of so many layers."""
+    writer.add_block_count(layers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
@@ -63,16 +78,6 @@ def write_model(path: Path, store: TensorStore) -> dict[str, tuple[int, ...]]:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
-    known, shapes = get_tensor_name_map(MODEL_ARCH.QWEN3, config["num_hidden_layers"]), dict[str, tuple[int, ...]]()
-    for name in store.tensors:
-        values = store.read(name)
-        stored = known.get_name(name, (".weight",))
-        if stored is None:
-            raise SystemExit(f"GGUF has no name for {name}")
-        shapes[stored] = values.shape
-        add(writer, stored, values if values.ndim == 2 else values.astype(np.float32))
-    finish(writer)
-    return shapes
 
 
 def write_adapter(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from adapter_peers import describe, finish
 from ferrum.bench.shapes import shape_config
 from ferrum.bench.workloads import Kind, Workload
 from ferrum.cli.doctor import processor_name
@@ -94,22 +95,11 @@ def write_model(path: Path, config: Mapping[str, Any], layers: int, kind: str) -
     """Write the file."""
     experts = config.get("num_experts")
     writer = GGUFWriter(path, "qwen3moe" if experts else "qwen3", use_temp_file=True)
-    writer.add_block_count(layers)
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
+    describe(writer, config, layers)
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    writer.add_tokenizer_model("no_vocab")
     rng, mix = np.random.default_rng(1), MIXES.get(kind, {"": kind})
     blocks = {each: random_blocks(each, DEVIATION) for each in {"q6_k", *mix.values()}}
     if not config["tie_word_embeddings"]:
@@ -126,10 +116,7 @@ def write_model(path: Path, config: Mapping[str, Any], layers: int, kind: str) -
         drawn = blocks["embedding" if name == "token_embd" and "embedding" in blocks else own]
         data = np.resize(drawn, (int(np.prod(shape)) // size, nbytes)).reshape(*shape[:-1], -1)
         writer.add_tensor(f"{name}.weight", data, raw_dtype=type_)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def main() -> None:
