@@ -65,7 +65,7 @@ def write_model(path: Path, store: TensorStore) -> dict[str, tuple[int, ...]]:
 
 
 def describe(writer: GGUFWriter, config: Mapping[str, Any], layers: int) -> None:
-    """Add the metadata of a Qwen3 model of so many layers."""
+    """Add the metadata of a Qwen3 model of this number of layers."""
     writer.add_block_count(layers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
