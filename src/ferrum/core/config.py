@@ -119,6 +119,11 @@ class Switches(JsonRecord):
         )
 
 
+def visible_devices(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the variable that hides devices from CUDA, for messages; None if it is not set."""
+    return environment.get("CUDA_VISIBLE_DEVICES")
+
+
 def api_key_variable(environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the server's API key from FERRUM_API_KEY. It is no option, since options are logged and reported."""
     return environment.get(ENVIRONMENT_PREFIX + _API_KEY)

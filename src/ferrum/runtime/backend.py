@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.logging import warn_once
@@ -18,6 +19,9 @@ from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.runtime.self_check import self_check
+
+if TYPE_CHECKING:
+    from ferrum.kernels.cuda.cuda_kernels import Platform
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +40,31 @@ def choose_kernels(
     *,
     head_dim: int = 1,
     planning: bool = False,
+    graphs: bool = True,
 ) -> ChosenKernels:
     """Return the kernels of that name for a device.
 
     Args:
-        device: to compute on; "cpu" is the only one so far.
-        kernels: "auto", "native" or "reference"; "auto" falls back to the reference with a warning, unless an
-            instruction tier is given.
+        device: to compute on: "cpu", "cuda" or "cuda:1".
+        kernels: "auto", "native", "reference" or "cuda"; "auto" on the CPU falls back to the reference with a warning,
+            unless an instruction tier is given.
         isa, threads, head_dim, planning: see `NativeKernels`.
+        graphs: see `CudaKernels`.
 
     Raises:
         Unsupported: another device, or kernels that this installation lacks, that lack this head size or fail the
             self-check.
-        ConfigError: an instruction tier that this machine lacks, or an option that the reference lacks.
+        ConfigError: an instruction tier that this machine lacks, or an option that these kernels lack.
     """
     if device != "cpu":
-        raise Unsupported(f"device={device}", "this release computes on the CPU")
+        return _cuda(device, kernels, isa, threads, graphs=graphs)
     if kernels == "reference":
         for name, given in (("isa", isa != "auto"), ("threads", threads is not None)):
             if given:
                 raise ConfigError("needs the native kernels", param=name)
         return ChosenKernels(ReferenceKernels())
     if kernels not in ("auto", "native"):
-        raise Unsupported(f"kernels={kernels}", "this release computes on the CPU")
+        raise ConfigError(f"{kernels} computes on a GPU: use device={kernels}", param="kernels")
     try:
         return _native(isa, threads, head_dim=head_dim, planning=planning)
     except Unsupported as error:
@@ -67,6 +73,29 @@ def choose_kernels(
         note = f"using the slow reference kernels: {error.reason}"
         warn_once(note)
         return ChosenKernels(ReferenceKernels(), (note,))
+
+
+def _cuda(device: str, kernels: str, isa: str, threads: int | None, *, graphs: bool) -> ChosenKernels:
+    """Return the kernels of a CUDA device. Raises as `choose_kernels`."""
+    if kernels not in ("auto", "cuda"):
+        raise ConfigError(f"{kernels} computes on the CPU, not on {device}", param="kernels")
+    for name, given in (("isa", isa != "auto"), ("threads", threads is not None)):
+        if given:
+            raise ConfigError(f"is for kernels of the CPU, not for {device}", param=name)
+    ordinal = int(device.partition(":")[2] or 0)
+    from ferrum.kernels.cuda.cuda_kernels import CudaKernels  # the CPU's start does not wait for it
+
+    return ChosenKernels(CudaKernels(open_platform(ordinal), ordinal, graphs=graphs))
+
+
+def open_platform(ordinal: int) -> Platform:
+    """Open a CUDA device. Raises Unsupported."""
+    from ferrum.kernels.cuda.cuda_kernels import Platform
+    from ferrum.kernels.cuda.device_code import DeviceCode
+    from ferrum.kernels.cuda.driver import Driver
+
+    driver = Driver(ordinal)
+    return Platform(driver, DeviceCode(driver.capability))
 
 
 def _native(isa: str, threads: int | None, *, head_dim: int, planning: bool) -> ChosenKernels:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ferrum.kernels.adapters import AdapterSite
 from ferrum.kernels.cpu.weights import NativeSites, NativeWeight
+from ferrum.kernels.curves import Curve, curve, scaling
 from ferrum.kernels.group_weights import rows_of_group
 from ferrum.kernels.op_attributes import Activation, AttentionShape, DeltaShape, Routing
 from ferrum.kernels.op_spec import Extent
@@ -26,9 +27,6 @@ EXTENTS: Final = {Extent.ROWS: -1, Extent.LOGITS: -2, Extent.HIDDEN: -3, Extent.
 
 Native = Any
 """An operation of the library."""
-
-Curve = tuple[str, float, float, float, float | None]
-"""A function as the library takes it: a name, slope, top and span, and the limit of a gated product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,7 @@ class Lowering:
         site: AdapterSite | None,
         *outs: Operand,
     ) -> Native:
-        given = None if activation is None else _curve(activation)
+        given = None if activation is None else curve(activation)
         return self._linear(x, weights, biases, given, outs, site)
 
     def _linear(
@@ -132,12 +130,12 @@ class Lowering:
         x: Operand,
         weights: tuple[NativeWeight, ...],
         biases: tuple[F32 | None, ...],
-        curve: Curve | None,
+        function: Curve | None,
         outs: Sequence[Operand],
         site: AdapterSite | None = None,
     ) -> Native:
         products = [(w.native, None, b, None, out.array) for w, b, out in zip(weights, biases, outs, strict=True)]
-        return self.library.linear(self.runtime, x.array, products, curve, x.extent, x.max_rows, self._site(site))
+        return self.library.linear(self.runtime, x.array, products, function, x.extent, x.max_rows, self._site(site))
 
     def gated_linear(
         self,
@@ -150,19 +148,19 @@ class Lowering:
         out: Operand,
     ) -> Native:
         products = [(gate.native, up.native, gate_bias, up_bias, out.array)]
-        return self.library.linear(self.runtime, x.array, products, _curve(activation), x.extent, x.max_rows, None)
+        return self.library.linear(self.runtime, x.array, products, curve(activation), x.extent, x.max_rows, None)
 
     def head(self, x: Operand, weight: NativeWeight, scale: float, softcap: float | None, out: Operand) -> Native:
-        return self._linear(x, (weight,), (None,), _scaling(scale, softcap), (out,))
+        return self._linear(x, (weight,), (None,), scaling(scale, softcap), (out,))
 
     def activate(self, x: Operand, activation: Activation, out: Operand) -> Native:
-        return self.library.activate(x.array, None, _curve(activation), x.columns, out.array, x.extent)
+        return self.library.activate(x.array, None, curve(activation), x.columns, out.array, x.extent)
 
     def gate(self, x: Operand, y: Operand, activation: Activation, out: Operand) -> Native:
-        return self.library.activate(x.array, y.array, _curve(activation), x.columns, out.array, x.extent)
+        return self.library.activate(x.array, y.array, curve(activation), x.columns, out.array, x.extent)
 
     def scale_logits(self, x: Operand, scale: float, softcap: float | None, out: Operand) -> Native:
-        return self.library.activate(x.array, None, _scaling(scale, softcap), x.columns, out.array, x.extent)
+        return self.library.activate(x.array, None, scaling(scale, softcap), x.columns, out.array, x.extent)
 
     def adapt(
         self,
@@ -209,7 +207,7 @@ class Lowering:
             rows_of_group(weight, routing.num_experts, "experts")
         weights = gate.native, up.native, down.native
         vectors = selection_bias, expert_scale, gate_bias, up_bias, down_bias
-        given = astuple(routing), weights, vectors, _curve(activation)
+        given = astuple(routing), weights, vectors, curve(activation)
         return self.library.experts(
             self.runtime, x.array, scores.array, out.array, *given, x.extent, x.max_rows, self._site(site)
         )
@@ -260,9 +258,9 @@ class Lowering:
         return self.library.latent_store(self.runtime, *arrays, _sizes(shape), *rope, q.extent)
 
     def attention(self, q: Operand, shape: AttentionShape, sinks: F32 | None, out: Operand) -> Native:
-        scaling = _scaling(shape.scale, shape.softcap, float(LOG2_E))
+        scores = scaling(shape.scale, shape.softcap, float(LOG2_E))
         seen = shape.window or 0, shape.chunk or 0
-        return self.library.attention(self.runtime, q.array, out.array, _sizes(shape), scaling, sinks, *seen)
+        return self.library.attention(self.runtime, q.array, out.array, _sizes(shape), scores, sinks, *seen)
 
     def short_conv(
         self,
@@ -273,7 +271,7 @@ class Lowering:
         activation: Activation | None,
         out: Operand,
     ) -> Native:
-        given = None if activation is None else _curve(activation)
+        given = None if activation is None else curve(activation)
         return self.library.short_conv(self.runtime, x.array, weight, bias, given, *slot, x.columns, out.array)
 
     def delta_rule(
@@ -286,8 +284,8 @@ class Lowering:
     def gated_norm(
         self, x: Operand, gate: Operand, weight: F32, eps: float, heads: int, activation: Activation, out: Operand
     ) -> Native:
-        arrays, curve = (x.array, gate.array, weight), _curve(activation)
-        return self.library.gated_norm(*arrays, eps, heads, curve, out.array, x.extent)
+        arrays = x.array, gate.array, weight
+        return self.library.gated_norm(*arrays, eps, heads, curve(activation), out.array, x.extent)
 
     def gather(self, x: Operand, out: Operand) -> Native:
         return self.library.gather(x.array, out.array, x.columns, EXTENTS[Extent.LOGITS])
@@ -320,19 +318,3 @@ def _sizes(shape: AttentionShape) -> tuple[int, int, int, int, int, int]:
     """Return a shape as the library takes it."""
     value_dim = shape.head_dim if shape.value_dim is None else shape.value_dim
     return shape.group, shape.layer, shape.num_heads, shape.num_kv_heads, shape.head_dim, value_dim
-
-
-def _curve(activation: Activation) -> Curve:
-    """Return an activation as the library takes it."""
-    return activation.kind, activation.sharpness, 0.0, 0.0, activation.limit
-
-
-def _scaling(scale: float, softcap: float | None, factor: float = 1.0) -> Curve | None:
-    """Return factor x softcap x tanh(scale x / softcap), or without a softcap factor x scale; None for x itself.
-
-    Its constants are those of `activations.capped`.
-    """
-    if softcap is not None:
-        return "capped", 2 * scale / softcap, factor * softcap, 2 * factor * softcap, None
-    slope = float(np.float32(scale) * np.float32(factor))
-    return None if slope == 1 else ("scaled", slope, 0.0, 0.0, None)

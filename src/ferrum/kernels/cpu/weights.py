@@ -112,17 +112,22 @@ def native_weight(library: Any, runtime: Any, weight: Weight, *, blank: bool = F
     if isinstance(weight, OrderedMatrix):
         plain = native_weight(library, runtime, weight.stored, blank=blank)
         return replace(plain, native=plain.native.ordered(np.ascontiguousarray(weight.order, np.int32)))
-    blocks, dense = weight.format in library.BLOCK_FORMATS, weight.format in _DENSE
-    format = weight.format if blocks or dense else "float32"
     if blank:
-        native = library.blank(format, *weight.shape)
-    elif blocks:
-        _set_codebook(library, format)
-        native = runtime.over_panels(format, _panels(library, runtime, cast(BlockMatrix, weight)), *weight.shape)
-    else:
-        floats = native_floats(cast(DenseMatrix, weight).values if dense else weight.dequantize())
-        native = runtime.over_panels(format, runtime.pack(*floats), *weight.shape)
+        format = weight.format if weight.format in library.BLOCK_FORMATS or weight.format in _DENSE else "float32"
+        return NativeWeight(library.blank(format, *weight.shape), runtime, weight.shape, format, library)
+    format, panels = weight_panels(library, runtime, weight)
+    native = runtime.over_panels(format, panels, *weight.shape)
     return NativeWeight(native, runtime, weight.shape, format, library)
+
+
+def weight_panels(library: Any, runtime: Any, weight: Weight) -> tuple[str, NDArray[np.uint8]]:
+    """Return the format and the panels of a weight, uint8; an unknown format is converted to f32."""
+    if weight.format in library.BLOCK_FORMATS:
+        _set_codebook(library, weight.format)
+        return weight.format, _panels(library, runtime, cast(BlockMatrix, weight))
+    dense = weight.format in _DENSE
+    floats = native_floats(cast(DenseMatrix, weight).values if dense else weight.dequantize())
+    return weight.format if dense else "float32", runtime.pack(*floats)
 
 
 @cache

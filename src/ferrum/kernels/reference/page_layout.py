@@ -45,24 +45,22 @@ class PageLayout:
     @property
     def nbytes(self) -> int:
         """Bytes of a page."""
-        tokens = self._block * self._blocks
+        tokens = self.block * self.blocks
         group = self.group
-        widths = [width for width in (self._padded_keys, self._padded_values) if width]
-        return (
-            group.num_layers * group.num_kv_heads * tokens * sum(width * self._item + self._scale for width in widths)
-        )
+        widths = [width for width in (self.padded_keys, self.padded_values) if width]
+        return group.num_layers * group.num_kv_heads * tokens * sum(width * self.item + self.scale for width in widths)
 
     def pack(self, keys: Parts, values: Parts) -> Bytes:
         """Return the bytes of a page, u8 [nbytes]."""
-        elements = _padded(keys[0].view(f"u{self._item}"), self._padded_keys)
-        laid = [self._keys(elements ^ _KEY_FLIP if self._scale else elements), *map(self._scales, keys[1:])]
+        elements = _padded(keys[0].view(f"u{self.item}"), self.padded_keys)
+        laid = [self._keys(elements ^ _KEY_FLIP if self.scale else elements), *map(self._scales, keys[1:])]
         if self.group.value_dim:
-            laid += [self._values(values[0].view(f"u{self._item}")), *map(self._scales, values[1:])]
+            laid += [self._values(values[0].view(f"u{self.item}")), *map(self._scales, values[1:])]
         return np.concatenate([np.ascontiguousarray(part).view(np.uint8) for part in laid], axis=-1).reshape(-1)
 
     def unpack(self, data: Bytes, keys: Parts, values: Parts) -> None:
         """Write the bytes of a page to the parts, which are views of a pool."""
-        rows = data.reshape(self.group.num_layers, self.group.num_kv_heads, self._blocks, -1)
+        rows = data.reshape(self.group.num_layers, self.group.num_kv_heads, self.blocks, -1)
         begin = 0
         for parts, lay_out in ((keys, self._keys), (values, self._values))[: 2 if self.group.value_dim else 1]:
             for part, place in zip(parts, (lay_out, self._scales), strict=False):
@@ -74,50 +72,55 @@ class PageLayout:
                 flat[numbers[numbers > 0] - 1] = found[numbers > 0]
                 part[...] = flat.reshape(part.shape)
                 begin += size
-        if self._scale:
+        if self.scale:
             keys[0].view(np.uint8)[...] ^= _KEY_FLIP
 
     @property
-    def _item(self) -> int:
+    def item(self) -> int:
         """Bytes of an element."""
         return int(ELEMENT[self.group.format].itemsize)
 
     @property
-    def _scale(self) -> int:
-        """Bytes of a token's scale."""
+    def scale(self) -> int:
+        """Bytes of the scale of a token."""
         return 4 if self.group.format == "int8" else 0
 
     @property
-    def _pair(self) -> int:
-        return 4 // self._item
+    def pair(self) -> int:
+        """Elements of a word."""
+        return 4 // self.item
 
     @property
-    def _block(self) -> int:
+    def block(self) -> int:
+        """Tokens of a block."""
         size = self.group.page_size
-        return STEP if size % STEP == 0 else _round_up(size, self._pair)
+        return STEP if size % STEP == 0 else _round_up(size, self.pair)
 
     @property
-    def _blocks(self) -> int:
-        return _round_up(self.group.page_size, self._block) // self._block
+    def blocks(self) -> int:
+        """Blocks of a page."""
+        return _round_up(self.group.page_size, self.block) // self.block
 
     @property
-    def _padded_keys(self) -> int:
-        return _round_up(self.group.key_dim, self._pair)
+    def padded_keys(self) -> int:
+        """Elements of a stored key."""
+        return _round_up(self.group.key_dim, self.pair)
 
     @property
-    def _padded_values(self) -> int:
+    def padded_values(self) -> int:
+        """Elements of a stored value."""
         return _round_up(self.group.value_dim, _VALUE_MULTIPLE)
 
     def _keys(self, x: NDArray[Any]) -> NDArray[Any]:
-        side = KEY_SIDE if self._block % KEY_SIDE == 0 else self._block
-        blocks = self._in_blocks(x, self._padded_keys)
-        words = blocks.reshape(*blocks.shape[:3], self._block // side, side, -1, self._pair)
+        side = KEY_SIDE if self.block % KEY_SIDE == 0 else self.block
+        blocks = self._in_blocks(x, self.padded_keys)
+        words = blocks.reshape(*blocks.shape[:3], self.block // side, side, -1, self.pair)
         return words.swapaxes(4, 5).reshape(*blocks.shape[:3], -1)
 
     def _values(self, x: NDArray[Any]) -> NDArray[Any]:
-        blocks = self._in_blocks(x, self._padded_values)
-        words = blocks.reshape(*blocks.shape[:3], self._block // self._pair, self._pair, -1).swapaxes(4, 5)
-        starts = range(0, self._padded_values, VALUE_SIDE)
+        blocks = self._in_blocks(x, self.padded_values)
+        words = blocks.reshape(*blocks.shape[:3], self.block // self.pair, self.pair, -1).swapaxes(4, 5)
+        starts = range(0, self.padded_values, VALUE_SIDE)
         sides = [words[..., first : first + VALUE_SIDE, :].reshape(*blocks.shape[:3], -1) for first in starts]
         return np.concatenate(sides, axis=-1)
 
@@ -127,9 +130,9 @@ class PageLayout:
     def _in_blocks(self, x: NDArray[Any], padded: int) -> NDArray[Any]:
         """Return x [layers, tokens, kv_heads, dim] as [layers, kv_heads, blocks, block, padded], padded with zeros."""
         layers, tokens, heads, _ = x.shape
-        room = self._block * self._blocks
+        room = self.block * self.blocks
         whole = np.pad(_padded(x, padded), ((0, 0), (0, room - tokens), (0, 0), (0, 0)))
-        return whole.transpose(0, 2, 1, 3).reshape(layers, heads, self._blocks, self._block, padded)
+        return whole.transpose(0, 2, 1, 3).reshape(layers, heads, self.blocks, self.block, padded)
 
 
 def _padded(x: NDArray[Any], columns: int) -> NDArray[Any]:

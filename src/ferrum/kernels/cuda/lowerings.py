@@ -1,0 +1,12 @@
+"""The lowering of each operation to launches: those that the backend computes, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from ferrum.kernels.cuda.launches import Launch
+
+LOWERINGS: Final[Mapping[str, Callable[..., list[Launch]]]] = {}
+"""By the name of the operation. Arguments are the ground, then those of the operation (arrays as operands), then the
+results."""
