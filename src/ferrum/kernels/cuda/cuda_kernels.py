@@ -250,7 +250,7 @@ class CudaKernels(Kernels):
     def adapted(self, changes: tuple[Change | None, ...], memory: Any = None) -> NoReturn:  # noqa: ARG002
         raise Unsupported("adapters", f"{self.device} does not compute them: {_CHOICE}")
 
-    def install(self, site: AdapterSite, slot: int, entry: Any | None) -> None:
+    def install(self, site: AdapterSite, slot: int, entry: Any | None) -> None:  # noqa: ARG002
         if entry is not None:
             self.adapted(())
 

@@ -28,7 +28,6 @@ OPTIONS: Final = (
     "--prec-div=true",
     "--prec-sqrt=true",
     "--ftz=false",
-    "--device-as-default-execution-space",
 )
 """Every operation is rounded as it is written: no contraction, no approximation, no flush of subnormal numbers."""
 
