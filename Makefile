@@ -18,7 +18,7 @@ NATIVE := native/CMakeLists.txt $(wildcard native/src/* native/tier/*)
 # Hundreds of processes start in the tests: none of them is to compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run answer test lint soak test-neon test-clients test-models docs wheel clean
+.PHONY: run answer test lint soak test-cuda test-neon test-clients test-models docs wheel clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -53,12 +53,16 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 test: lint  ## Lint, types and the whole test suite.
-	$(BIN)/python -m pytest $(TOGETHER) -m 'not soak and not clients and not models'
-	@echo "not run: the long runs (make soak); a browser, the Node SDK and other clients (make test-clients);"
+	$(BIN)/python -m pytest $(TOGETHER) -m 'not cuda and not soak and not clients and not models'
+	@echo "not run: most of the emulated CUDA device (make test-cuda); the long runs (make soak); a browser, the Node SDK and other clients (make test-clients);"
 	@echo "published files next to llama.cpp (make test-models)"
 
 soak: $(VENV)/.test  ## The long runs.
 	$(BIN)/python -m pytest -m soak --timeout 7200
+
+test-cuda: $(VENV)/.test  ## The CUDA kernels on the emulated device in every order, and what NVRTC makes of them.
+	$(BIN)/python -m pip install --quiet nvidia-cuda-nvrtc
+	$(BIN)/python -m pytest $(TOGETHER) -m cuda --timeout 1800
 
 test-neon: $(VENV)/.test  ## The NEON tiers under emulation; says what to install if a compiler or qemu is missing.
 	$(BIN)/python -m pytest -m soak --timeout 7200 -rs tests/numeric/test_native_neon.py

@@ -38,22 +38,25 @@ class EmulatedImages:
 
     Attributes:
         flags: of the compiler, in addition.
+        folder: of the modules.
     """
 
     flags: tuple[str, ...] = ()
+    folder: Path = SOURCES
 
     def image(self, module: str) -> bytes:
         name, _, format = module.partition(":")
         defined = (f"-DFERRUM_FORMAT={format}",) if format else ()
-        return os.fsencode(library((f"{name}.cu",), (*self.flags, *defined))) + b"\0"
+        return os.fsencode(library((str(self.folder / f"{name}.cu"),), (*self.flags, *defined))) + b"\0"
 
 
 @cache
 def library(names: tuple[str, ...], flags: tuple[str, ...] = ()) -> Path:
     """Return the library of these sources, compiled unless it is there."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or "clang++"
-    command = [compiler, *_FLAGS, *_WARNINGS, *flags, "-x", "c++", *(str(SOURCES / name) for name in names)]
-    target = BUILT / f"{Path(names[0]).stem}-{_state_of(command)}.so"
+    sources = [SOURCES / name for name in names]
+    command = [compiler, *_FLAGS, *_WARNINGS, *flags, f"-I{SOURCES}", "-x", "c++", *map(str, sources)]
+    target = BUILT / f"{Path(names[0]).stem}-{_state_of(command, sources)}.so"
     if target.exists():
         return target
     BUILT.mkdir(parents=True, exist_ok=True)
@@ -67,10 +70,10 @@ def library(names: tuple[str, ...], flags: tuple[str, ...] = ()) -> Path:
     return target
 
 
-def _state_of(command: list[str]) -> str:
+def _state_of(command: list[str], sources: list[Path]) -> str:
     """Return a hash of a command and of all sources."""
     digest = sha256("\n".join(command).encode())
-    for path in sorted([*SOURCES.rglob("*"), *(SOURCES.parent / "src").glob("*format*.hpp")]):
+    for path in sorted([*SOURCES.rglob("*"), *(SOURCES.parent / "src").glob("*format*.hpp"), *sources]):
         if path.is_file():
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -83,8 +86,8 @@ class EmulatedDriver(Driver):
         emulation: what tests ask of it: `ferrum_emulation_seed`, ..., see `native/cuda/emulation/driver.cpp`.
     """
 
-    def __init__(self, ordinal: int = 0) -> None:
-        path = library(_DRIVER)
+    def __init__(self, ordinal: int = 0, flags: tuple[str, ...] = ()) -> None:
+        path = library(_DRIVER, flags)
         self.emulation: Any = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         super().__init__(ordinal, str(path))
 
@@ -95,7 +98,7 @@ class EmulatedDriver(Driver):
 
 def emulated_kernels(*, graphs: bool = True, flags: tuple[str, ...] = ()) -> CudaKernels:
     """Return kernels on the emulated device."""
-    return CudaKernels(Platform(EmulatedDriver(), EmulatedImages(flags)), graphs=graphs)
+    return CudaKernels(Platform(EmulatedDriver(flags=flags), EmulatedImages(flags)), graphs=graphs)
 
 
 @contextmanager

@@ -1,5 +1,8 @@
 #include "block.hpp"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
 #include <sys/mman.h>
 #include <ucontext.h>
 
@@ -20,10 +23,18 @@ constexpr int kLanes = 32;
 
 enum class Wait { none, warp, block, forever };
 
+// The stack of a context, which AddressSanitizer has to know.
+struct Stack {
+    const void* bottom = nullptr;
+    size_t bytes = 0;
+    void* fake = nullptr;
+};
+
 // A context of the processor that another can switch to.
 #if defined(__x86_64__)
 struct Context {
     void* stack_pointer = nullptr;
+    Stack stack;
 };
 
 extern "C" void ferrum_switch(void** from, void* to);
@@ -48,10 +59,10 @@ ferrum_switch:
     ret
 )");
 
-void switch_to(Context& from, Context& to) { ferrum_switch(&from.stack_pointer, to.stack_pointer); }
+void jump(Context& from, Context& to) { ferrum_switch(&from.stack_pointer, to.stack_pointer); }
 
 void prepare(Context& context, char* stack, void (*entry)()) {
-    auto* top = reinterpret_cast<void**>(stack + kStack) - 2;  // as after a call: 8 bytes off a multiple of 16
+    auto* top = reinterpret_cast<void**>(stack + kStack) - 3;  // as after a call: 8 bytes off a multiple of 16
     *--top = reinterpret_cast<void*>(entry);
     context.stack_pointer = top - 6;
     std::memset(context.stack_pointer, 0, 6 * sizeof(void*));
@@ -59,9 +70,10 @@ void prepare(Context& context, char* stack, void (*entry)()) {
 #else
 struct Context {
     ucontext_t context;
+    Stack stack;
 };
 
-void switch_to(Context& from, Context& to) { swapcontext(&from.context, &to.context); }
+void jump(Context& from, Context& to) { swapcontext(&from.context, &to.context); }
 
 void prepare(Context& context, char* stack, void (*entry)()) {
     getcontext(&context.context);
@@ -71,6 +83,22 @@ void prepare(Context& context, char* stack, void (*entry)()) {
     makecontext(&context.context, entry, 0);
 }
 #endif
+
+#if defined(__SANITIZE_ADDRESS__)
+void leave(Stack& from, const Stack& to) { __sanitizer_start_switch_fiber(&from.fake, to.bottom, to.bytes); }
+void enter(const Stack& to) { __sanitizer_finish_switch_fiber(to.fake, nullptr, nullptr); }
+void enter_first(Stack& from) { __sanitizer_finish_switch_fiber(nullptr, &from.bottom, &from.bytes); }
+#else
+void leave(Stack&, const Stack&) {}
+void enter(const Stack&) {}
+void enter_first(Stack&) {}
+#endif
+
+void switch_to(Context& from, Context& to) {
+    leave(from.stack, to.stack);
+    jump(from, to);
+    enter(from.stack);
+}
 
 struct Fiber {
     Thread thread;
@@ -118,6 +146,7 @@ void refuse(const std::string& reason) {
 }
 
 void run_fiber() {
+    enter_first(block.scheduler.stack);
     block.kernel->run(block.argument);
     wait(Wait::forever);
 }
@@ -146,6 +175,7 @@ void start(int threads, const int64_t (&at)[3], int64_t blocks_x) {
         fiber.thread.copies.clear();
         fiber.wait = Wait::none;
         fiber.exchanges = 0;
+        fiber.context.stack = {block.stacks[i], kStack, nullptr};
         prepare(fiber.context, block.stacks[i], run_fiber);
     }
 }
