@@ -15,7 +15,7 @@ from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ferrum.core.errors import Unsupported
 
@@ -68,7 +68,7 @@ class DeviceCode:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             made = path.with_suffix(f".{os.getpid()}")  # another process may compile it too
-            made.write_bytes(compiled(module, self._sources, f"--gpu-architecture={self._architecture}"))
+            made.write_bytes(compiled(module, self._sources, f"--gpu-architecture={self._architecture}").code)
             made.replace(path)
         return path.read_bytes()
 
@@ -79,7 +79,14 @@ class DeviceCode:
         return b"".join(path.name.encode() + path.read_bytes() for path in files)
 
 
-def compiled(module: str, sources: Path, *options: str, ptx: bool = False) -> bytes:
+class Compiled(NamedTuple):
+    """The code of a module, and what the compiler says of it."""
+
+    code: bytes
+    log: str
+
+
+def compiled(module: str, sources: Path, *options: str, ptx: bool = False) -> Compiled:
     """Compile a module with NVRTC.
 
     Args:
@@ -98,10 +105,10 @@ def compiled(module: str, sources: Path, *options: str, ptx: bool = False) -> by
     defined = (f"--define-macro=FERRUM_FORMAT={format}",) if format else ()
     every = [each.encode() for each in (*OPTIONS, f"--include-path={sources}", *defined, *options)]
     code = library.nvrtcCompileProgram(program, len(every), (c_char_p * len(every))(*every))
+    log = _bytes(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
     if code != 0:
-        log = _bytes(library, program, "ProgramLog").decode(errors="replace")
         raise Unsupported("device=cuda", f"NVRTC cannot compile {module}: {log.strip() or _reason(library, code)}")
-    return _bytes(library, program, "PTX" if ptx else "CUBIN")
+    return Compiled(_bytes(library, program, "PTX" if ptx else "CUBIN"), log)
 
 
 def _bytes(library: Any, program: c_void_p, what: str) -> bytes:
