@@ -16,6 +16,7 @@ from awaited_executor import awaited
 from contract_kit import POISON, Kit, Maker, Options
 from contract_verbs import *  # noqa: F403 - the tests themselves
 from contract_verbs.pages import *  # noqa: F403 - and those of pages
+from emulated_cuda import emulated_device
 from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from shared_models import folder
 from tiny import directory_of, find
@@ -34,7 +35,9 @@ def poisoned(name: str) -> Path:
     return directory
 
 
-@pytest.fixture(params=["replayed", "walked", "awaited", "two ranks", "toy"])
+@pytest.fixture(
+    params=["replayed", "walked", "awaited", "two ranks", "toy", pytest.param("cuda", marks=pytest.mark.cuda)]
+)
 def make(request: pytest.FixtureRequest) -> Iterator[Maker]:
     """Make executors in several ways.
 
@@ -42,6 +45,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Maker]:
     - with the reference kernels without a recorded program
     - on an event loop
     - on another backend, with other arrays and its sampler
+    - on the emulated CUDA device
     - on two ranks, whose results and pages are compared after the test
     """
     way = request.param
@@ -50,7 +54,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Maker]:
     def made(**options: int | None) -> Kit:
         chosen = Options(**options)  # type: ignore[arg-type]
         if way != "two ranks":
-            with toy_backend() if way == "toy" else nullcontext():
+            with {"toy": toy_backend, "cuda": emulated_device}.get(way, nullcontext)():
                 executor = _load(chosen, walked=way == "walked")
             return counted_kit(executor, executor.pages.check)
         ranks = TwoRanks(lambda: _load(chosen))

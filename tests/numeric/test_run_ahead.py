@@ -13,6 +13,7 @@ from random import Random
 import pytest
 
 import recurrent_model
+from emulated_cuda import emulated_device
 from fakes import Guesses, admit_all, scope_of
 from ferrum.core.params import SamplingParams
 from ferrum.core.rule_fields import HISTORY_RULES, switches
@@ -47,7 +48,7 @@ def load(model: str, pages: int, kernels: str = "native") -> LocalExecutor:
     if model in recurrent_model.KINDS:
         return recurrent_model.load(model, kernels, run_ahead=max(DEPTHS), **options)
     directory = directory_of(find("qwen3-windows"))
-    with {"toy": toy_backend, "late": late_backend}.get(kernels, nullcontext)():
+    with {"toy": toy_backend, "late": late_backend, "cuda": emulated_device}.get(kernels, nullcontext)():
         kernels = kernels if kernels in ("native", "reference") else "auto"
         return load_executor(directory, kernels=kernels, dtype="bfloat16", **options)
 
@@ -261,7 +262,10 @@ def test_outcomes_do_not_depend_on_the_depth(executor: LocalExecutor, model: str
 
 
 @pytest.mark.parametrize("greedy", [False, True], ids=["any", "greedy"])
-@pytest.mark.parametrize(("kernels", "schedules"), [("reference", 1), ("toy", 1), ("late", 3)])
+@pytest.mark.parametrize(
+    ("kernels", "schedules"),
+    [("reference", 1), ("toy", 1), ("late", 3), pytest.param("cuda", 3, marks=pytest.mark.cuda)],
+)
 def test_each_backend_has_the_same_outcomes_at_every_depth(kernels: str, schedules: int, greedy: bool) -> None:
     """The late backend has the next step of greedy decodes before the tokens of the last one are collected."""
     with load("windows", PAGES, kernels) as executor:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
+from emulated_cuda import emulated_device
 from fakes import scope_of
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Rows, Sampling, Span, StepBatch, Want
@@ -28,12 +29,16 @@ FLOATS = ("float32", "bfloat16")
 INTEGERS = ("int8", "int4", "kv-int8")
 
 
+EMULATED = pytest.param(MODELS[0], "cuda", marks=pytest.mark.cuda)
+
+
 def options_of(format: str) -> dict[str, str]:
     """Return options to load weights in a format. Quantised weights load from bfloat16, with a bfloat16 KV cache.
 
-    "kv-int8" quantises only the KV cache. "toy" is float32 on the toy backend, which has the reference's numbers.
+    "kv-int8" quantises only the KV cache. "toy" is float32 on the toy backend, which has the reference's numbers, and
+    "cuda" on the emulated device.
     """
-    if format == "toy":
+    if format in ("toy", "cuda"):
         return {"dtype": "float32"}
     if format == "kv-int8":
         return {"dtype": "float32", "kv_dtype": "int8"}
@@ -43,7 +48,7 @@ def options_of(format: str) -> dict[str, str]:
 @cache
 def executor_of(name: str, format: str):
     small = {"page_size": 16, "kv_capacity": 16 * 64, "max_rows": 64}
-    with toy_backend() if format == "toy" else nullcontext():
+    with {"toy": toy_backend, "cuda": emulated_device}.get(format, nullcontext)():
         return load_executor(directory_of(find(name)), kernels="reference", **options_of(format), **small)
 
 
@@ -127,7 +132,7 @@ class Player:
 
 
 @pytest.mark.parametrize(
-    ("name", "format"), [*product(MODELS, FLOATS), *product(MODELS[:2], INTEGERS), (MODELS[0], "toy")]
+    ("name", "format"), [*product(MODELS, FLOATS), *product(MODELS[:2], INTEGERS), (MODELS[0], "toy"), EMULATED]
 )
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), threads=st.integers(1, 2))

@@ -23,6 +23,7 @@ import pytest
 
 from ferrum.kernels.cuda.cuda_kernels import CudaKernels, Platform
 from ferrum.kernels.cuda.driver import Driver
+from ferrum.runtime.backend import ChosenKernels
 
 SOURCES: Final = Path(__file__).parents[2] / "native" / "cuda"
 BUILT: Final = SOURCES.parents[1] / "build" / "emulated-cuda"
@@ -102,8 +103,9 @@ def emulated_kernels(*, graphs: bool = True, flags: tuple[str, ...] = ()) -> Cud
 
 
 @contextmanager
-def emulated_device() -> Iterator[None]:
-    """Let device="cuda" be the emulated device in this context."""
+def emulated_device(*, graphs: bool = True) -> Iterator[None]:
+    """Load models on the emulated device in this context, whichever kernels are asked for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ferrum.runtime.backend.open_platform", lambda _: Platform(EmulatedDriver(), EmulatedImages()))
+        chosen = "ferrum.runtime.load.choose_kernels"
+        patch.setattr(chosen, lambda *_, **__: ChosenKernels(emulated_kernels(graphs=graphs)))
         yield
