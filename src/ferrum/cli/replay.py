@@ -153,7 +153,7 @@ def _shown(token: int, client: ModelClient) -> str:
 
 
 def _counted(recorded: Record) -> str:
-    tokens = sum(len(recorded.sampled(choice)) for choice in range(recorded.request.params.n))
+    tokens = sum(len(recorded.sampled(choice)) for choice in recorded.request.choices)
     prompt = 0 if recorded.end is None else len(recorded.end.prompt_logprobs or ())
     vector = recorded.end is not None and recorded.end.embedding is not None
     parts = [f"{tokens} tokens and their log-probabilities"]

@@ -13,7 +13,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from ferrum.client.adapter_registry import AdapterChoice, LoRARequest, choices_of
 from ferrum.client.client_base import EngineClient
@@ -27,6 +27,9 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.policy_config import POLICY
 from ferrum.core.types import Request
 from ferrum.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ferrum.client.records.resumption import Resumption
 
 
 class AsyncEngine(EngineClient):
@@ -93,6 +96,18 @@ class AsyncEngine(EngineClient):
 
         missing = [each for each in chosen if isinstance(each, LoRARequest) and adapters.missing(each)]
         return self._loaded_deltas(missing, request) if missing else self._deltas(request())
+
+    def resume(self, resumption: Resumption) -> AsyncGenerator[Delta, None]:
+        """Return an async iterator of the deltas after the tokens that another engine has generated.
+
+        Together with the deltas before they are those of an undisturbed run, text held back for a stop string included.
+
+        Raises:
+            RecordMismatch: this engine would compute other bits, or lacks an adapter.
+            EngineDead, QueueFull: the engine accepts no request now.
+        """
+        self.client.router.check_open()
+        return self._deltas(self.client.resumed(resumption))
 
     async def _loaded_deltas(
         self, missing: Sequence[LoRARequest], request: Callable[[], Request]

@@ -20,6 +20,7 @@ from ferrum.core.types import Request
 from ferrum.engine.progress import BarFactory, progress_bar
 
 if TYPE_CHECKING:
+    from ferrum.client.records.resumption import Resumption
     from ferrum.grammar.reply_guidance import ChatOptions
 
 Conversation: TypeAlias = Sequence[Message]
@@ -185,6 +186,19 @@ class LLM(EngineClient):
     def _deltas(self, request: Request) -> Iterator[Delta]:
         """Yield deltas. The generator references this object, so that the engine stays open while it is read."""
         yield from stream(self.client.router, self.client.tokenizer, request)
+
+    def resume(self, resumptions: Sequence[Resumption], use_tqdm: bool | BarFactory = True) -> list[RequestOutput]:
+        """Go on with requests that other engines began; each output is that of an undisturbed run.
+
+        Its tokens begin with those that the request came with.
+
+        Raises:
+            RecordMismatch: this engine would compute other bits, or lacks an adapter.
+            RequestError: nothing is left to generate.
+            EngineDead: the engine has ended.
+        """
+        requests = [self.client.resumed(each) for each in resumptions]
+        return self._run(requests, [None] * len(requests), use_tqdm)
 
     def score(
         self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool | BarFactory = True

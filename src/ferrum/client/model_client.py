@@ -19,7 +19,7 @@ from ferrum.core.config import EngineConfig
 from ferrum.core.errors import RequestError
 from ferrum.core.output_format import OutputFormat
 from ferrum.core.params import over_recommended
-from ferrum.core.types import Pooling
+from ferrum.core.types import Pooling, Request
 from ferrum.engine.host import Host
 from ferrum.engine.messages import EngineInfo
 from ferrum.formats.writing import write_output
@@ -33,6 +33,7 @@ from ferrum.text.tokenizer import Tokenizer
 from ferrum.text.turn_openers import turn_openers
 
 if TYPE_CHECKING:
+    from ferrum.client.records.resumption import Resumption
     from ferrum.formats.find import FoundFormat
 
 
@@ -146,6 +147,13 @@ class ModelClient:
     def recorder(self) -> Recorder | None:
         """The recorder of requests; None if they are not recorded."""
         return self.router.recorder
+
+    def resumed(self, resumption: Resumption) -> Request:
+        """Return the request of a resumption, for this engine. Raises RecordMismatch if it would compute other bits."""
+        from ferrum.client.records.resumption import resumed_request  # few clients need it
+
+        digest = None if self.recorder is None else self.recorder.origin().digest
+        return resumed_request(resumption, self.info, digest, [each.facts.digest for each in self.adapters])
 
     def render(
         self,

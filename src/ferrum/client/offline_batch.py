@@ -103,6 +103,8 @@ class Batch:
             except QueueFull:
                 return
             self._open[index] = opened
+            if opened.before is not None:
+                self._collectors[index].push(opened.before, time.monotonic())
             self._unsent.popleft()
 
     def _waker(self, index: int) -> Wake:

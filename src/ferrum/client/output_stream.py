@@ -13,9 +13,9 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from ferrum.client.request_output import Delta, Logprob, Logprobs, Usage, join
-from ferrum.core.errors import FerrumError
+from ferrum.core.errors import FerrumError, RequestError
 from ferrum.core.step import TokenLogprobs
-from ferrum.core.types import FinishReason, Request, TokenEvent
+from ferrum.core.types import FinishReason, Made, Request, TokenEvent
 from ferrum.formats.output_parts import Part, PartKind, joined_parts
 from ferrum.speculative.predicted_output import PredictedText, PredictionFollower
 from ferrum.text.detokenizer import Detokenizer
@@ -61,6 +61,7 @@ class RequestStream:
         begun: a delta was taken.
         finished: every choice has had its last delta, taken or not.
         settled: the engine, too, has finished every choice.
+        before: the delta of the tokens that the request came with (`Request.made`), which is not among those taken.
     """
 
     def __init__(
@@ -78,11 +79,24 @@ class RequestStream:
         self._tokenizer = tokenizer
         self._observe = observe
         predicted = PredictedText(request.prediction) if request.prediction else None
-        self._choices = [_new_choice(request, tokenizer, predicted) for _ in range(request.params.n)]
-        self._running = set(range(request.params.n))
+        self._choices = {choice: _new_choice(request, tokenizer, predicted) for choice in request.choices}
+        self._running = set(request.choices)
         self._untaken: dict[int, list[Delta]] = {}  # of each choice, each with fewer tokens than the one before it
         self._prompt_logprobs: tuple[Logprobs | None, ...] | None = None
         self._lock = Lock()
+        self.before = None if request.made is None or not request.known else self._go_on(request.made)
+
+    def _go_on(self, made: Made) -> Delta | None:
+        """Bring the text to where the choice goes on; return the delta of the tokens so far."""
+        if self.request.params.logprobs is not None and len(made.logprobs or ()) != len(made.token_ids):
+            raise RequestError(f"{len(made.token_ids)} tokens need as many log-probabilities", param="made")
+        observe, self._observe = self._observe, None  # they were seen where they were generated
+        event = TokenEvent(self.request.request_id, made.choice, made.token_ids, made.logprobs)
+        self._fold(self._choices[made.choice], event)
+        self._observe = observe
+        if self._choices[made.choice].finished:
+            raise RequestError("these tokens end the choice: nothing is left to generate", param="made")
+        return self.take()
 
     def push(self, event: TokenEvent) -> bool:
         """Fold an event; return whether its choice ended here while the engine still computes it."""
@@ -101,7 +115,7 @@ class RequestStream:
         with self._lock:
             self._running.clear()
             self.settled = True
-            for index, choice in enumerate(self._choices):
+            for index, choice in self._choices.items():
                 if not choice.finished:
                     name = self.request.request_id
                     self._fold(choice, TokenEvent(name, index, finish_reason=FinishReason.ERROR, error=error))
@@ -137,7 +151,7 @@ class RequestStream:
         choice.num_tokens += kept
         if finish is not None:
             choice.finished, choice.cached_tokens = True, event.cached_tokens
-            self.finished = all(each.finished for each in self._choices)
+            self.finished = all(each.finished for each in self._choices.values())
         self._keep(
             Delta(
                 request_id=self.request_id,
@@ -200,15 +214,16 @@ class RequestStream:
         self._untaken[delta.index] = [*deltas, delta]
 
     def _usage(self) -> Usage:
-        accepted = [0 if choice.follower is None else choice.follower.accepted for choice in self._choices]
+        choices = self._choices.values()
+        accepted = [0 if choice.follower is None else choice.follower.accepted for choice in choices]
         length = len(self.request.prediction)
         return Usage(
             prompt_tokens=len(self.request.prompt),
-            completion_tokens=sum(choice.num_tokens for choice in self._choices),
-            cached_tokens=max(choice.cached_tokens for choice in self._choices),
+            completion_tokens=sum(choice.num_tokens for choice in choices),
+            cached_tokens=max(choice.cached_tokens for choice in choices),
             accepted_prediction_tokens=sum(accepted),
             rejected_prediction_tokens=sum(max(0, length - count) for count in accepted),
-            reasoning_tokens=sum(0 if each.reader is None else each.reader.reasoning_tokens for each in self._choices),
+            reasoning_tokens=sum(0 if each.reader is None else each.reader.reasoning_tokens for each in choices),
         )
 
 

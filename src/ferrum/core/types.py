@@ -56,6 +56,21 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
+class Made:
+    """What a choice of a request has generated elsewhere. An engine goes on after it as if it had generated it.
+
+    Attributes:
+        choice: number of the choice, which its draws depend on.
+        token_ids: in order. They do not end the choice.
+        logprobs: one per token, if the request asks for some.
+    """
+
+    choice: int = 0
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A validated request: token ids and numbers only.
 
@@ -81,6 +96,7 @@ class Request:
         reading: how the client's side separates reasoning and tool calls from content; None: it does not.
         dry_sequence_breakers: `params.dry_sequence_breakers` as token sequences, unless DRY is off.
         boundaries: lengths of the prompt at which messages or the generation prompt begin, ascending.
+        made: what its only choice (`n` is 1) has generated elsewhere, or None.
     """
 
     request_id: str
@@ -104,6 +120,17 @@ class Request:
     reading: Reading | None = None
     dry_sequence_breakers: tuple[tuple[int, ...], ...] = ()
     boundaries: tuple[int, ...] = ()
+    made: Made | None = None
+
+    @property
+    def choices(self) -> range:
+        """The numbers of its choices."""
+        return range(self.params.n) if self.made is None else range(self.made.choice, self.made.choice + 1)
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """The generated tokens that it came with."""
+        return () if self.made is None else self.made.token_ids
 
 
 @pickled_by_fields

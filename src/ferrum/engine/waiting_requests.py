@@ -85,7 +85,7 @@ def last_events(
     """Return the last events of a request that never ran, except for the choices that have ended already."""
     return [
         TokenEvent(request.request_id, choice, finish_reason=reason, error=error, trace_id=request.trace_id)
-        for choice in range(request.params.n)
+        for choice in request.choices
         if choice not in ended
     ]
 

@@ -17,7 +17,7 @@ from ferrum.scheduler.drafts import Drafter
 from ferrum.scheduler.guides import StartGuide
 from ferrum.scheduler.prefix_sharing import ChoiceForks, PrefixSharing
 from ferrum.scheduler.queues import LiveRequests, Policy, Ranked, WaitingQueue
-from ferrum.scheduler.sequence import Sequence, check_length, event
+from ferrum.scheduler.sequence import Sequence, check_length, check_made, event
 from ferrum.scheduler.state_snapshots import snapshot_lengths
 from ferrum.scheduler.step_plan import DecodeSteps
 
@@ -119,6 +119,7 @@ class Live:
             raise RequestError(f"{request.request_id!r} is in use", param="request_id")
         context, max_tokens = self.limits.context, request.params.max_tokens
         check_length(request, self.limits.length, self.limits.storable)
+        check_made(request, context)
         if request.guidance is not None and start_guide is None:
             raise RequestError("this engine cannot limit the tokens of a request", param="guidance")
         limit = len(request.prompt) + (context if max_tokens is None else max_tokens)
@@ -129,6 +130,8 @@ class Live:
                     sequence, self.pages.page_size, shares=self.prefixes.shares
                 )
             sequence.guide = None if start_guide is None else start_guide()
+            if sequence.guide is not None and request.known:
+                sequence.guide.advance(request.known)
             sequence.may_draft = bool(request.prediction) or not self.drafter.only_predicted
             self.waiting.add(sequence)
         self.decodes.end()

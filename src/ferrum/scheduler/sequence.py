@@ -86,6 +86,24 @@ class Sequence:
         self.tokens += tokens
 
 
+def check_made(request: Request, context: int) -> None:
+    """Refuse generated tokens that nothing can follow.
+
+    Args:
+        context: largest number of prompt and output tokens together.
+
+    Raises:
+        RequestError: the request has several choices, or the tokens end their choice.
+    """
+    if request.made is None:
+        return
+    if request.params.n != 1:
+        raise RequestError(f"one choice goes on, not {request.params.n}: set n to 1", param="made")
+    (blank,) = begin(replace(request, made=replace(request.made, token_ids=())))
+    if judge(blank, request.known, context).finish is not None:
+        raise RequestError("these tokens end the choice: nothing is left to generate", param="made")
+
+
 def check_length(request: Request, context: int, storable: int) -> None:
     """Refuse a prompt that can never run.
 
@@ -112,13 +130,13 @@ def check_length(request: Request, context: int, storable: int) -> None:
 
 def begin(request: Request, rank: tuple[float, ...] = (), tenant: str = "") -> list[Sequence]:
     """Return the choices of a request of that rank and tenant queue, with nothing computed."""
-    tokens, choices = list(request.prompt), list[Sequence]()
+    tokens, choices = [*request.prompt, *request.known], list[Sequence]()
     adapters = tuple(each.use for each in request.adapters)
-    for choice in range(request.params.n):
+    for choice in request.choices:
         sampling = Sampling(
             request.params,
             request.seed,
-            len(tokens),
+            len(request.prompt),
             tokens,
             choice=choice,
             eos_token_ids=request.eos_token_ids,
@@ -146,9 +164,14 @@ def reusable(sequence: Sequence, scored: int) -> int:
     request = sequence.request
     if request.pooling is Pooling.MEAN:
         return 0
-    if request.params.prompt_logprobs is not None and scored < len(request.prompt):
+    if wants_scores(request) and scored < len(request.prompt):
         return scored - 1
     return len(sequence.tokens) - 1
+
+
+def wants_scores(request: Request) -> bool:
+    """Return whether the prompt's tokens need log-probabilities: they come with a choice's first token."""
+    return request.params.prompt_logprobs is not None and not request.known
 
 
 def make_span(sequence: Sequence, count: int, *, scored: int, drafts: tuple[int, ...] = ()) -> Span:
@@ -168,7 +191,7 @@ def make_span(sequence: Sequence, count: int, *, scored: int, drafts: tuple[int,
     request = sequence.request
     finishing = end == len(sequence.tokens) + sequence.pending and request.params.max_tokens != 0
     carried = (CARRY,) if end > len(sequence.tokens) else ()
-    score = None if request.params.prompt_logprobs is None else _score(sequence, start, end, scored)
+    score = _score(sequence, start, end, scored) if wants_scores(request) else None
     masks = guided_masks(sequence, drafts) if finishing and sequence.guide is not None else ()
     unspecial = not (drafts or masks or sequence.adapters or request.inputs) and score is None
     return Span(

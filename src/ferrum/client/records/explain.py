@@ -54,7 +54,7 @@ class Passage(JsonRecord):
 def passages(record: Record) -> list[Passage]:
     """Return the schedule of a request, choice by choice."""
     found: list[Passage] = []
-    for choice in range(record.request.params.n):
+    for choice in record.request.choices:
         shares = [each for each in record.shares if each.share.choice == choice]
         for passage in _each_share(shares, len(record.request.prompt)):
             last = found[-1] if found else passage

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -24,7 +24,8 @@ from ferrum.core.guidance import Guidance
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.output_format import Reading
 from ferrum.core.params import SamplingParams
-from ferrum.core.types import Adapter, Pooling, Request
+from ferrum.core.step import TokenLogprobs
+from ferrum.core.types import Adapter, Made, Pooling, Request
 from ferrum.engine.messages import ComputedStep, StepShare
 
 _Kind = TypeVar("_Kind", bound=JsonRecord)
@@ -140,7 +141,12 @@ class Record:
             if each.share.choice == choice
             for pair in zip(each.share.sampled, each.share.logprobs, strict=True)
         ]
-        return found if self.end is None else found[: self.end.choices[choice].tokens]
+        end = self.end_of(choice)
+        return found if end is None else found[: end.tokens]
+
+    def end_of(self, choice: int) -> ChoiceEnd | None:
+        """Return the end of a choice; None while the request runs."""
+        return None if self.end is None else self.end.choices[choice - self.request.choices.start]
 
 
 def header_line(id: str, time: float, origin: Origin, request: Request) -> dict[str, Any]:
@@ -169,6 +175,7 @@ def request_dict(request: Request) -> dict[str, Any]:
         "pooling": None if request.pooling is None else str(request.pooling),
         "guidance": None if request.guidance is None else request.guidance.to_dict(),
         "reading": None if request.reading is None else request.reading.to_dict(),
+        "made": None if request.made is None else made_dict(request.made),
     }
 
 
@@ -190,8 +197,28 @@ def request_of(id: str, values: Mapping[str, Any]) -> Request:
             "adapters": tuple(map(_adapter, values.get("adapters", ()))),
             "guidance": _optional(Guidance, values.get("guidance")),
             "reading": _optional(Reading, values.get("reading")),
+            "made": None if values.get("made") is None else made_of(values["made"]),
         }
     )
+
+
+def made_dict(made: Made) -> dict[str, Any]:
+    """Return what a choice has generated as JSON values."""
+    logprobs = None if made.logprobs is None else [list(astuple(each)) for each in made.logprobs]
+    return {"choice": made.choice, "token_ids": made.token_ids, "logprobs": logprobs}
+
+
+def made_of(values: Mapping[str, Any]) -> Made:
+    """Return what `made_dict` made JSON values of."""
+    logprobs = values["logprobs"]
+    named = None if logprobs is None else tuple(map(_token_logprobs, logprobs))
+    return Made(int(values["choice"]), tuple(map(int, values["token_ids"])), named)
+
+
+def _token_logprobs(values: Sequence[Any]) -> TokenLogprobs:
+    token, logprob, rank, top, given = values
+    pairs = tuple((int(each), float(its)) for each, its in top)
+    return TokenLogprobs(int(token), float(logprob), int(rank), pairs, tuple(map(_token_logprobs, given)))
 
 
 def _adapter(values: Mapping[str, Any]) -> Adapter:

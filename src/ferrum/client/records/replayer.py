@@ -85,7 +85,7 @@ def check_room(record: Record, context: int) -> None:
     Raises:
         RecordMismatch: the record has more tokens.
     """
-    counts = {choice: len(record.sampled(choice)) for choice in range(record.request.params.n)}
+    counts = {choice: len(record.sampled(choice)) for choice in record.request.choices}
     compared = [count for choice, count in counts.items() if count or not _interrupted(record, choice)]
     length = len(record.request.prompt) + max(compared, default=0)
     if compared and length > context:
@@ -133,7 +133,8 @@ class Replay:
         self._embedding = delta.embedding or self._embedding
 
     def _has_failed(self, choice: int) -> bool:
-        return self.record.end is not None and self.record.end.choices[choice].error is not None
+        end = self.record.end_of(choice)
+        return end is not None and end.error is not None
 
     def output(self) -> RequestOutput:
         """Return the result, once the request has finished."""
@@ -162,7 +163,7 @@ def _request_again(record: Record, top: int) -> Request:
     logprobs = ALL_TOKENS if params.logprobs == ALL_TOKENS else max(top, params.logprobs or 0)
     wanted = params.but(logprobs=logprobs)
     if _all_interrupted(record) and params.max_tokens != 0:
-        longest = max(1, *(len(record.sampled(choice)) for choice in range(params.n)))
+        longest = max(1, *(len(record.sampled(choice)) for choice in request.choices))
         wanted = wanted.but(max_tokens=longest, min_tokens=min(longest, params.min_tokens))
     elif (room := _ended_by_context(record)) is not None:
         wanted = wanted.but(max_tokens=room, min_tokens=min(room, params.min_tokens))
@@ -176,11 +177,12 @@ def _ended_by_context(record: Record) -> int | None:
 
 
 def _all_interrupted(record: Record) -> bool:
-    return all(_interrupted(record, choice) for choice in range(record.request.params.n))
+    return all(_interrupted(record, choice) for choice in record.request.choices)
 
 
 def _interrupted(record: Record, choice: int) -> bool:
-    return record.end is None or record.end.choices[choice].finish_reason in INTERRUPTED
+    end = record.end_of(choice)
+    return end is None or end.finish_reason in INTERRUPTED
 
 
 def _difference(record: Record, now: CompletionOutput) -> Difference | None:
@@ -190,9 +192,9 @@ def _difference(record: Record, now: CompletionOutput) -> Difference | None:
     again = [position[token].logprob for token, position in zip(now.token_ids, now.logprobs or (), strict=True)]
     logprobs = _first("logprob", [logprob for _, logprob in recorded], again[: len(recorded)], choice=now.index)
     found = sorted([*tokens, *logprobs], key=lambda each: (each.position or 0, each.what != "token"))
-    if found or record.end is None or _interrupted(record, now.index):
+    end = record.end_of(now.index)
+    if found or end is None or _interrupted(record, now.index):
         return found[0] if found else None
-    end = record.end.choices[now.index]
     rest = now.token_ids[len(recorded) :]
     endings = {"finish_reason": now.finish_reason, "stop_reason": now.stop_reason}
     found += _first("token", [], rest, choice=now.index, offset=len(recorded))

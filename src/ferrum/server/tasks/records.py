@@ -136,12 +136,12 @@ def recorded_request(record: Record, tokenizer: Tokenizer | None) -> RecordedReq
         prompt=_text(record.request.prompt, tokenizer),
         prompt_logprobs=None if end is None or end.prompt_logprobs is None else list(end.prompt_logprobs),
         schedule=list(passages(record)),
-        choices=[_recorded_choice(record, choice, tokenizer) for choice in range(record.request.params.n)],
+        choices=[_recorded_choice(record, choice, tokenizer) for choice in record.request.choices],
     )
 
 
 def _recorded_choice(record: Record, index: int, tokenizer: Tokenizer | None) -> RecordedChoice:
-    end = None if record.end is None else record.end.choices[index]
+    end = record.end_of(index)
     sampled = record.sampled(index)
     tokens = [token for token, _ in sampled]
     return RecordedChoice(
