@@ -116,7 +116,7 @@ class DeviceRows:
 
     @classmethod
     def empty(cls, memory: DeviceMemory, shape: tuple[int, ...], dtype: Any = np.float32) -> DeviceRows:
-        """Return an array of its own memory. Raises MemoryError."""
+        """Return an array in a new piece of memory. Raises MemoryError."""
         nbytes = max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
         return cls(memory, memory.take(nbytes), shape, dtype, owned=nbytes)
 
