@@ -90,6 +90,9 @@ class DeviceVector:
     address: int
     size: int
 
+    def __len__(self) -> int:
+        return self.size
+
 
 class DeviceRope:
     """A rope table at fixed addresses, filled in chunks as positions are reached.
