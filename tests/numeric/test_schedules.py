@@ -19,6 +19,7 @@ from native_twin import TIERS
 from schedule_player import play
 from schedules import (
     DRAFTERS,
+    EMULATED,
     Schedule,
     schedule_of,
     schedule_of_hybrid,
@@ -27,7 +28,7 @@ from schedules import (
 )
 
 KERNELS = ("native", "native", "native", "reference") if TIERS else ("reference",)
-SLICE, WITH_STATES, WITH_ADAPTERS, ALL = 12, 4, 4, 1000
+SLICE, WITH_STATES, WITH_ADAPTERS, CUDA, ALL = 12, 4, 4, 24, 1000
 HISTORIES, ALL_HISTORIES = 200, 50_000
 """Lives of sequences of hybrid models."""
 WEIGHTS = ("float32", "bfloat16", "q8_0", "q4_k_m")
@@ -83,6 +84,13 @@ def test_a_thousand_schedules_cover_every_feature() -> None:
 
 def test_some_schedules(tmp_path: Path) -> None:
     played(range(SLICE), tmp_path)
+
+
+@pytest.mark.cuda
+def test_schedules_on_the_emulated_cuda_device_have_the_bits_of_the_cpu(tmp_path: Path) -> None:
+    seen = played(range(CUDA), tmp_path, kernels=EMULATED)
+    preempted = any(seen[each] for each in PREEMPTIONS)
+    assert preempted and seen["whole"] and seen["hits in pages"] and any(seen[each] for each in GUESSES), seen
 
 
 def test_some_schedules_with_states_and_faults(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, Final
 
 import recurrent_model
+from emulated_cuda import emulated_device
 from family_cases import FAMILY_CASES
 from ferrum.core.config import ModelConfig
 from ferrum.core.types import Adapter, Request
@@ -52,6 +53,10 @@ SHORT: Final = 8
 """The same, of a hybrid model."""
 
 
+EMULATED: Final = ("cuda", "cuda without graphs")
+"""Names of kernels of the emulated device. What a request has alone is what the CPU computes."""
+
+
 @dataclass(frozen=True)
 class Arithmetic:
     """Everything that an answer may depend on, except the request.
@@ -75,6 +80,9 @@ class Arithmetic:
 
     def load(self, case: Case | None = None, **options: int) -> LocalExecutor:
         """Load the model, or another one, in these formats."""
+        if self.kernels in EMULATED:
+            with emulated_device(graphs=self.kernels == "cuda"):
+                return replace(self, kernels="auto").load(case, **options)
         floats = self.weights in ("float32", "bfloat16")
         if self.kernels == "reference":
             options.pop("threads")
@@ -146,10 +154,11 @@ class Schedule:
 def schedule_of(number: int, kernels: Sequence[str]) -> Schedule:
     """Return schedule `number`, on one of these kernels."""
     pick = Random(number)
-    native = pick.choice(kernels) == "native"
+    kind = pick.choice(kernels)
+    native = kind == "native"
     arithmetic = Arithmetic(
         model=pick.choice(tuple(MODELS)),
-        kernels="native" if native else "reference",
+        kernels=kind,
         isa=pick.choice(TIERS) if native else "auto",
         weights=pick.choice(("float32", "bfloat16", "q8_0", "q4_k_m")),
         kv=pick.choice(("float32", "bfloat16", "int8")),
@@ -256,6 +265,8 @@ def adapters_of(arithmetic: Arithmetic, kind: int, length: int) -> tuple[Adapter
 @lru_cache(maxsize=4)
 def quiet_executor(arithmetic: Arithmetic) -> LocalExecutor:
     """Return an executor with large pages, capacity for one sequence, and one thread."""
+    if arithmetic.kernels in EMULATED:
+        arithmetic = replace(arithmetic, kernels="native")
     return arithmetic.load(kv_capacity=arithmetic.context + 64, threads=1)
 
 
