@@ -131,10 +131,12 @@ def test_library_of_another_arithmetic_is_refused(monkeypatch):
         load()
 
 
-def test_a_device_without_a_backend_is_refused():
-    for kernels in ("auto", "native", "reference"):
-        with pytest.raises(Unsupported, match="device=cuda is not supported: this release computes on the CPU"):
-            choose_kernels("cuda", kernels)
+def test_kernels_of_the_cpu_are_refused_on_a_device():
+    for kernels in ("native", "reference"):
+        with pytest.raises(ConfigError, match=f"{kernels} computes on the CPU, not on cuda:1"):
+            choose_kernels("cuda:1", kernels)
+    with pytest.raises(ConfigError, match="use device=cuda"):
+        choose_kernels("cpu", "cuda")
 
 
 @pytest.mark.parametrize("option", [{"isa": "portable"}, {"threads": 1}])

@@ -69,15 +69,21 @@ REFUSED = {
     "max_memory_usage": [
         *(memory(max_memory_usage=each) for each in (1000, 0.0, 90.0, float("nan"), "half")),
         memory(memory_pool_size=10**6, max_memory_usage=10**5),
+        replace(memory(max_memory_usage=0.5), device=Device.CUDA),  # a share of which memory?
     ],
     "enable_mixed_precision": [optimization(enable_mixed_precision=True)],
     "optimization_level": [
         *(optimization(optimization_level=each) for each in (-1, 4)),
         replace(optimization(optimization_level=0), executor_options={"kernels": "native"}),
         replace(optimization(optimization_level=2), executor_options={"replay": True}),
+        replace(optimization(optimization_level=1), device=Device.CUDA),
     ],
     "quantize": [config(executor_options={"quantize": "int3"})],
-    "kernels": [config(executor_options={"kernels": np.array(["auto", "native"])})],
+    "kernels": [
+        config(executor_options={"kernels": np.array(["auto", "native"])}),
+        config(executor_options={"kernels": "cuda"}),
+        config(device=Device.CUDA, executor_options={"kernels": "native"}),
+    ],
     "max_rows": [config(executor_options={"max_rows": 0})],
     "replay": [config(executor_options={"replay": "no"})],
     "cache_prefix": [config(executor_options={"cache_prefix": 5})],
@@ -216,10 +222,21 @@ def test_spellings_of_the_rust_engine_are_read(factory, loader, spelling, dtype)
     factory.create_executor(config)
     assert (loader.asked["device"], loader.asked["dtype"]) == ("cpu", dtype)
     assert ExecutorConfig.from_dict({**values, "device": {"CUDA": 0}}).device is Device.CUDA
-    for field, other in (("device", "TPU"), ("device", {"CPU": 0, "CUDA": 1}), ("dtype", "FP4"), ("dtype", None)):
+    assert ExecutorConfig.from_dict({**values, "device": {"CUDA": 3}}).device is Device.CUDA(3)
+    wrong = [("device", each) for each in ("TPU", {"CUDA": -1}, {"CPU": 0, "CUDA": 1})]
+    for field, other in (*wrong, ("dtype", "FP4"), ("dtype", None)):
         with pytest.raises(RequestError) as caught:
             ExecutorConfig.from_dict({**values, field: other})
         assert caught.value.param == field
+
+
+@contract("2.ExecutorConfig")
+def test_graphs_of_a_device_follow_the_config(factory, loader):
+    for wish, expected in ((None, None), (True, None), (False, False)):
+        factory.create_executor(replace(optimization(enable_cuda_graphs=wish), device=Device.CUDA(1)))
+        assert (loader.asked["device"], loader.asked.get("cuda_graphs")) == ("cuda:1", expected)
+    factory.create_executor(optimization(enable_cuda_graphs=False))
+    assert "cuda_graphs" not in loader.asked, "a CPU has none"
 
 
 @contract("2.ExecutorConfig")
@@ -249,8 +266,7 @@ def test_one_error_lists_all_problems(factory):
     [
         (config(executor_type=ExecutorType.TENSOR_PARALLEL), "executor_type=TensorParallel"),
         (config(executor_type=ExecutorType.PIPELINE_PARALLEL), "executor_type=PipelineParallel"),
-        (config(device=Device.CUDA), "device=cuda"),
-        (config(executor_options={"kernels": "cuda"}), "kernels=cuda"),
+        (config(device=Device.METAL), "device=metal"),
         (optimization(enable_cuda_graphs=True), "enable_cuda_graphs"),
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -187,6 +189,18 @@ def test_model_info_and_enums_round_trip():
     assert [str(dtype) for dtype in DataType] == ["float32", "float16", "bfloat16", "float8", "int8", "int4"]
     assert [dtype.bits for dtype in DataType] == [32, 16, 16, 8, 8, 4]
     assert DataType("bfloat16") is DataType.BFLOAT16 and str(Device("cuda")) == "cuda"
+
+
+@contract("1.ModelInfo")
+def test_devices_have_numbers():
+    second = Device.CUDA(1)
+    assert second is Device("cuda:1") is pickle.loads(pickle.dumps(second)) is copy.deepcopy(second)
+    assert second == "cuda:1" and (second.kind, second.ordinal) == (Device.CUDA, 1)
+    assert Device.CUDA(0) is Device("cuda:0") is Device.CUDA and list(Device) == ["cpu", "cuda", "metal"]
+    assert ModelInfo.from_json(dataclasses.replace(INFO, device=second).to_json()).device is second
+    for wrong in (lambda: Device.CUDA(-1), lambda: Device.CUDA(1000), lambda: Device.CPU(0)):
+        with pytest.raises(RequestError):
+            wrong()
 
 
 @contract("1.ModelInfo")

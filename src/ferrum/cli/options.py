@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from ferrum.core.config import EngineConfig, ModelConfig
-from ferrum.core.errors import ConfigError, RequestError, Unsupported
+from ferrum.core.errors import ConfigError, RequestError
 from ferrum.core.option_fields import accepted, listed
 from ferrum.core.params import SamplingParams, over_recommended
 from ferrum.server.server_config import ServerConfig
@@ -119,17 +119,8 @@ def server_fields() -> list[Field[Any]]:
 
 
 def chosen(option_fields: Iterable[Field[Any]], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the options that were given.
-
-    Raises:
-        Unsupported: a value that this build refuses.
-    """
-    values = {field.name: given[field.name] for field in option_fields if given.get(field.name) not in (None, [])}
-    for field in option_fields:
-        if values.get(field.name) in field.metadata.get("refused", ()):
-            feature = f"{option_names(field)[0]} {values[field.name]}"
-            raise Unsupported(feature, f"this build has none (use {listed(accepted(field.metadata))})")
-    return values
+    """Return the values of the options that were given."""
+    return {field.name: given[field.name] for field in option_fields if given.get(field.name) not in (None, [])}
 
 
 def checked_engine(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +172,6 @@ def _parameter(field: Field[Any], panel: str, default: Any) -> inspect.Parameter
         help=_help(field.metadata["help"], choices, default),
         rich_help_panel="Common options" if field.name in COMMON else panel,
         show_default=False,  # the default is None, which stands for the one in the text
-        hidden=len(choices) == 1,
     )
     return inspect.Parameter(field.name, OPTION, default=None, annotation=Annotated[kind | None, described])
 

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ferrum.core.devices import MAX_ORDINAL, cuda_name, cuda_ordinal
+from ferrum.core.errors import RequestError
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.kv_shape import KvShape
 from ferrum.core.memory_plan import MemoryPlan, longest_sequence
 from ferrum.core.span_checks import check_kind
 from ferrum.core.state_shape import StateShape
-from ferrum.core.values import whole
+from ferrum.core.values import shown, whole
 
 
 class DataType(StrEnum):
@@ -45,16 +47,53 @@ class DataType(StrEnum):
 
 
 class Device(StrEnum):
-    """Devices that hold tensors. `Device("CPU")`, as in the Rust engine's JSON, is understood."""
+    """Devices that hold tensors. `Device.CUDA` is the first GPU, `Device.CUDA(1)` or `Device("cuda:1")` the second.
+
+    The spellings of the Rust engine's JSON are understood: "CPU", {"CUDA": 1}, "Metal".
+    """
 
     CPU = "cpu"
     CUDA = "cuda"
+    METAL = "metal"
+
+    def __call__(self, ordinal: int) -> Device:
+        """Return the GPU of a number. Raises RequestError for a number that no GPU has, and on another device."""
+        if self.kind is not Device.CUDA:
+            raise RequestError(f"{self} has no numbers", param="device")
+        number = whole("ordinal", ordinal, least=0)
+        if number > MAX_ORDINAL:
+            raise RequestError(f"must be at most {MAX_ORDINAL}, not {shown(number)}", param="ordinal")
+        return Device(cuda_name(number))
+
+    @property
+    def kind(self) -> Device:
+        """The device without its number."""
+        return Device(self.value.partition(":")[0])
+
+    @property
+    def ordinal(self) -> int:
+        """The number of a GPU; 0 for any other device."""
+        return cuda_ordinal(self.value) or 0
 
     @classmethod
     def _missing_(cls, value: object) -> Device | None:
         """Return the device of another spelling; the Rust engine writes a GPU as an object with its number."""
-        name = next(iter(value), None) if isinstance(value, Mapping) and len(value) == 1 else value
-        return next((each for each in cls if isinstance(name, str) and name.lower() == each.value), None)
+        if isinstance(value, Mapping) and len(value) == 1:
+            name, number = next(iter(value.items()))
+            if str(name).lower() != "cuda" or type(number) is not int:
+                return None
+            value = f"cuda:{number}"
+        if not isinstance(value, str):
+            return None
+        name, ordinal = value.lower(), cuda_ordinal(value.lower())
+        if not ordinal:
+            return next((each for each in cls if each.value == (name if ordinal is None else "cuda")), None)
+        made = str.__new__(cls, name)  # a member that is not listed, as combinations of flags are
+        made._name_, made._value_ = f"CUDA({ordinal})", name
+        return cls._value2member_map_.setdefault(name, made)  # type: ignore[return-value]
+
+    def __reduce_ex__(self, _: object) -> tuple[object, ...]:
+        return Device, (self.value,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ferrum.core.devices import check_device
 from ferrum.core.errors import ConfigError
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.logging import warn_once
@@ -32,7 +33,6 @@ QUANTIZATIONS: Final = (None, "q8_0", "q6_k", "q4_k_m", "q4_0", "int8", "int4")
 KV_DTYPES: Final = ("auto", "float32", "bfloat16", "int8")
 KERNELS: Final = ("auto", "native", "reference", "cuda")
 ISAS: Final = ("auto", "avx512", "avx512_vnni", "avx2_vnni", "avx2", "neon_dot", "neon", "portable")
-DEVICES: Final = ("cpu", "cuda")
 POLICIES: Final = ("fcfs", "priority", "fair")
 HOSTS: Final = ("thread", "process")
 GENERATION_CONFIGS: Final = ("auto", "none")
@@ -174,10 +174,15 @@ MAX_RUN_AHEAD: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(JsonRecord):
-    """The options of loading a model. Raises ConfigError for an invalid value; `param` names the field."""
+    """The options of loading a model.
+
+    Raises:
+        ConfigError: an invalid value; `param` names the field.
+        Unsupported: a device that ferrum has no kernels for.
+    """
 
     model: str = field(metadata=about("Directory, GGUF file or hub id of the model."))
-    device: str = option("cpu", "Device to compute on.", DEVICES, refused=("cuda",))
+    device: str = option("cpu", "Device to compute on: cpu, cuda for the first GPU, cuda:1 for the second.")
     dtype: str = option("auto", "Format of the weights; auto takes the checkpoint's.", DTYPES)
     quantize: str | None = option(
         None,
@@ -187,9 +192,7 @@ class ModelConfig(JsonRecord):
     kv_dtype: str = option(
         "auto", "Format of keys and values; auto takes bfloat16 with bfloat16 weights, else float32.", KV_DTYPES
     )
-    kernels: str = option(
-        "auto", "Kernels to compute with; auto takes the fastest available.", KERNELS, refused=("cuda",)
-    )
+    kernels: str = option("auto", "Kernels to compute with; auto takes the fastest available on the device.", KERNELS)
     isa: str = option("auto", "Instruction tier of the native kernels; auto takes this machine's best.", ISAS)
     threads: int | None = option(
         None,
@@ -213,6 +216,9 @@ class ModelConfig(JsonRecord):
     kv_capacity: int | None = option(
         None, "Tokens that the KV pool holds (default: sized to the available memory).", least=1
     )
+    cuda_graphs: bool = option(
+        True, "Run a step on a GPU as one graph. Off launches its kernels one by one; no answer changes."
+    )
     switches: Switches = field(default_factory=Switches, metadata=about("Switches from the environment."))
 
     def __post_init__(self) -> None:
@@ -220,6 +226,7 @@ class ModelConfig(JsonRecord):
             raise ConfigError(f"must be Switches, not {shown(self.switches)}", param="switches")
         check_quantization(self.quantize)
         check_options(self)
+        check_device(self.device, self.kernels, self.isa, self.threads, cuda_graphs=self.cuda_graphs)
 
     @property
     def max_sequences(self) -> int:

@@ -24,7 +24,6 @@ def about(
     most: int | None = None,
     flag: str | None = None,
     needs: str | None = None,
-    refused: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Return the metadata of an option.
 
@@ -34,7 +33,6 @@ def about(
         least, most: bounds; an integer `least` means that the option is an integer.
         flag: name on command lines, if it differs from the field's.
         needs: name of the field without which this one has no effect.
-        refused: the choices this build does not support yet.
     """
     return {
         "help": help,
@@ -43,7 +41,6 @@ def about(
         "most": most,
         "flag": flag,
         "needs": needs,
-        "refused": refused,
     }
 
 
@@ -58,8 +55,8 @@ def listed(choices: Iterable[object]) -> str:
 
 
 def accepted(metadata: Mapping[str, Any]) -> list[object]:
-    """Return the choices of an option that this build supports."""
-    return [each for each in metadata.get("choices") or () if each is not None and each not in metadata["refused"]]
+    """Return the choices of an option, without None."""
+    return [each for each in metadata.get("choices") or () if each is not None]
 
 
 def check_options(record: Any) -> None:
@@ -76,7 +73,7 @@ def check_options(record: Any) -> None:
         if item.type == "bool":
             check_flag(item.name, value)
         if choices is not None and not is_one_of(value, choices):
-            raise ConfigError(f"must be one of {listed(accepted(item.metadata))}, not {shown(value)}", param=item.name)
+            raise ConfigError(f"must be one of {listed(choices)}, not {shown(value)}", param=item.name)
         if item.type in ("str", "str | None") and value is not None and not isinstance(value, str):
             raise ConfigError(f"must be text, not {shown(value)}", param=item.name)
         if least is not None and (value is not None or "None" not in str(item.type)):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from ferrum.core.devices import check_device, cuda_ordinal
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.logging import warn_once
 from ferrum.kernels.cpu.library import tiers
@@ -52,19 +53,18 @@ def choose_kernels(
         graphs: see `CudaKernels`.
 
     Raises:
-        Unsupported: another device, or kernels that this installation lacks, that lack this head size or fail the
-            self-check.
+        Unsupported: a device that cannot be used, or kernels that this installation lacks, that lack this head size or
+            fail the self-check.
         ConfigError: an instruction tier that this machine lacks, or an option that these kernels lack.
     """
-    if device != "cpu":
-        return _cuda(device, kernels, isa, threads, graphs=graphs)
+    check_device(device, kernels, isa, threads, cuda_graphs=graphs)
+    if (ordinal := cuda_ordinal(device)) is not None:
+        return _cuda(ordinal, graphs=graphs)
     if kernels == "reference":
         for name, given in (("isa", isa != "auto"), ("threads", threads is not None)):
             if given:
                 raise ConfigError("needs the native kernels", param=name)
         return ChosenKernels(ReferenceKernels())
-    if kernels not in ("auto", "native"):
-        raise ConfigError(f"{kernels} computes on a GPU: use device={kernels}", param="kernels")
     try:
         return _native(isa, threads, head_dim=head_dim, planning=planning)
     except Unsupported as error:
@@ -75,14 +75,8 @@ def choose_kernels(
         return ChosenKernels(ReferenceKernels(), (note,))
 
 
-def _cuda(device: str, kernels: str, isa: str, threads: int | None, *, graphs: bool) -> ChosenKernels:
-    """Return the kernels of a CUDA device. Raises as `choose_kernels`."""
-    if kernels not in ("auto", "cuda"):
-        raise ConfigError(f"{kernels} computes on the CPU, not on {device}", param="kernels")
-    for name, given in (("isa", isa != "auto"), ("threads", threads is not None)):
-        if given:
-            raise ConfigError(f"is for kernels of the CPU, not for {device}", param=name)
-    ordinal = int(device.partition(":")[2] or 0)
+def _cuda(ordinal: int, *, graphs: bool) -> ChosenKernels:
+    """Return the kernels of a CUDA device. Raises Unsupported."""
     from ferrum.kernels.cuda.cuda_kernels import CudaKernels  # the CPU's start does not wait for it
 
     return ChosenKernels(CudaKernels(open_platform(ordinal), ordinal, graphs=graphs))

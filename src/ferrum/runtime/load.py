@@ -147,7 +147,8 @@ def assemble(
     """
     model = read_spec(config, store, planning=planning)
     options = config.kernels, config.isa, config.threads
-    chosen = choose_kernels(config.device, *options, head_dim=model.widest, planning=planning)
+    graphs = config.cuda_graphs
+    chosen = choose_kernels(config.device, *options, head_dim=model.widest, planning=planning, graphs=graphs)
     kernels = chosen.kernels
     if not planning and kernels.quantizer() is not None:
         refuse_too_large(config, model.store, model.asks)

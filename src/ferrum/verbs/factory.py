@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from ferrum.contract.model_info import DataType, Device, ModelInfo
 from ferrum.core.config import MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, auto_kv_dtype
+from ferrum.core.devices import check_device
 from ferrum.core.errors import CapacityError, ConfigError, RequestError, Unsupported
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.option_fields import check_flag, check_number
@@ -90,7 +91,7 @@ class ExecutorMemoryConfig(JsonRecord):
         memory_pool_size: maximum bytes of the KV pool; None takes what memory allows.
         enable_kv_cache_sharing: always true: forks share pages.
         max_memory_usage: maximum bytes in total, or a share in (0, 1] of the memory that the process has available at
-            the creation; creating a larger executor fails.
+            the creation, on the CPU only; creating a larger executor fails.
     """
 
     enable_memory_pooling: bool = True
@@ -104,7 +105,8 @@ class OptimizationConfig(JsonRecord):
     """Options of speed.
 
     Attributes:
-        enable_cuda_graphs: CUDA only.
+        enable_cuda_graphs: run a step on a GPU as one graph; False launches its kernels one by one. None does so on a
+            GPU. True is refused on the CPU.
         enable_kernel_fusion: always true.
         enable_mixed_precision: whether products have 16-bit inputs and float32 sums; None follows the dtype.
         optimization_level: 0 walks the network with the reference kernels, 1 replays it with them, 2 walks it with the
@@ -112,7 +114,7 @@ class OptimizationConfig(JsonRecord):
         custom_flags: always empty: every option has a name in `executor_options`.
     """
 
-    enable_cuda_graphs: bool = False
+    enable_cuda_graphs: bool | None = None
     enable_kernel_fusion: bool = True
     enable_mixed_precision: bool | None = None
     optimization_level: int = 3
@@ -126,7 +128,7 @@ class ExecutorConfig(JsonRecord):
     Attributes:
         model_info: the model; `model_id` is the directory, GGUF file or hub id to load.
         executor_type: the way it is used: Sequential, Batch, ContinuousBatch or Speculative.
-        device: device to compute on; this build has the CPU.
+        device: device to compute on: the CPU, or a GPU by `Device.CUDA(i)`.
         dtype: format of the weights: float32, bfloat16 or float16.
         max_batch_size: maximum sequences in one step; None takes 1 for a Sequential executor, else as `ModelConfig`.
         max_sequence_length: maximum tokens of a sequence; None takes the model's context.
@@ -151,7 +153,7 @@ class ModelExecutorFactory:
 
     Args:
         load: `load_executor`, or a function with the same arguments; None takes `load_executor`.
-        devices: devices that this build can compute on.
+        devices: devices that this build can compute on. One that the machine lacks is refused at the creation.
         memory: returns the bytes available to the process; None takes the system's.
     """
 
@@ -159,7 +161,7 @@ class ModelExecutorFactory:
         self,
         load: Callable[..., ModelExecutor] | None = None,
         *,
-        devices: frozenset[Device] = frozenset({Device.CPU}),
+        devices: frozenset[Device] = frozenset({Device.CPU, Device.CUDA}),
         memory: Callable[[], int] | None = None,
     ) -> None:
         if load is None:
@@ -237,12 +239,11 @@ class ModelExecutorFactory:
         """Raise Unsupported for a field that asks for an unimplemented feature."""
         if config.executor_type in _PARALLEL:
             raise Unsupported(f"executor_type={config.executor_type}", "this build holds all layers on one device")
-        if config.device not in self._devices:
+        if config.device.kind not in self._devices:
+            check_device(config.device.value, "auto")
             raise Unsupported(f"device={config.device}", f"this build computes on {', '.join(sorted(self._devices))}")
-        if is_one_of(config.executor_options.get("kernels"), ["cuda"]) and Device.CUDA not in self._devices:
-            raise Unsupported("kernels=cuda", "this build has no CUDA kernels")
-        if config.optimization_config.enable_cuda_graphs:
-            raise Unsupported("enable_cuda_graphs", "this build has no CUDA kernels")
+        if config.optimization_config.enable_cuda_graphs and config.device.kind is not Device.CUDA:
+            raise Unsupported("enable_cuda_graphs", "a CPU has no graphs: use device=cuda, or leave it unset")
 
 
 def _problems(c: ExecutorConfig) -> Iterator[tuple[str, str]]:
@@ -280,11 +281,13 @@ def _problems(c: ExecutorConfig) -> Iterator[tuple[str, str]]:
         (attention, "attention_type", kind in (None, sharing, *_READING), f"{sharing} as in the model"),
         (memory, "memory_pool_size", pool is None or pool >= page, f"at least {shown(page)} bytes, one page"),
         (memory, "max_memory_usage", not isinstance(usage, float) or 0 < usage <= 1, "bytes, or a share in (0, 1]"),
+        (memory, "max_memory_usage", not isinstance(usage, float) or c.device is Device.CPU, f"bytes on {c.device}"),
         (memory, "max_memory_usage", limit is None or limit >= (pool or 1), "at least the size of the pool"),
         (memory, "max_memory_usage", limit is None or limit >= least, f"at least {shown(least)}"),
         (speed, "enable_mixed_precision", speed.enable_mixed_precision in (None, mixed), f"{mixed} with {c.dtype}"),
         (speed, "optimization_level", level in _LEVELS, "0, 1, 2 or 3"),
         (speed, "optimization_level", level > 1 or plain, "2 or 3 if executor_options names kernels"),
+        (speed, "optimization_level", level > 1 or c.device is Device.CPU, f"2 or 3 on {c.device}"),
         (speed, "optimization_level", level in (1, 3) or not replays, "1 or 3 if executor_options asks for replay"),
     )
     for section, name, holds, requirement in table:
@@ -330,7 +333,9 @@ def _arguments(config: ExecutorConfig) -> dict[str, Any]:
     bounds = {"page_size": page_size, "memory_pool_size": config.memory_config.memory_pool_size}
     others = {name: value for name, value in config.executor_options.items() if name not in _MODEL_OPTIONS}
     level = _LEVELS[config.optimization_config.optimization_level]
-    return {**_model_options(config), **bounds, **others, **level}
+    launched = config.device.kind is Device.CUDA and config.optimization_config.enable_cuda_graphs is False
+    graphs = {"cuda_graphs": False} if launched else {}
+    return {**_model_options(config), **bounds, **others, **level, **graphs}
 
 
 def _check_loaded(executor: ModelExecutor, config: ExecutorConfig) -> None:

@@ -67,6 +67,7 @@ def load_executor(
     max_sequence_length: int | None = None,
     kv_capacity: int | None = None,
     models_dir: str | os.PathLike[str] | None = None,
+    cuda_graphs: bool = True,
     memory_pool_size: int | None = None,
     page_size: int = PAGE_SIZE,
     max_rows: int = MAX_ROWS,
@@ -80,8 +81,7 @@ def load_executor(
 
     Args:
         model: directory, GGUF file or hub id.
-        device, dtype, quantize, kv_dtype, kernels, isa, threads, max_batch_size, max_sequence_length,
-            kv_capacity, models_dir: see `ModelConfig`.
+        device, ..., cuda_graphs: see `ModelConfig`.
         memory_pool_size: maximum bytes of the KV pool; None follows `kv_capacity`.
         page_size: tokens per page of the KV pool.
         max_rows: maximum tokens of one forward pass; a larger step takes several.
@@ -101,7 +101,7 @@ def load_executor(
         model=as_text(model), device=device, dtype=dtype, quantize=quantize, kv_dtype=kv_dtype,
         kernels=kernels, isa=isa, threads=threads, max_batch_size=max_batch_size,
         max_sequence_length=max_sequence_length, kv_capacity=kv_capacity,
-        models_dir=as_text(models_dir), switches=_switches(replay, log_tokens),
+        models_dir=as_text(models_dir), cuda_graphs=cuda_graphs, switches=_switches(replay, log_tokens),
     )  # fmt: skip
     check_kind(cache_prefix, str, param="cache_prefix")
     return build_executor(

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.cache.page_table import PageCopy
+from ferrum.core.devices import cuda_name
 from ferrum.core.errors import Unsupported
 from ferrum.kernels.adapters import AdapterSite, Change
 from ferrum.kernels.cpu.library import available_threads, load, tiers
@@ -70,7 +71,7 @@ class CudaKernels(Kernels):
         self._library = load()
         self._runtime = self._library.Runtime(tiers()[0], available_threads())
         self.driver = platform.driver
-        self.device = "cuda" if ordinal == 0 else f"cuda:{ordinal}"
+        self.device = cuda_name(ordinal)
         self.graphs = graphs
         self.memory = DeviceMemory(self.driver)
         self.launcher = Launcher(self.driver, platform.images)

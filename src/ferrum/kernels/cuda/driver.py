@@ -14,6 +14,7 @@ from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c
 from typing import Any, Final, NamedTuple
 
 from ferrum.core.config import visible_devices
+from ferrum.core.devices import cuda_name
 from ferrum.core.errors import FerrumError, Unsupported
 
 THREADS: Final = 256
@@ -102,7 +103,7 @@ class Driver:
     """
 
     def __init__(self, ordinal: int, path: str | None = None) -> None:
-        self._device = "cuda" if ordinal == 0 else f"cuda:{ordinal}"
+        self._device = cuda_name(ordinal)
         self._library = self._open(path or default_library())
         self._process = os.getpid()
         self._start(ordinal)
