@@ -54,6 +54,7 @@ struct Device {
     std::string failing;  // the call that fails, after some that do not
     int after = 0, failure = 0;
     int64_t launches = 0, graphs = 0;
+    int version = 13000, count = 1;
 };
 
 Device device;
@@ -116,17 +117,18 @@ void ferrum_emulation_memory(size_t bytes) { device.memory = bytes; }
 void ferrum_emulation_fail(const char* call, int after, int result) { device.failing = call, device.after = after, device.failure = result; }
 void ferrum_emulation_lose(int result) { device.lost = result; }
 const char* ferrum_emulation_message() { return device.message.c_str(); }
+void ferrum_emulation_machine(int version, int devices) { device.version = version, device.count = devices; }
 int64_t ferrum_emulation_launches() { return device.launches; }
 int64_t ferrum_emulation_graphs() { return device.graphs; }
 
 // ---- Devices ----
 
 int cuInit(unsigned) { return begin("cuInit"); }
-int cuDriverGetVersion(int* version) { return *version = 13000, begin("cuDriverGetVersion"); }
-int cuDeviceGetCount(int* count) { return *count = 1, begin("cuDeviceGetCount"); }
+int cuDriverGetVersion(int* version) { return *version = device.version, begin("cuDriverGetVersion"); }
+int cuDeviceGetCount(int* count) { return *count = device.count, begin("cuDeviceGetCount"); }
 int cuDeviceGet(int* found, int ordinal) {
-    if (ordinal != 0) return kInvalidDevice;
-    return *found = 0, begin("cuDeviceGet");
+    if (ordinal < 0 || ordinal >= device.count) return kInvalidDevice;
+    return *found = ordinal, begin("cuDeviceGet");
 }
 int cuDeviceGetName(char* name, int bytes, int) {
     std::snprintf(name, static_cast<size_t>(bytes), "emulated device");

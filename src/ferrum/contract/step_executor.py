@@ -136,8 +136,8 @@ class StepExecutor(ABC):
         """Compute a step: one result or error per span; a failed span leaves its sequence as it was.
 
         Raises:
-            FerrumError: the whole step is refused and nothing has changed. Any other exception puts the executor in the
-                error state, which only `reset` and `shutdown` leave.
+            FerrumError: the whole step is refused and nothing has changed. EngineDead and any other exception put the
+                executor in the error state, which only `reset` and `shutdown` leave.
         """
 
     def _warm(self) -> None:  # noqa: B027 - optional
@@ -154,7 +154,7 @@ class StepExecutor(ABC):
         Raises:
             InvalidTransition: the executor is shut down, or a step has broken it.
             RequestError: `batch` is no `StepBatch`.
-            EngineDead: this process was forked during a step of another thread.
+            EngineDead: the device is lost, or this process was forked during a step of another thread.
         """
         check_kind(batch, StepBatch, param="batch")
         if not batch.spans:
@@ -205,8 +205,8 @@ class StepExecutor(ABC):
         try:
             output = self._run(batch)
             after = ExecutorState.READY
-        except FerrumError:
-            after = ExecutorState.READY
+        except FerrumError as error:
+            after = ExecutorState.ERROR if isinstance(error, EngineDead) else ExecutorState.READY
             raise
         finally:
             self._last = time.monotonic()

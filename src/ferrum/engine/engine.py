@@ -15,7 +15,7 @@ from functools import partial
 from queue import Empty
 from typing import TYPE_CHECKING, Final
 
-from ferrum.core.errors import FerrumError, RequestError, as_step_error
+from ferrum.core.errors import EngineDead, FerrumError, RequestError, as_step_error
 from ferrum.core.step import PendingStep
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.held_adapters import DEFAULT_ADAPTER_BYTES, HeldAdapters
@@ -261,6 +261,8 @@ class Engine:
     def _submit(self, plan: StepPlan) -> PendingStep | FerrumError:
         try:
             return self._executor.submit(plan.batch)
+        except EngineDead:
+            raise
         except Exception as error:  # noqa: BLE001 - a failed step must not end other requests
             return as_step_error(error)
 
@@ -269,6 +271,8 @@ class Engine:
             return self._scheduler.fail(plan, step)
         try:
             output = step.result()
+        except EngineDead:
+            raise
         except Exception as error:  # noqa: BLE001 - as in _submit
             return self._scheduler.fail(plan, as_step_error(error))
         self._committed += 1

@@ -135,7 +135,8 @@ def serve(built: Built, inbox: Inbox, deliver: Deliver) -> None:
             _LOG.info("%d of %d steps were submitted while another one was in flight", engine.steps_ahead, engine.steps)
         built.executor.shutdown()
     except BaseException as cause:  # noqa: BLE001 - clients get `Ended` whatever ends the loop
-        error = EngineDead(f"the engine's loop failed: {type(cause).__name__}: {cause}")
+        lost = isinstance(cause, EngineDead)
+        error = EngineDead(str(cause) if lost else f"the engine's loop failed: {type(cause).__name__}: {cause}")
     if built.guides is not None:
         built.guides.close()
     deliver(Ended(error))

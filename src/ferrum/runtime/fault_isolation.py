@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from ferrum.core.errors import FerrumError, NonFiniteLogits, as_step_error
+from ferrum.core.errors import EngineDead, FerrumError, NonFiniteLogits, as_step_error
 from ferrum.core.step import Outcome, Rows, Span, Want
 
 Attempt: TypeAlias = Callable[[Sequence[Span]], Mapping[str, Outcome]]
@@ -43,6 +43,8 @@ def run_isolated(spans: Sequence[Span], attempt: Attempt) -> dict[str, Outcome]:
         attempt: runs some of them.
 
     Returns: one outcome per sequence.
+
+    Raises EngineDead if the device is lost: no span can run.
     """
     outcomes = dict(_run_with_fallback(spans, attempt))
     drafted = [span for span in spans if span.drafts and span.want is Want.TOKEN]
@@ -55,6 +57,8 @@ def run_isolated(spans: Sequence[Span], attempt: Attempt) -> dict[str, Outcome]:
 def _run_with_fallback(spans: Sequence[Span], attempt: Attempt) -> Mapping[str, Outcome]:
     try:
         return attempt(spans)
+    except EngineDead:
+        raise
     except Exception as error:  # noqa: BLE001 - any exception of a kernel or model fails its own sequence only
         if len(spans) == 1:
             return {spans[0].cache_id: as_step_error(error)}

@@ -151,7 +151,7 @@ def assemble(
     chosen = choose_kernels(config.device, *options, head_dim=model.widest, planning=planning, graphs=graphs)
     kernels = chosen.kernels
     if not planning and kernels.quantizer() is not None:
-        refuse_too_large(config, model.store, model.asks)
+        refuse_too_large(config, model.store, model.asks, kernels.device_memory())
     parameters = parameters_of(model.store, config, kernels, progress, planning=planning)
     parameters.expect(model.asks.shapes, model.spec.ignored_names, model.asks.exact)
     pool = size_pool(config, bounds, model, parameters, kernels, planning=planning)
@@ -174,6 +174,9 @@ def size_pool(
     sequences = config.max_batch_size or min(config.max_sequences, bounds.max_rows)
     # Slots of states follow the memory that weights leave, also where pages have a given size.
     sized = config.kv_capacity is not None and not model.asks.state_layers
+    device_memory = kernels.device_memory()
+    on_device = device_memory is not None
+    loaded = 0 if sized else bytes_to_load(config, model.store, model.asks, on_device=on_device)
     limits = PoolLimits(
         page_size=bounds.page_size,
         max_batch_size=sequences,
@@ -185,9 +188,9 @@ def size_pool(
         run_ahead=bounds.run_ahead,
         kv_capacity=config.kv_capacity,
         memory_pool_size=bounds.memory_pool_size,
-        bytes_to_load=0 if sized else bytes_to_load(config, model.store, model.asks) + bounds.reserved,
-        mapped=model.store.mapped,
-        device_memory=kernels.device_memory(),
+        bytes_to_load=0 if sized else loaded + bounds.reserved,
+        mapped=0 if on_device else model.store.mapped,
+        device_memory=device_memory,
         planning=planning,
     )
     return pool_sizes(model.asks, _kv_format(config, model, parameters), limits, kernels.planned_page_bytes)

@@ -32,33 +32,44 @@ def memory_for(what: str) -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        raise CapacityError(f"not enough memory for {what}") from error
+        reason = f": {error}" if error.args else ""
+        raise CapacityError(f"not enough memory for {what}{reason}") from error
 
 
-def bytes_to_load(config: ModelConfig, checkpoint: TensorStore, asks: Inventory) -> int:
-    """Return the bytes that matrices will take once loaded; those of a packed directory stay in the file.
+def bytes_to_load(config: ModelConfig, checkpoint: TensorStore, asks: Inventory, *, on_device: bool = False) -> int:
+    """Return the bytes that matrices will take once loaded; those of a packed directory stay in the file on the CPU.
 
     Args:
         config, checkpoint: the model, with its views.
         asks: what it asks for.
+        on_device: whether they go to the memory of a device.
     """
     if checkpoint.mapped:
-        return 0
+        return checkpoint.mapped if on_device else 0
     sized = PlannedParameters(checkpoint, config.dtype, quantize=config.quantize)
     sized.expect(asks.shapes, ("*",), asks.exact)
     matrices = {name: (shape[0], shape[1]) for name, shape in asks.shapes.items() if len(shape) == 2}
     return sum(sized.matrix(name, shape, exact=name in asks.exact).nbytes for name, shape in matrices.items())
 
 
-def refuse_too_large(config: ModelConfig, checkpoint: TensorStore, asks: Inventory) -> None:
-    """Refuse weights of native kernels that do not fit in free memory. Raises CapacityError."""
-    free = free_memory()
+def refuse_too_large(
+    config: ModelConfig, checkpoint: TensorStore, asks: Inventory, device_memory: int | None = None
+) -> None:
+    """Refuse weights of native kernels that do not fit in free memory. Raises CapacityError.
+
+    Args:
+        config, checkpoint, asks: as of `bytes_to_load`.
+        device_memory: free bytes of the device that they go to; None: the memory of this process.
+    """
+    on_device = device_memory is not None
+    free = free_memory() if device_memory is None else device_memory
     if 4 * checkpoint.nbytes <= free:  # the usual case: no type takes as many times the bytes of its file
         return
-    nbytes = bytes_to_load(config, checkpoint, asks)
+    nbytes = bytes_to_load(config, checkpoint, asks, on_device=on_device)
     if nbytes > free:
-        reason = f"{size(free)} are free, {size(nbytes - free)} too little"
-        raise CapacityError(f"not enough memory for {size(nbytes)} of weights: {reason}")
+        memory, where = ("device memory", f" on {config.device}") if on_device else ("memory", "")
+        reason = f"{size(free)} are free{where}, {size(nbytes - free)} too little"
+        raise CapacityError(f"not enough {memory} for {size(nbytes)} of weights: {reason}")
 
 
 LIBRARY_BYTES: Final = 28 << 20

@@ -78,7 +78,8 @@ class PoolSizes:
         with memory_for(f"the {size(nbytes)} of the KV pool ({options})"):
             free = kernels.device_memory()
             if nbytes > min(_ADDRESS_SPACE, free_memory() if free is None else free):
-                raise MemoryError
+                reasons = [] if free is None else [f"{size(free)} of device memory are free on {kernels.device}"]
+                raise MemoryError(*reasons)
             kernels.allocate(self.groups, self.states)
 
     def without_pages(self) -> PoolSizes:

@@ -7,16 +7,14 @@ before they are read.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ferrum.kernels.cuda.device_memory import DeviceRows
-from ferrum.kernels.cuda.driver import Driver, Event
+from ferrum.kernels.cuda.device_memory import DeviceMemory, DeviceRows
+from ferrum.kernels.cuda.driver import Event
 from ferrum.kernels.cuda.launches import Launch, Operand, PreparedLaunches
 from ferrum.kernels.cuda.lowerings import LOWERINGS
 from ferrum.kernels.interface import Collected, Kernels, NetworkOutput, Replay, StepTables, row_counts
@@ -33,13 +31,14 @@ class Flight:
     """Results of a step on their way to the host.
 
     Args:
-        driver: of the device.
+        memory: of the device.
         rows: most rows of logits, and spans.
     """
 
-    def __init__(self, driver: Driver, rows: int) -> None:
-        self._best = _pinned(driver, rows, np.int32)
-        self._finite = _pinned(driver, rows, np.bool_)
+    def __init__(self, memory: DeviceMemory, rows: int) -> None:
+        self._best = memory.pinned(rows, np.int32)
+        self._finite = memory.pinned(rows, np.bool_)
+        driver = memory.driver
         self._driver, self._done, self._counts = driver, Event.of(driver), (0, 0)
 
     def begin(self, best: DeviceRows, finite: DeviceRows) -> None:
@@ -94,7 +93,7 @@ class CudaReplay(Replay):
         self._buffers = [kernels.memory.take(max(1, size)) for size in self._sizes]
         self._buckets: dict[int, Bucket] = {}
         most = max(limits.values())
-        self._flights = [Flight(kernels.driver, most) for _ in range(_FLIGHTS)]
+        self._flights = [Flight(kernels.memory, most) for _ in range(_FLIGHTS)]
         self._turn = 0
 
     def nbytes(self, extent: Extent) -> int:
@@ -172,12 +171,3 @@ class CudaReplay(Replay):
     def _rows(self, value: Value, count: int) -> DeviceRows:
         shape = count, value.columns
         return DeviceRows(self._kernels.memory, self._address(value), shape, value.dtype, owner=self)
-
-
-def _pinned(driver: Driver, count: int, dtype: Any) -> NDArray[Any]:
-    """Return an array in memory that the device writes directly."""
-    nbytes = max(1, count * np.dtype(dtype).itemsize)
-    address = driver.created("cuMemHostAlloc", nbytes, 0)
-    data = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8)), (nbytes,))
-    found: NDArray[Any] = data.view(dtype)
-    return found

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections import defaultdict
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ferrum.core.errors import FerrumError
 from ferrum.kernels.cuda.driver import Driver, Event
 
 _ALIGNMENT: Final = 256
@@ -19,7 +22,9 @@ _STAGE: Final = 16 << 20
 
 
 class DeviceMemory:
-    """Pieces of the memory of a device. What was freed is given out again: all work is on one stream, in order.
+    """Pieces of the memory of a device, and of the host's that it reads directly. All are freed with this object.
+
+    What is given back is given out again: all work is on one stream, in order.
 
     Args:
         driver: of the device.
@@ -27,8 +32,11 @@ class DeviceMemory:
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
+        self._pieces: list[int] = []
+        self._pinned: list[int] = []
+        weakref.finalize(self, _free, driver, self._pieces, self._pinned).atexit = False
         self._free: defaultdict[int, list[int]] = defaultdict(list)
-        self._stages: list[tuple[int, Event]] = []
+        self._stages: list[tuple[NDArray[np.uint8], Event]] = []
         self._turn = 0
 
     def take(self, nbytes: int) -> int:
@@ -36,7 +44,17 @@ class DeviceMemory:
         size = _rounded(nbytes)
         if self._free[size]:
             return self._free[size].pop()
-        return self.driver.created("cuMemAlloc_v2", size)
+        address = self.driver.created("cuMemAlloc_v2", size)
+        self._pieces.append(address)
+        return address
+
+    def pinned(self, count: int, dtype: Any) -> NDArray[Any]:
+        """Return an array of the host that the device reads and writes directly. Raises MemoryError."""
+        nbytes = max(1, count * np.dtype(dtype).itemsize)
+        address = self.driver.created("cuMemHostAlloc", nbytes, 0)
+        self._pinned.append(address)
+        data = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8)), (nbytes,))
+        return data[: count * np.dtype(dtype).itemsize].view(dtype)
 
     def give_back(self, address: int, nbytes: int) -> None:
         """Free a piece from `take`."""
@@ -60,16 +78,15 @@ class DeviceMemory:
         for begin in range(0, len(data), _STAGE):
             part = data[begin : begin + _STAGE]
             stage, done = self._stage()
-            ctypes.memmove(stage, part.ctypes.data, len(part))
-            self.driver.call("cuMemcpyHtoDAsync_v2", address + begin, stage, len(part), self.driver.stream)
+            stage[: len(part)] = part
+            self.driver.call("cuMemcpyHtoDAsync_v2", address + begin, stage.ctypes.data, len(part), self.driver.stream)
             done.record()
 
-    def _stage(self) -> tuple[int, Event]:
+    def _stage(self) -> tuple[NDArray[np.uint8], Event]:
         """Return pinned memory that nothing reads any more, and the event to record after its copy."""
         if len(self._stages) < 2:
-            stage = self.driver.created("cuMemHostAlloc", _STAGE, 0), Event.of(self.driver)
-            self._stages.append(stage)
-            return stage
+            self._stages.append((self.pinned(_STAGE, np.uint8), Event.of(self.driver)))
+            return self._stages[-1]
         self._turn ^= 1
         stage = self._stages[self._turn]
         stage[1].wait()
@@ -163,6 +180,16 @@ class DeviceRows:
 
     def __array__(self, *_: Any, **__: Any) -> NDArray[Any]:
         raise TypeError("rows are on the device: use Kernels.host")
+
+
+def _free(driver: Driver, pieces: list[int], pinned: list[int]) -> None:
+    """Free all memory, unless the device is lost or belongs to another process."""
+    with suppress(FerrumError):
+        driver.enter()
+        driver.synchronize()
+        for call, addresses in (("cuMemFree_v2", pieces), ("cuMemFreeHost", pinned)):
+            for address in addresses:
+                driver.call(call, address)
 
 
 def _rounded(nbytes: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, Final
 
 import numpy as np
@@ -63,9 +62,7 @@ class DeviceTables:
         self.generation += 1
 
     def _slot(self, numbers: int) -> tuple[NDArray[np.int32], Event]:
-        address = self._memory.driver.created("cuMemHostAlloc", 4 * numbers, 0)
-        array = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_int32)), (numbers,))
-        return array, Event.of(self._memory.driver)
+        return self._memory.pinned(numbers, np.int32), Event.of(self._memory.driver)
 
     def load(self, tables: StepTables) -> None:
         """Send the tables of a step to the device."""

@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 
 from ferrum.core.config import visible_devices
 from ferrum.core.devices import cuda_name
-from ferrum.core.errors import FerrumError, Unsupported
+from ferrum.core.errors import EngineDead, Unsupported
+from ferrum.core.memory_plan import size
 
 THREADS: Final = 256
 """Threads of every block (`native/cuda/device.hpp`)."""
@@ -25,9 +26,12 @@ LEAST_CAPABILITY: Final = (8, 0)
 
 _LEAST_DRIVER: Final = 12000
 _OUT_OF_MEMORY: Final = 2
+_NOT_INITIALIZED: Final = 3
 _NO_DEVICE: Final = (100, 101)
 _CAPABILITY: Final = (75, 76)
 _MULTIPROCESSORS: Final = 16
+
+_FORKED: Final = "this process was forked from one that uses it; start it another way (spawn)"
 
 _CALLS: Final[dict[str, tuple[Any, ...]]] = {
     "cuInit": (c_uint,),
@@ -69,8 +73,8 @@ _CALLS: Final[dict[str, tuple[Any, ...]]] = {
 """The calls and the types of their arguments. Each returns an error number, 0 for none."""
 
 
-class DeviceError(FerrumError):
-    """A call of the driver that failed. After most of them the device is lost for this process.
+class DeviceError(EngineDead):
+    """A call of the driver that failed. The device is lost for this process, and an engine on it ends.
 
     Attributes:
         code: the driver's number.
@@ -80,6 +84,9 @@ class DeviceError(FerrumError):
         explained = f"{name}: {text}" if text else name
         super().__init__(f"the CUDA driver failed in {call} ({explained}): restart the process, or use device=cpu")
         self.code = code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return EngineDead, self.args
 
 
 def default_library() -> str:
@@ -138,14 +145,16 @@ class Driver:
             self.call("cuDriverGetVersion", byref(version))
             self.call("cuDeviceGetCount", byref(count))
         except DeviceError as error:
-            shown = "" if error.code not in _NO_DEVICE else f" (CUDA_VISIBLE_DEVICES={visible_devices() or 'not set'})"
-            raise self._unsupported(f"no device can be used{shown}: {error}") from error
+            if error.code in _NO_DEVICE:
+                raise self._unsupported(f"the driver finds no device{_hidden()}: use device=cpu") from error
+            if error.code == _NOT_INITIALIZED:
+                raise self._unsupported(_FORKED) from error
+            raise self._unsupported(f"no device can be used: {error}") from error
         if version.value < _LEAST_DRIVER:
             reason = f"the NVIDIA driver is for CUDA {version.value // 1000}, and 12 is needed: install a newer one"
             raise self._unsupported(reason)
         if ordinal >= count.value:
-            shown = f"{count.value} are visible (CUDA_VISIBLE_DEVICES={visible_devices() or 'not set'})"
-            raise self._unsupported(f"there is no device of this number: {shown}")
+            raise self._unsupported(f"the driver finds {count.value} in all{_hidden()}: use device=cuda")
         self.call("cuDeviceGet", byref(device), ordinal)
         self._handle = device.value
 
@@ -161,12 +170,12 @@ class Driver:
         """Make a call.
 
         Raises:
-            MemoryError: the device has too little memory.
+            MemoryError: the device, or the host for pinned memory, has too little memory.
             DeviceError: another failure.
         """
         code = getattr(self._library, name)(*arguments)
         if code == _OUT_OF_MEMORY:
-            raise MemoryError(f"the device {self._device} has too little free memory")
+            raise MemoryError("pinned host memory" if name == "cuMemHostAlloc" else self._shown_memory())
         if code != 0:
             raise DeviceError(name, code, self._text("cuGetErrorName", code), self._text("cuGetErrorString", code))
 
@@ -175,6 +184,12 @@ class Driver:
         known = getattr(self._library, call)(code, byref(text)) == 0
         return (text.value or b"").decode(errors="replace") if known else str(code)
 
+    def _shown_memory(self) -> str:
+        free, total = c_size_t(), c_size_t()
+        if self._library.cuMemGetInfo_v2(byref(free), byref(total)) != 0:
+            return f"the device memory of {self._device}"
+        return f"{size(free.value)} of {size(total.value)} of device memory are free on {self._device}"
+
     def created(self, name: str, *arguments: Any) -> int:
         """Make a call that returns a handle or an address through its first argument."""
         found = c_void_p()
@@ -182,10 +197,9 @@ class Driver:
         return found.value or 0
 
     def enter(self) -> None:
-        """Make the device that of this thread. Raises Unsupported in a process that was forked after it was opened."""
+        """Make the device that of this thread. Raises EngineDead in a process that was forked after it was opened."""
         if os.getpid() != self._process:
-            reason = "this process was forked from one that uses the device: start it another way (spawn)"
-            raise self._unsupported(reason)
+            raise EngineDead(f"device={self._device} cannot be used: {_FORKED}")
         self.call("cuCtxSetCurrent", self._context)
 
     def memory(self) -> tuple[int, int]:
@@ -215,6 +229,12 @@ class Driver:
         graph = c_void_p()
         self.call("cuStreamEndCapture", self.stream, byref(graph))
         return graph.value or 0
+
+
+def _hidden() -> str:
+    """Return the variable that hides devices, if it is set."""
+    shown = visible_devices()
+    return "" if shown is None else f' (CUDA_VISIBLE_DEVICES="{shown}" may hide others)'
 
 
 def _dotted(version: tuple[int, int]) -> str:
