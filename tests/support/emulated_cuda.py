@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from threading import RLock
 from typing import Any, Final
 
 import pytest
@@ -89,8 +90,14 @@ class EmulatedDriver(Driver):
 
     def __init__(self, ordinal: int = 0, flags: tuple[str, ...] = ()) -> None:
         path = library(_DRIVER, flags)
+        self._calls = RLock()
         self.emulation: Any = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         super().__init__(ordinal, str(path))
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Make a call; those of several threads take turns, since the emulation has one block at a time."""
+        with self._calls:
+            super().call(name, *arguments)
 
     def seed(self, number: int) -> None:
         """Set the order in which warps, lanes and blocks run from now on."""

@@ -94,35 +94,35 @@ class CudaKernels(Kernels):
         return self.ground.scratch_bytes
 
     def device_memory(self) -> int:
-        self.driver.enter()
-        return self.driver.memory()[0]
+        with self.driver.alone():
+            return self.driver.memory()[0]
 
     # Parameters
 
     def weight(self, weight: Weight) -> DeviceWeight:
-        self.driver.enter()
-        return device_weight(self, self.memory, self._library, self._runtime, weight)
+        with self.driver.alone():
+            return device_weight(self, self.memory, self._library, self._runtime, weight)
 
     def vector(self, values: F32) -> DeviceVector:
-        self.driver.enter()
-        self.table_bytes += values.size * 4
-        return DeviceVector(self.memory.uploaded(np.ascontiguousarray(values, np.float32)), values.size)
+        with self.driver.alone():
+            self.table_bytes += values.size * 4
+            return DeviceVector(self.memory.uploaded(np.ascontiguousarray(values, np.float32)), values.size)
 
     def rope_table(self, frequencies: tuple[float, ...], scaling: float, length: int) -> DeviceRope:
-        self.driver.enter()
-        rope = DeviceRope(self.memory, self._library.fill_rope, frequencies, scaling, length)
-        self._ropes.append(rope)
-        self.table_bytes += rope.nbytes
-        return rope
+        with self.driver.alone():
+            rope = DeviceRope(self.memory, self._library.fill_rope, frequencies, scaling, length)
+            self._ropes.append(rope)
+            self.table_bytes += rope.nbytes
+            return rope
 
     # The pool
 
     def allocate(self, groups: tuple[PoolGroup, ...], states: StatePool | None = None) -> None:  # noqa: ARG002
         # Operations with states are refused when a program is prepared.
-        self.driver.enter()
-        self._groups = {group.name: index for index, group in enumerate(groups)}
-        self.ground.allocate(groups)
-        self._device_tables = DeviceTables(self.memory, self.launcher, len(groups))
+        with self.driver.alone():
+            self._groups = {group.name: index for index, group in enumerate(groups)}
+            self.ground.allocate(groups)
+            self._device_tables = DeviceTables(self.memory, self.launcher, len(groups))
 
     def planned_page_bytes(self, group: PoolGroup) -> int:
         return PageLayout(group).nbytes
@@ -131,20 +131,20 @@ class CudaKernels(Kernels):
         return self.ground.pools[self._groups[group]].page_bytes
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
-        self.driver.enter()
-        for copy in copies:
-            pool = self.ground.pools[self._groups[copy.group]]
-            self.memory.copy(pool.page(copy.target), pool.page(copy.source), pool.page_bytes)
+        with self.driver.alone():
+            for copy in copies:
+                pool = self.ground.pools[self._groups[copy.group]]
+                self.memory.copy(pool.page(copy.target), pool.page(copy.source), pool.page_bytes)
 
     def read_page(self, group: str, page: int) -> Bytes:
-        self.driver.enter()
-        data = np.empty(self.page_bytes(group), np.uint8)
-        self.memory.download(self.ground.pools[self._groups[group]].page(page), data)
-        return data
+        with self.driver.alone():
+            data = np.empty(self.page_bytes(group), np.uint8)
+            self.memory.download(self.ground.pools[self._groups[group]].page(page), data)
+            return data
 
     def write_page(self, group: str, page: int, data: Bytes) -> None:
-        self.driver.enter()
-        self.memory.upload(data, self.ground.pools[self._groups[group]].page(page))
+        with self.driver.alone():
+            self.memory.upload(data, self.ground.pools[self._groups[group]].page(page))
 
     # Steps
 
@@ -159,21 +159,21 @@ class CudaKernels(Kernels):
     def begin(self, tables: StepTables) -> None:
         if tables.adapters:
             self.adapted(())
-        self.driver.enter()
-        self._tables = tables
-        if len(tables.positions):
-            furthest = int(tables.positions.max())
-            for rope in self._ropes:
-                rope.reach(furthest)
-        self.step_memory.load(tables)
-        self.ground.tables = self.step_memory.addresses
+        with self.driver.alone():
+            self._tables = tables
+            if len(tables.positions):
+                furthest = int(tables.positions.max())
+                for rope in self._ropes:
+                    rope.reach(furthest)
+            self.step_memory.load(tables)
+            self.ground.tables = self.step_memory.addresses
 
     def prepare(self, program: Program, limits: Mapping[Extent, int]) -> CudaReplay:
-        self.driver.enter()
-        for op in program.ops:
-            lowering_of(op.name)
-        self.step_memory.reserve(limits[Extent.ROWS])
-        return CudaReplay(program, self, limits)
+        with self.driver.alone():
+            for op in program.ops:
+                lowering_of(op.name)
+            self.step_memory.reserve(limits[Extent.ROWS])
+            return CudaReplay(program, self, limits)
 
     def collect(self, output: NetworkOutput) -> Collected:
         if isinstance(output.best, StepRows):
@@ -183,42 +183,42 @@ class CudaKernels(Kernels):
 
     def host(self, array: Array) -> NDArray[Any]:
         if isinstance(array, DeviceRows):
-            self.driver.enter()
-            return array.host()
+            with self.driver.alone():
+                return array.host()
         return np.asarray(array)
 
     def compute(self, spec: OpSpec, arguments: tuple[Any, ...]) -> Any:
         """Run one operation and return its results as new arrays on the device."""
-        self.driver.enter()
-        if not hasattr(self.ground, "tables"):
-            self.ground.tables = self.step_memory.addresses
-        rows = spec.with_values(arguments, self._on_device)
-        shaped = spec.with_values(rows, lambda x: Value(cast(Extent, len(x)), x.shape[1]))
-        results = spec.results(shaped)
-        outs = [
-            DeviceRows.empty(self.memory, (self._rows(value.extent), value.columns), value.dtype)
-            for value in as_tuple(results)
-        ]
-        for out, overwritten in zip(outs, spec.overwritten(rows), strict=False):
-            self.memory.copy(out.address, overwritten.address, out.nbytes)
-        operands = spec.with_values(rows, self._operand)
-        self.launcher.run(lowering_of(spec.name)(self.ground, *operands, *map(self._operand, outs)))
-        return tuple(outs) if isinstance(results, tuple) else outs[0]
+        with self.driver.alone():
+            if not hasattr(self.ground, "tables"):
+                self.ground.tables = self.step_memory.addresses
+            rows = spec.with_values(arguments, self._on_device)
+            shaped = spec.with_values(rows, lambda x: Value(cast(Extent, len(x)), x.shape[1]))
+            results = spec.results(shaped)
+            outs = [
+                DeviceRows.empty(self.memory, (self._rows(value.extent), value.columns), value.dtype)
+                for value in as_tuple(results)
+            ]
+            for out, overwritten in zip(outs, spec.overwritten(rows), strict=False):
+                self.memory.copy(out.address, overwritten.address, out.nbytes)
+            operands = spec.with_values(rows, self._operand)
+            self.launcher.run(lowering_of(spec.name)(self.ground, *operands, *map(self._operand, outs)))
+            return tuple(outs) if isinstance(results, tuple) else outs[0]
 
     def rows(self, weight: DeviceWeight, ids: Int32) -> F32:
         """Return rows of a matrix, [len(ids), K] f32."""
-        self.driver.enter()
-        count, columns = len(ids), weight.shape[1]
-        out = DeviceRows.empty(self.memory, (count, columns))
-        inputs = DeviceRows.of(self.memory, np.ascontiguousarray(ids, np.int32))
-        none = DeviceRows.of(self.memory, np.full(count, -1, np.int32))
-        before = getattr(self.ground, "tables", None) or self.step_memory.addresses
-        try:
-            self.ground.tables = before._replace(token_ids=inputs.address, given_of=none.address)
-            self.launcher.run(lowering_of("embed")(self.ground, weight, 1.0, 1, 0, self._operand(out)))
-        finally:
-            self.ground.tables = before
-        return cast(F32, out.host())
+        with self.driver.alone():
+            count, columns = len(ids), weight.shape[1]
+            out = DeviceRows.empty(self.memory, (count, columns))
+            inputs = DeviceRows.of(self.memory, np.ascontiguousarray(ids, np.int32))
+            none = DeviceRows.of(self.memory, np.full(count, -1, np.int32))
+            before = getattr(self.ground, "tables", None) or self.step_memory.addresses
+            try:
+                self.ground.tables = before._replace(token_ids=inputs.address, given_of=none.address)
+                self.launcher.run(lowering_of("embed")(self.ground, weight, 1.0, 1, 0, self._operand(out)))
+            finally:
+                self.ground.tables = before
+            return cast(F32, out.host())
 
     def _on_device(self, x: Any) -> DeviceRows:
         return x if isinstance(x, DeviceRows) else DeviceRows.of(self.memory, np.ascontiguousarray(x, np.float32))

@@ -103,15 +103,16 @@ class CudaReplay(Replay):
     def submit(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
         assert kernels is self._kernels, "a program runs on the kernels it was lowered for"
         counts = row_counts(tables, self._limits)
-        self._kernels.begin(tables)
-        bucket = self._bucket(counts[Extent.ROWS])
-        if bucket.graph:
-            driver = self._kernels.driver
-            driver.call("cuGraphLaunch", bucket.graph, driver.stream)
-        else:
-            bucket.whole.run()
         logits, best, hidden, finite = (self._rows(value, counts[value.extent]) for value in self.program.output)
-        return NetworkOutput(logits, self._begin_flight(best, finite), hidden, finite)
+        driver = self._kernels.driver
+        with driver.alone():
+            self._kernels.begin(tables)
+            bucket = self._bucket(counts[Extent.ROWS])
+            if bucket.graph:
+                driver.call("cuGraphLaunch", bucket.graph, driver.stream)
+            else:
+                bucket.whole.run()
+            return NetworkOutput(logits, self._begin_flight(best, finite), hidden, finite)
 
     def _begin_flight(self, best: DeviceRows, finite: DeviceRows) -> StepRows:
         self._turn = (self._turn + 1) % _FLIGHTS
@@ -124,16 +125,17 @@ class CudaReplay(Replay):
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
         assert kernels is self._kernels, "a program runs on the kernels it was lowered for"
         counts = row_counts(tables, self._limits)
-        self._kernels.begin(tables)
-        operations = self._bucket(counts[Extent.ROWS]).operations
-        prepared = [self._kernels.launcher.prepared(each) for each in operations]
-        marks = [Event.of(self._kernels.driver, timed=True) for _ in range(len(prepared) + 1)]
-        marks[0].record()
-        for each, mark in zip(prepared, marks[1:], strict=True):
-            each.run()
-            mark.record()
-        marks[-1].wait()
-        return [begun.seconds_until(ended) for begun, ended in pairwise(marks)]
+        with self._kernels.driver.alone():
+            self._kernels.begin(tables)
+            operations = self._bucket(counts[Extent.ROWS]).operations
+            prepared = [self._kernels.launcher.prepared(each) for each in operations]
+            marks = [Event.of(self._kernels.driver, timed=True) for _ in range(len(prepared) + 1)]
+            marks[0].record()
+            for each, mark in zip(prepared, marks[1:], strict=True):
+                each.run()
+                mark.record()
+            marks[-1].wait()
+            return [begun.seconds_until(ended) for begun, ended in pairwise(marks)]
 
     def _bucket(self, rows: int) -> Bucket:
         """Return the program for that many rows: the next power of two, or the limit."""

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from threading import RLock
 from typing import Any, Final, NamedTuple
 
 from ferrum.core.config import visible_devices
@@ -113,6 +114,7 @@ class Driver:
         self._device = cuda_name(ordinal)
         self._library = self._open(path or default_library())
         self._process = os.getpid()
+        self._lock = RLock()
         self._start(ordinal)
         self.capability = (self._attribute(_CAPABILITY[0]), self._attribute(_CAPABILITY[1]))
         self.multiprocessors = self._attribute(_MULTIPROCESSORS)
@@ -195,6 +197,16 @@ class Driver:
         found = c_void_p()
         self.call(name, byref(found), *arguments)
         return found.value or 0
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Use the device in this thread, and keep work of other threads out of what this one begins on the stream.
+
+        Threads that only wait, as for a step's results, need no more than `enter`.
+        """
+        with self._lock:
+            self.enter()
+            yield
 
     def enter(self) -> None:
         """Make the device that of this thread. Raises EngineDead in a process that was forked after it was opened."""
