@@ -107,12 +107,19 @@ def build(model: str, *, child: Child | None = None, source: ModelSource | None 
 
 def _host(config: EngineConfig, recipe: EngineRecipe, child: Child | None) -> Host:
     if config.host != "process":
+        if config.replicas > 1:
+            raise ConfigError("several engines are several processes: set host to process", param="replicas")
         return ThreadHost(recipe)
     from ferrum.client.engine_process import (
         ProcessHost,  # imported late: it takes 20 ms, and a thread host does without it
     )
 
-    return ProcessHost(recipe, child)
+    first = ProcessHost(recipe, child)
+    if config.replicas == 1:
+        return first
+    from ferrum.client.replicas.replica_host import ReplicaHost  # one engine does without it
+
+    return ReplicaHost([first, *(ProcessHost(recipe) for _ in range(config.replicas - 1))])
 
 
 def _recorder(config: EngineConfig, model: ModelSource) -> Callable[[EngineInfo], Recorder] | None:

@@ -64,6 +64,9 @@ FULL_SEQUENCES: Final = 32
 USUAL_STEP: Final = 512
 """Default token limit of one step."""
 
+MAX_REPLICAS: Final = 64
+"""Most engine processes of one client."""
+
 MAX_THREADS: Final = 1024
 """Largest thread team: with far more threads than CPUs no step ends."""
 
@@ -259,6 +262,12 @@ class EngineConfig(JsonRecord):
         most=MAX_RUN_AHEAD,
     )
     host: str = option("thread", "Run the engine in a thread or in a process.", HOSTS)
+    replicas: int = option(
+        1,
+        "Engine processes that share the requests. Those of one that ends go on in the others.",
+        least=1,
+        most=MAX_REPLICAS,
+    )
     max_queue: int = option(1024, "Maximum requests in progress, waiting or running; more are refused.", least=1)
     prefix_cache: bool = option(True, "Reuse the computed pages of prompts that begin with the same tokens.")
     speculative: str | None = option(
