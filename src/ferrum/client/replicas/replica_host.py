@@ -8,20 +8,21 @@ their choices, each token once.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from threading import RLock
+from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from ferrum.client.replicas.prefix_owners import PrefixOwners
 from ferrum.client.replicas.stats_sum import sum_of
-from ferrum.core.errors import ConfigError, EngineDead, FerrumError
+from ferrum.core.errors import ConfigError, FerrumError
 from ferrum.core.lora_option import AdapterFacts
 from ferrum.core.step import TokenLogprobs
-from ferrum.core.types import FinishReason, Made, Request, TokenEvent
+from ferrum.core.types import Made, Request, TokenEvent
 from ferrum.engine.host import Deliver, Host
 from ferrum.engine.messages import (
     Abort,
@@ -92,7 +93,9 @@ class ReplicaHost:
         self._stats: dict[int, EngineStats] = {}
         self._replies: dict[int, dict[int, AdapterFacts | FerrumError]] = {}  # by ticket and engine
         self._numbers = count(1)
-        self._lock = RLock()  # delivery may send
+        self._lock = Lock()
+        self._reports: deque[Report] = deque()  # to be delivered, in order
+        self._delivering = Lock()
         self._closing = False
         self.moved = 0
 
@@ -106,7 +109,7 @@ class ReplicaHost:
         self._deliver = deliver
         self._alive = set(range(len(self._hosts)))
         try:
-            with ThreadPoolExecutor(len(self._hosts)) as pool:
+            with ThreadPoolExecutor(len(self._hosts), "ferrum-start") as pool:
                 starts = [pool.submit(host.start, partial(self._take, i)) for i, host in enumerate(self._hosts)]
             infos = [start.result() for start in starts]
             for number, info in enumerate(infos):
@@ -162,8 +165,7 @@ class ReplicaHost:
     def _run(self, request: Request, sent: Request, choices: dict[int, _Choice]) -> None:
         """Send a request, or a choice of one that goes on, to an engine."""
         if not self._taking:
-            self._fail(request, choices, EngineDead("no engine is left"))
-            return
+            return  # all engines have ended: `Ended` is on its way
         loads = dict.fromkeys(sorted(self._taking), 0)
         for part in self._parts.values():
             if part.engine in loads:
@@ -196,7 +198,10 @@ class ReplicaHost:
     # Reports
 
     def _take(self, number: int, report: Report) -> None:
-        """Take a report of an engine, on the thread that delivers it."""
+        """Take a report of an engine, on the thread that delivers it.
+
+        Clients are called without the lock, since they send while they hold theirs.
+        """
         with self._lock:
             if isinstance(report, Events):
                 steps = tuple(map(self._named_step, report.steps))  # before choices end
@@ -205,11 +210,14 @@ class ReplicaHost:
                 if report.stats is not None:
                     self._stats[number] = report.stats
                     stats = sum_of([self._stats[each] for each in sorted(self._stats)], report.stats.step_tokens)
-                self._deliver(Events(events, stats, steps))
+                self._reports.append(Events(events, stats, steps))
             elif isinstance(report, AdapterReply):
                 self._reply(number, report)
             elif isinstance(report, Ended):
                 self._lose(number, report.error)
+        with self._delivering:
+            while self._reports:
+                self._deliver(self._reports.popleft())
 
     def _named(self, number: int, events: Iterable[TokenEvent]) -> Iterable[TokenEvent]:
         """Yield events of an engine under the ids of its clients; those of choices that have moved are dropped."""
@@ -247,7 +255,7 @@ class ReplicaHost:
             return
         del self._replies[ticket]
         failures = [each for each in replies.values() if isinstance(each, FerrumError)]
-        self._deliver(AdapterReply(ticket, failures[0] if failures else next(iter(replies.values()))))
+        self._reports.append(AdapterReply(ticket, failures[0] if failures else next(iter(replies.values()))))
 
     def _lose(self, number: int, error: FerrumError | None) -> None:
         """Let the requests of an engine that has ended go on in others; without any, end as it did."""
@@ -255,10 +263,11 @@ class ReplicaHost:
         self._taking.discard(number)
         self._stats.pop(number, None)
         if not self._alive:
-            self._deliver(Ended(error))
+            self._reports.append(Ended(error))
             return
         if self._closing:
             return
+        self._taking = self._taking or set(self._alive)  # rather those that were drained than none
         lost = [each for each in self._parts.values() if each.engine == number]
         choices = sum(len(each.choices) for each in lost)
         _LOG.error(
@@ -269,10 +278,6 @@ class ReplicaHost:
             self._move(part)
         for ticket in list(self._replies):
             self._reply_if_complete(ticket)
-
-    def _fail(self, request: Request, choices: Iterable[int], error: FerrumError) -> None:
-        ended = partial(TokenEvent, request.request_id, finish_reason=FinishReason.ERROR, error=error)
-        self._deliver(Events(tuple(ended(choice=choice, trace_id=request.trace_id) for choice in choices)))
 
 
 def _begun(made: Made) -> _Choice:
