@@ -11,7 +11,7 @@ FERRUM_DEVICE float fold_vector(float x) {
     return shuffle(x, 0);
 }
 
-// Fold 64 accumulators, of which a lane has those of its own number and of 32 more: squares_sum.
+// Fold 64 accumulators, of which a lane has those of its number and of 32 more: squares_sum.
 FERRUM_DEVICE float fold_64(float low, float high) {
     const float first = low + shuffle(low, lane() + 16), second = high + shuffle(high, lane() + 16);
     return fold_vector(first + second);

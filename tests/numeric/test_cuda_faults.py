@@ -80,7 +80,7 @@ def test_a_driver_before_cuda_12_is_refused(emulation: Any) -> None:
         choose_kernels("cuda", "auto")
 
 
-def test_a_device_that_does_not_exist_is_refused_with_the_variable_that_hides_it(
+def test_a_missing_device_is_refused_with_the_variable_that_hides_it(
     emulation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Unsupported, match="device=cuda:1 is not supported: the driver finds 1 in all: use device=cuda"):
