@@ -26,6 +26,7 @@ constexpr int kPanel = 32;  // outputs of a panel: a lane each
 
 #define FERRUM_DEVICE __device__ __forceinline__
 #define FERRUM_CONSTANT __device__ constexpr
+#define FERRUM_UNROLLED _Pragma("unroll")  // a loop over arrays that are to be registers
 #define FERRUM_KERNEL(name, Args) extern "C" __global__ void __launch_bounds__(ferrum::cuda::kThreads) name(const __grid_constant__ Args a)
 #define FERRUM_SHARED(T, name, count) __shared__ __align__(16) T name[count]
 
@@ -54,6 +55,12 @@ FERRUM_DEVICE float divided(float a, float b) { return __fdiv_rn(a, b); }
 FERRUM_DEVICE float square_root(float x) { return __fsqrt_rn(x); }
 FERRUM_DEVICE float nearest(float x) { return rintf(x); }
 FERRUM_DEVICE unsigned upper_product(unsigned a, unsigned b) { return __umulhi(a, b); }
+// The float of the 16 bits of a half, exactly.
+FERRUM_DEVICE float half_to_float(unsigned bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(static_cast<unsigned short>(bits)));
+    return x;
+}
 // sum + the four products of the signed bytes of two words.
 FERRUM_DEVICE int dot4(unsigned a, unsigned b, int sum) { return __dp4a(static_cast<int>(a), static_cast<int>(b), sum); }
 

@@ -53,11 +53,6 @@ FERRUM_DEVICE float log(float x) {
     return (f + correction) + exponent * 0.693145751953125f;
 }
 
-FERRUM_DEVICE float half_to_float(unsigned half) {
-    const unsigned moved = (half & 0x7fffu) << 13;  // 2^112 is the ratio of the biases
-    const unsigned bits = (half & 0x7c00u) == 0x7c00u ? moved | kInfinity : as_bits(as_float(moved) * 5.192296858534828e33f);
-    return as_float(bits | (half & 0x8000u) << 16);
-}
 FERRUM_DEVICE float bf16_to_float(unsigned bits) { return as_float(bits << 16); }
 // The nearest bfloat16, ties to even; NaN stays NaN.
 FERRUM_DEVICE unsigned to_bf16(float x) {

@@ -10,6 +10,7 @@
 
 #define FERRUM_DEVICE inline
 #define FERRUM_CONSTANT inline constexpr
+#define FERRUM_UNROLLED
 // The kernel, and what the driver of the emulation reads of it.
 #define FERRUM_KERNEL(name, Args)                                                                          \
     static void name##_body(const Args& a);                                                                \
@@ -63,6 +64,11 @@ FERRUM_DEVICE float square_root(float x) { return __builtin_sqrtf(x); }
 FERRUM_DEVICE float nearest(float x) { return __builtin_rintf(x); }
 FERRUM_DEVICE unsigned upper_product(unsigned a, unsigned b) {
     return static_cast<unsigned>(static_cast<uint64_t>(a) * b >> 32);
+}
+FERRUM_DEVICE float half_to_float(unsigned bits) {
+    const unsigned moved = (bits & 0x7fffu) << 13;  // 2^112 is the ratio of the biases
+    const unsigned size = (bits & 0x7c00u) == 0x7c00u ? moved | 0x7f800000u : as_bits(as_float(moved) * 5.192296858534828e33f);
+    return as_float(size | (bits & 0x8000u) << 16);
 }
 FERRUM_DEVICE int dot4(unsigned a, unsigned b, int sum) {
     for (int i = 0; i < 32; i += 8) sum += static_cast<int8_t>(a >> i) * static_cast<int8_t>(b >> i);

@@ -1,0 +1,164 @@
+// Few rows by weights of floats: a panel for each block of threads, a row or several for each warp.
+//
+// All threads copy the panel through a ring in shared memory, far ahead of the sums: a lane adds one number of a row in
+// four cycles, about as fast as memory brings them.
+#pragma once
+
+#include "float_terms.hpp"
+
+namespace ferrum::cuda {
+namespace {
+
+constexpr int kMostOfWarp = 4;  // rows
+constexpr int kFewRows = kMostOfWarp * kWarps;
+
+template <int ROWS, int MATRICES>
+struct FewRows {
+    static constexpr int kStages = F::kSlots / MATRICES;
+
+    const ProductArgs& a;
+    const Int blocks, panel_bytes;
+    const Byte* panels[MATRICES];
+    Byte* ring;
+    float* x;  // of this warp: [ROWS][F::kInputs]
+    const float* table;
+    const float* inputs[ROWS];  // null: no row
+    float next[ROWS][F::kInputs / kWarp];
+    float total[MATRICES][ROWS];
+    bool plain = true;
+
+    FERRUM_DEVICE FewRows(const ProductArgs& given, Byte* memory, float* all_x, const float* numbers)
+        : a(given), blocks(ceil_divide(a.depth, F::kInputs)), panel_bytes(F::panel_bytes(a.depth)), ring(memory),
+          x(all_x + warp() * kMostOfWarp * F::kInputs), table(numbers) {
+        const Int panel = block_z() * a.weight_step + block_x() * panel_bytes;
+        panels[0] = a.weight + panel;
+        if constexpr (MATRICES == 2) panels[1] = a.up + panel;
+    }
+
+    FERRUM_DEVICE void request(Int block, int slot) {
+        if (block < blocks) {
+            const Int at = block * F::kBlockBytes;
+            const int bytes = static_cast<int>(least(F::kBlockBytes, panel_bytes - at));
+            FERRUM_UNROLLED
+            for (int m = 0; m < MATRICES; ++m)
+                for (int i = thread() * 16; i < bytes; i += kThreads * 16)
+                    copy_16(ring + (slot * MATRICES + m) * F::kBlockBytes + i, panels[m] + at + i);
+        }
+        close_copies();
+    }
+
+    FERRUM_DEVICE void load_inputs(Int block) {
+        FERRUM_UNROLLED
+        for (int r = 0; r < ROWS; ++r)
+            FERRUM_UNROLLED
+            for (int i = 0; i < F::kInputs / kWarp; ++i) {
+                const Int k = block * F::kInputs + i * kWarp + lane();
+                next[r][i] = inputs[r] != nullptr && k < a.depth ? inputs[r][k] : 0.0f;
+            }
+    }
+
+    FERRUM_DEVICE void store_inputs() {
+        bool small = false;
+        sync_warp();
+        FERRUM_UNROLLED
+        for (int r = 0; r < ROWS; ++r)
+            FERRUM_UNROLLED
+            for (int i = 0; i < F::kInputs / kWarp; ++i)
+                x[r * F::kInputs + place(i * kWarp + lane())] = rounded_input(next[r][i], small);
+        if (F::kPairs && ballot(small) != 0) plain = false;
+        sync_warp();
+    }
+
+    // Add some of 8 terms; returns whether a weight is not plain.
+    template <bool WHOLE>
+    FERRUM_DEVICE bool add_few(float (&sum)[MATRICES][ROWS], const float (&scale)[MATRICES], const Byte* slot, int k, int count,
+                               bool checked) {
+        bool small = false;
+        float w[MATRICES][kTerms];
+        FERRUM_UNROLLED
+        for (int m = 0; m < MATRICES; ++m) {
+            unsigned words[F::kWords];
+            FERRUM_UNROLLED
+            for (int i = 0; i < F::kWords; ++i) {
+                words[i] = F::raw(slot + m * F::kBlockBytes, lane(), k, i);
+                small = small || F::small(words[i]);
+            }
+            F::numbers(words, scale[m], table, w[m]);
+        }
+        FERRUM_UNROLLED
+        for (int r = 0; r < ROWS; ++r) {
+            float own[kTerms];
+            load_terms(x + r * F::kInputs + k, own);
+            FERRUM_UNROLLED
+            for (int m = 0; m < MATRICES; ++m) sum[m][r] = added<WHOLE>(sum[m][r], own, w[m], count, checked);
+        }
+        return small;
+    }
+
+    // Add the terms of a block; returns whether its weights are plain.
+    FERRUM_DEVICE bool add_terms(const Byte* slot, int terms, bool checked) {
+        bool small = false;
+        float scale[MATRICES], sum[MATRICES][ROWS];
+        FERRUM_UNROLLED
+        for (int m = 0; m < MATRICES; ++m) {
+            scale[m] = block_scale(slot + m * F::kBlockBytes, lane());
+            FERRUM_UNROLLED
+            for (int r = 0; r < ROWS; ++r) sum[m][r] = F::kScaled ? 0.0f : total[m][r];
+        }
+        int k = 0;
+        for (; k + kTerms <= terms; k += kTerms) small = add_few<true>(sum, scale, slot, k, kTerms, checked) || small;
+        if (k < terms) small = add_few<false>(sum, scale, slot, k, terms - k, checked) || small;
+        if (small && !checked) return false;
+        FERRUM_UNROLLED
+        for (int m = 0; m < MATRICES; ++m)
+            FERRUM_UNROLLED
+            for (int r = 0; r < ROWS; ++r)
+                total[m][r] = F::kScaled ? fused_flushed(sum[m][r], flushed(scale[m]), total[m][r]) : sum[m][r];
+        return true;
+    }
+
+    // The rows from `first` on: warp w has the rows first + w, first + w + 8, and so on.
+    FERRUM_DEVICE void multiply(Int first, Int end) {
+        FERRUM_UNROLLED
+        for (int r = 0; r < ROWS; ++r) {
+            const Int row = first + warp() + r * kWarps;
+            inputs[r] = row < end ? reinterpret_cast<const float*>(inputs_of(a, row)) : nullptr;
+            FERRUM_UNROLLED
+            for (int m = 0; m < MATRICES; ++m) total[m][r] = 0.0f;
+        }
+        const bool works = inputs[0] != nullptr;
+        for (int stage = 0; stage < kStages - 1; ++stage) request(stage, stage);
+        if (works) load_inputs(0), store_inputs();
+        for (Int block = 0, slot = 0; block < blocks; ++block) {
+            wait_for_copies<kStages - 2>();
+            sync_block();
+            request(block + kStages - 1, static_cast<int>(slot == 0 ? kStages - 1 : slot - 1));
+            if (works) {
+                const Byte* from = ring + slot * MATRICES * F::kBlockBytes;
+                const int terms = static_cast<int>(least(F::kInputs, F::terms(a.depth) - block * F::kInputs));
+                if (block + 1 < blocks) load_inputs(block + 1);
+                plain = plain && add_terms(from, terms, false);
+                if (!plain) add_terms(from, terms, true);
+                if (block + 1 < blocks) store_inputs();
+            }
+            slot = slot + 1 == kStages ? 0 : slot + 1;
+        }
+        for (Int row = first + warp(), r = 0; r < ROWS && row < end; ++r, row += kWarps)
+            finish(a, row, block_x() * kPanel + lane(), picked(total[0], r), picked(total[MATRICES - 1], r));
+    }
+};
+
+template <int MATRICES>
+FERRUM_DEVICE void multiply_few(const ProductArgs& a, Int first, Int end, Byte* ring, float* x, const float* table) {
+    const Int rows = end - first;
+    if (rows <= kWarps) return FewRows<1, MATRICES>(a, ring, x, table).multiply(first, end);
+    if (rows <= 2 * kWarps) return FewRows<2, MATRICES>(a, ring, x, table).multiply(first, end);
+    FewRows<kMostOfWarp, MATRICES>(a, ring, x, table).multiply(first, least(end, first + kFewRows));
+}
+
+FERRUM_DEVICE void copy_table(float* table) {
+    if (thread() < 16) table[thread()] = kNormalFloats[thread()];
+}
+
+}  // namespace
+}  // namespace ferrum::cuda
