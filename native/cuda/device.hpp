@@ -27,6 +27,8 @@ constexpr int kPanel = 32;  // outputs of a panel: a lane each
 #define FERRUM_DEVICE __device__ __forceinline__
 #define FERRUM_CONSTANT __device__ constexpr
 #define FERRUM_UNROLLED _Pragma("unroll")  // a loop over arrays that are to be registers
+#define FERRUM_PRAGMA(text) _Pragma(#text)
+#define FERRUM_UNROLL(count) FERRUM_PRAGMA(unroll count)
 #define FERRUM_KERNEL(name, Args) extern "C" __global__ void __launch_bounds__(ferrum::cuda::kThreads) name(const __grid_constant__ Args a)
 #define FERRUM_SHARED(T, name, count) __shared__ __align__(16) T name[count]
 

@@ -9,16 +9,17 @@
 namespace ferrum::cuda {
 namespace {
 
-constexpr int kMostOfWarp = 4;  // rows
+constexpr int kMostOfWarp = F::kScaled ? 2 : 4;  // rows; sums of blocks take more registers
 constexpr int kFewRows = kMostOfWarp * kWarps;
 
 template <int ROWS, int MATRICES>
 struct FewRows {
     static constexpr int kStages = F::kSlots / MATRICES;
+    static constexpr bool kEarly = ROWS * F::kInputs / kWarp <= 8;  // inputs are read a block ahead, in few registers
 
     const ProductArgs& a;
-    const Int blocks, panel_bytes;
-    const Byte* panels[MATRICES];
+    const Int panel, matrix_bytes;  // before the panel
+    const int blocks, panel_bytes;
     Byte* ring;
     float* x;  // of this warp: [ROWS][F::kInputs]
     const float* table;
@@ -27,32 +28,28 @@ struct FewRows {
     float total[MATRICES][ROWS];
     bool plain = true;
 
-    FERRUM_DEVICE FewRows(const ProductArgs& given, Byte* memory, float* all_x, const float* numbers)
-        : a(given), blocks(ceil_divide(a.depth, F::kInputs)), panel_bytes(F::panel_bytes(a.depth)), ring(memory),
-          x(all_x + warp() * kMostOfWarp * F::kInputs), table(numbers) {
-        const Int panel = block_z() * a.weight_step + block_x() * panel_bytes;
-        panels[0] = a.weight + panel;
-        if constexpr (MATRICES == 2) panels[1] = a.up + panel;
-    }
+    FERRUM_DEVICE FewRows(const ProductArgs& given, Int part, Byte* memory, float* all_x, const float* numbers)
+        : a(given), panel(part), matrix_bytes(block_z() * a.weight_step + panel * F::panel_bytes(a.depth)),
+          blocks(static_cast<int>(ceil_divide(a.depth, F::kInputs))), panel_bytes(static_cast<int>(F::panel_bytes(a.depth))), ring(memory),
+          x(all_x + warp() * kMostOfWarp * F::kInputs), table(numbers) {}
 
-    FERRUM_DEVICE void request(Int block, int slot) {
+    FERRUM_DEVICE void request(int block, int slot) {
         if (block < blocks) {
-            const Int at = block * F::kBlockBytes;
-            const int bytes = static_cast<int>(least(F::kBlockBytes, panel_bytes - at));
+            const int at = block * F::kBlockBytes, left = panel_bytes - at, bytes = left < F::kBlockBytes ? left : F::kBlockBytes;
             FERRUM_UNROLLED
             for (int m = 0; m < MATRICES; ++m)
                 for (int i = thread() * 16; i < bytes; i += kThreads * 16)
-                    copy_16(ring + (slot * MATRICES + m) * F::kBlockBytes + i, panels[m] + at + i);
+                    copy_16(ring + (slot * MATRICES + m) * F::kBlockBytes + i, (m == 0 ? a.weight : a.up) + matrix_bytes + at + i);
         }
         close_copies();
     }
 
-    FERRUM_DEVICE void load_inputs(Int block) {
+    FERRUM_DEVICE void load_inputs(int block) {
         FERRUM_UNROLLED
         for (int r = 0; r < ROWS; ++r)
             FERRUM_UNROLLED
             for (int i = 0; i < F::kInputs / kWarp; ++i) {
-                const Int k = block * F::kInputs + i * kWarp + lane();
+                const int k = block * F::kInputs + i * kWarp + lane();
                 next[r][i] = inputs[r] != nullptr && k < a.depth ? inputs[r][k] : 0.0f;
             }
     }
@@ -67,6 +64,16 @@ struct FewRows {
                 x[r * F::kInputs + place(i * kWarp + lane())] = rounded_input(next[r][i], small);
         if (F::kPairs && ballot(small) != 0) plain = false;
         sync_warp();
+    }
+
+    // Add term i of 8 by the rule for numbers below 2^-126.
+    FERRUM_DEVICE void add_checked(float (&sum)[MATRICES][ROWS], const float (&w)[MATRICES][kTerms], int k, int i) {
+        FERRUM_UNROLLED
+        for (int m = 0; m < MATRICES; ++m) {
+            const float weight = flushed(picked(w[m], i));
+            FERRUM_UNROLLED
+            for (int r = 0; r < ROWS; ++r) sum[m][r] = fused_flushed(x[r * F::kInputs + k + i], weight, sum[m][r]);
+        }
     }
 
     // Add some of 8 terms; returns whether a weight is not plain.
@@ -85,12 +92,17 @@ struct FewRows {
             }
             F::numbers(words, scale[m], table, w[m]);
         }
+        if (checked) {
+            FERRUM_UNROLL(1)
+            for (int i = 0; i < count; ++i) add_checked(sum, w, k, i);
+            return small;
+        }
         FERRUM_UNROLLED
         for (int r = 0; r < ROWS; ++r) {
             float own[kTerms];
             load_terms(x + r * F::kInputs + k, own);
             FERRUM_UNROLLED
-            for (int m = 0; m < MATRICES; ++m) sum[m][r] = added<WHOLE>(sum[m][r], own, w[m], count, checked);
+            for (int m = 0; m < MATRICES; ++m) sum[m][r] = added<WHOLE>(sum[m][r], own, w[m], count);
         }
         return small;
     }
@@ -101,19 +113,21 @@ struct FewRows {
         float scale[MATRICES], sum[MATRICES][ROWS];
         FERRUM_UNROLLED
         for (int m = 0; m < MATRICES; ++m) {
-            scale[m] = block_scale(slot + m * F::kBlockBytes, lane());
+            scale[m] = F::kScaled ? 1.0f : block_scale(slot + m * F::kBlockBytes, lane());
             FERRUM_UNROLLED
             for (int r = 0; r < ROWS; ++r) sum[m][r] = F::kScaled ? 0.0f : total[m][r];
         }
         int k = 0;
+        FERRUM_UNROLL(ROWS * MATRICES < 4 ? 4 : 1)
         for (; k + kTerms <= terms; k += kTerms) small = add_few<true>(sum, scale, slot, k, kTerms, checked) || small;
         if (k < terms) small = add_few<false>(sum, scale, slot, k, terms - k, checked) || small;
         if (small && !checked) return false;
         FERRUM_UNROLLED
-        for (int m = 0; m < MATRICES; ++m)
+        for (int m = 0; m < MATRICES; ++m) {
+            const float factor = flushed(block_scale(slot + m * F::kBlockBytes, lane()));
             FERRUM_UNROLLED
-            for (int r = 0; r < ROWS; ++r)
-                total[m][r] = F::kScaled ? fused_flushed(sum[m][r], flushed(scale[m]), total[m][r]) : sum[m][r];
+            for (int r = 0; r < ROWS; ++r) total[m][r] = F::kScaled ? fused_flushed(sum[m][r], factor, total[m][r]) : sum[m][r];
+        }
         return true;
     }
 
@@ -129,35 +143,32 @@ struct FewRows {
         const bool works = inputs[0] != nullptr;
         for (int stage = 0; stage < kStages - 1; ++stage) request(stage, stage);
         if (works) load_inputs(0), store_inputs();
-        for (Int block = 0, slot = 0; block < blocks; ++block) {
+        for (int block = 0, slot = 0; block < blocks; ++block) {
             wait_for_copies<kStages - 2>();
             sync_block();
-            request(block + kStages - 1, static_cast<int>(slot == 0 ? kStages - 1 : slot - 1));
+            request(block + kStages - 1, slot == 0 ? kStages - 1 : slot - 1);
             if (works) {
                 const Byte* from = ring + slot * MATRICES * F::kBlockBytes;
                 const int terms = static_cast<int>(least(F::kInputs, F::terms(a.depth) - block * F::kInputs));
-                if (block + 1 < blocks) load_inputs(block + 1);
+                if (kEarly && block + 1 < blocks) load_inputs(block + 1);
                 plain = plain && add_terms(from, terms, false);
                 if (!plain) add_terms(from, terms, true);
+                if (!kEarly && block + 1 < blocks) load_inputs(block + 1);
                 if (block + 1 < blocks) store_inputs();
             }
             slot = slot + 1 == kStages ? 0 : slot + 1;
         }
         for (Int row = first + warp(), r = 0; r < ROWS && row < end; ++r, row += kWarps)
-            finish(a, row, block_x() * kPanel + lane(), picked(total[0], r), picked(total[MATRICES - 1], r));
+            finish(a, row, panel * kPanel + lane(), picked(total[0], r), picked(total[MATRICES - 1], r));
     }
 };
 
 template <int MATRICES>
-FERRUM_DEVICE void multiply_few(const ProductArgs& a, Int first, Int end, Byte* ring, float* x, const float* table) {
+FERRUM_DEVICE void multiply_few(const ProductArgs& a, Int panel, Int first, Int end, Byte* ring, float* x, const float* table) {
     const Int rows = end - first;
-    if (rows <= kWarps) return FewRows<1, MATRICES>(a, ring, x, table).multiply(first, end);
-    if (rows <= 2 * kWarps) return FewRows<2, MATRICES>(a, ring, x, table).multiply(first, end);
-    FewRows<kMostOfWarp, MATRICES>(a, ring, x, table).multiply(first, least(end, first + kFewRows));
-}
-
-FERRUM_DEVICE void copy_table(float* table) {
-    if (thread() < 16) table[thread()] = kNormalFloats[thread()];
+    if (rows <= kWarps) return FewRows<1, MATRICES>(a, panel, ring, x, table).multiply(first, end);
+    if (rows <= 2 * kWarps && kMostOfWarp > 2) return FewRows<2, MATRICES>(a, panel, ring, x, table).multiply(first, end);
+    FewRows<kMostOfWarp, MATRICES>(a, panel, ring, x, table).multiply(first, least(end, first + kFewRows));
 }
 
 }  // namespace

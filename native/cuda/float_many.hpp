@@ -18,7 +18,7 @@ struct ManyRows {
     static constexpr int kOutputs = kManyOutputs / MATRICES;
 
     const ProductArgs& a;
-    const Int first, end, terms, chunks, panel_bytes;
+    const Int tile, first, end, terms, chunks, panel_bytes;
     const float* table;
     float* const w;  // [2][kChunk][kManyOutputs]
     float* const x;  // [2][kChunk][kRowsStride]
@@ -30,11 +30,11 @@ struct ManyRows {
     float total[kOwnRows][kOwnOutputs], sum[kOwnRows][kOwnOutputs];
     bool plain = true;
 
-    FERRUM_DEVICE ManyRows(const ProductArgs& given, Int begin, Int last, float* all_w, float* all_x, unsigned* flags, const float* numbers)
-        : a(given), first(begin), end(last), terms(F::terms(a.depth)), chunks(ceil_divide(terms, kChunk)),
+    FERRUM_DEVICE ManyRows(const ProductArgs& given, Int part, Int begin, Int last, float* all_w, float* all_x, unsigned* flags, const float* numbers)
+        : a(given), tile(part), first(begin), end(last), terms(F::terms(a.depth)), chunks(ceil_divide(terms, kChunk)),
           panel_bytes(F::panel_bytes(a.depth)), table(numbers), w(all_w), x(all_x), small(flags) {
         const int output = thread() % kManyOutputs, own = output % kOutputs;
-        const Int at = block_x() * (kOutputs / kPanel) + own / kPanel;
+        const Int at = tile * (kOutputs / kPanel) + own / kPanel;
         const Byte* matrix = MATRICES == 2 && output >= kOutputs ? a.up : a.weight;
         if (at < ceil_divide(a.outputs, kPanel)) panel = matrix + block_z() * a.weight_step + at * panel_bytes;
         if (first + thread() / 4 < end) inputs = reinterpret_cast<const float*>(inputs_of(a, first + thread() / 4));
@@ -112,7 +112,7 @@ struct ManyRows {
     }
 
     FERRUM_DEVICE Int output_of(int c) const {
-        return block_x() * kOutputs + (MATRICES == 1 ? own_column() + c : own_column() / 2 + c % 2);
+        return tile * kOutputs + (MATRICES == 1 ? own_column() + c : own_column() / 2 + c % 2);
     }
 
     // Add the sums of a block of inputs to the totals.
@@ -156,7 +156,7 @@ struct ManyRows {
                 const int group = i / kOutputs, output = i % kOutputs;
                 const float* found = w + group * kManyOutputs + (MATRICES == 1 ? output : output / 2 * 4 + output % 2);
                 const Int at = first + group * kOwnRows + r;
-                if (at < end) finish(a, at, block_x() * kOutputs + output, found[0], found[2 * (MATRICES - 1)]);
+                if (at < end) finish(a, at, tile * kOutputs + output, found[0], found[2 * (MATRICES - 1)]);
             }
             sync_block();
         }

@@ -9,6 +9,25 @@ namespace {
 
 using F = formats::FERRUM_FORMAT;
 
+constexpr int kMostProducts = 4;
+
+// Products of the same rows by matrices of one format and depth, whose panels are one after another in the grid's x.
+struct FloatProducts {
+    ProductArgs of[kMostProducts];
+    Int count;
+};
+
+// The product that has this block's outputs, and the number of the block within it.
+struct Place {
+    int product = 0;
+    Int part = block_x();
+
+    // outputs: of a block, for each matrix.
+    FERRUM_DEVICE Place(const FloatProducts& a, int outputs) {
+        for (Int own; product + 1 < a.count && part >= (own = ceil_divide(a.of[product].outputs, outputs)); ++product) part -= own;
+    }
+};
+
 // An input as the product takes it. `small` is set by one that is neither 0 nor plain.
 FERRUM_DEVICE float rounded_input(float x, bool& small) {
     if constexpr (!F::kPairs) return x;
@@ -20,12 +39,12 @@ FERRUM_DEVICE float rounded_input(float x, bool& small) {
 // Where input k of a block stands: in the order of addition.
 FERRUM_DEVICE int place(int k) { return F::kPairs ? k ^ 1 : k; }
 
-// Add the first `count` of 8 terms in order. `checked` sums follow the rule for numbers below 2^-126.
+// Add the first `count` of 8 terms in order.
 template <bool WHOLE>
-FERRUM_DEVICE float added(float total, const float (&x)[kTerms], const float (&w)[kTerms], int count, bool checked) {
+FERRUM_DEVICE float added(float total, const float (&x)[kTerms], const float (&w)[kTerms], int count) {
     FERRUM_UNROLLED
     for (int i = 0; i < kTerms; ++i)
-        if (WHOLE || i < count) total = checked ? fused_flushed(x[i], flushed(w[i]), total) : fused(x[i], w[i], total);
+        if (WHOLE || i < count) total = fused(x[i], w[i], total);
     return total;
 }
 
@@ -51,6 +70,10 @@ FERRUM_DEVICE void load_terms(const float* from, float (&x)[kTerms]) {
 FERRUM_DEVICE float block_scale(const Byte* block, int output) {
     if constexpr (!F::kHasScales) return 1.0f;
     return as_float(word_at(block + output * 4));
+}
+
+FERRUM_DEVICE void copy_table(float* table) {
+    if (thread() < 16) table[thread()] = kNormalFloats[thread()];
 }
 
 }  // namespace

@@ -141,3 +141,17 @@ def test_heads_multiply_their_part_of_a_row(format: str) -> None:
     product = Product(on.weight(weight), None, None, None, operand(on, made))
     on.launcher.run(float_products(on.ground, operand(on, given), [product], None, Groups(heads, 0, 0, len(x))))
     assert_equal(made.host(), ReferenceKernels().head_linear(x, weight, heads))
+
+
+def test_one_launch_multiplies_by_several_matrices() -> None:
+    on, x = kernels(), INPUTS.numbers(5, 40, at=7)
+    matrices = [matrix("bfloat16", outputs, 40, outputs) for outputs in (70, 32, 33, 1, 64)]
+    made = [DeviceRows.empty(on.memory, (len(x), each.shape[0])) for each in matrices]
+    products = [
+        Product(on.weight(each), None, None, None, operand(on, rows)) for each, rows in zip(matrices, made, strict=True)
+    ]
+    launches = float_products(on.ground, operand(on, DeviceRows.of(on.memory, x)), products, None)
+    on.launcher.run(launches)
+    assert len(launches) == 2
+    for each, rows in zip(matrices, made, strict=True):
+        assert_equal(rows.host(), each.matmul(x))

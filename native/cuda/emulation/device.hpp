@@ -11,6 +11,7 @@
 #define FERRUM_DEVICE inline
 #define FERRUM_CONSTANT inline constexpr
 #define FERRUM_UNROLLED
+#define FERRUM_UNROLL(count)
 // The kernel, and what the driver of the emulation reads of it.
 #define FERRUM_KERNEL(name, Args)                                                                          \
     static void name##_body(const Args& a);                                                                \
