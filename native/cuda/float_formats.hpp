@@ -9,6 +9,7 @@
 //   kScaled      whether each block has a sum, which joins the output by its scale
 //   terms        how many terms an output of a depth adds: zeros complete pairs and blocks
 //   kWords, raw  words with 8 inputs of an output, and one of them
+//   number_at    an input of an output in a block, as an embedding takes it
 //   numbers      8 numbers of such words, in the order of their addition
 //
 // A word of numbers of bfloat16 is plain if each number is 0 or at least 2^-55. A product of plain numbers with inputs of at
@@ -58,6 +59,7 @@ struct f32 : Floats {
     static FERRUM_DEVICE void numbers(const unsigned (&words)[kWords], float, const float*, float (&out)[kTerms]) {
         for (int i = 0; i < kTerms; ++i) out[i] = as_float(words[i]);
     }
+    static FERRUM_DEVICE float number_at(const Byte* block, int output, int k) { return as_float(raw(block, output, k, 0)); }
 };
 
 struct f16 : Floats {
@@ -71,6 +73,7 @@ struct f16 : Floats {
     static FERRUM_DEVICE void numbers(const unsigned (&words)[kWords], float, const float*, float (&out)[kTerms]) {
         for (int i = 0; i < kTerms; ++i) out[i] = half_to_float(words[i]);
     }
+    static FERRUM_DEVICE float number_at(const Byte* block, int output, int k) { return half_to_float(raw(block, output, k, 0)); }
 };
 
 struct bf16 : Floats {
@@ -94,6 +97,9 @@ struct bf16 : Floats {
             out[2 * i] = as_float(words[i] & 0xffff0000u);
             out[2 * i + 1] = as_float(words[i] << 16);
         }
+    }
+    static FERRUM_DEVICE float number_at(const Byte* block, int output, int k) {
+        return bf16_to_float(raw(block, output, k, 0) >> (k % 2 * 16) & 0xffffu);
     }
 };
 
@@ -121,6 +127,10 @@ struct fp8 : Floats {
             out[4 * i + 3] = number(words[i], 8);
         }
     }
+    static FERRUM_DEVICE float number_at(const Byte* block, int output, int k) {
+        const int place = k % 4 == 1 ? 2 : k % 4 == 2 ? 1 : k % 4;
+        return number(raw(block, output, k, 0), place * 8) * as_float(word_at(block + output * 4));
+    }
 };
 
 // A block has the scales of its outputs, and words of 8 codes.
@@ -135,6 +145,9 @@ struct nf4 : Floats {
     static FERRUM_DEVICE bool holds(Int, Int, int) { return true; }
     static FERRUM_DEVICE void numbers(const unsigned (&words)[kWords], float scale, const float* table, float (&out)[kTerms]) {
         for (int i = 0; i < kTerms; ++i) out[i] = table[words[0] >> (4 * i) & 15u] * scale;
+    }
+    static FERRUM_DEVICE float number_at(const Byte* block, int output, int k) {
+        return kNormalFloats[raw(block, output, k, 0) >> (k % 8 * 4) & 15u] * as_float(word_at(block + output * 4));
     }
 };
 

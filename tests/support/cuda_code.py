@@ -17,7 +17,7 @@ SOURCES: Final = Path(__file__).parents[2] / "native" / "cuda"
 TABLE: Final = Path(__file__).parents[1] / "data" / "cuda" / "resources.txt"
 
 FLOATS: Final = ("f32", "bf16", "f16", "fp8", "nf4")
-"""Formats of `float_products.cu`; those of `products.cu` are the other blocks."""
+"""Formats of modules of floats; those of other modules are the other blocks."""
 
 _FUSED: Final = re.compile(rb"\bfma\.rn[.a-z0-9]*")
 _ENTRY: Final = re.compile(
@@ -37,7 +37,7 @@ class Resources(NamedTuple):
 def modules() -> list[str]:
     """Return all modules, with their formats."""
     blocks = [name for name in BLOCK_FORMATS if name not in FLOATS]
-    formats = {"products": blocks, "float_products": FLOATS}
+    formats = {"products": blocks, "embed": blocks, "float_products": FLOATS, "float_embed": FLOATS}
     names = sorted(path.stem for path in SOURCES.glob("*.cu"))
     return [f"{name}:{format}" if format else name for name in names for format in formats.get(name, ("",))]
 
