@@ -15,7 +15,7 @@ from ferrum.core.devices import cuda_name
 from ferrum.core.errors import Unsupported
 from ferrum.kernels.adapters import AdapterSite, Change
 from ferrum.kernels.cpu.library import available_threads, load, tiers
-from ferrum.kernels.cpu.native_kernels import native_page_sums, native_quantize
+from ferrum.kernels.cpu.native_kernels import NativeRowSampler, native_page_sums, native_quantize
 from ferrum.kernels.cuda.cuda_replay import CudaReplay, StepRows
 from ferrum.kernels.cuda.device_memory import DeviceMemory, DeviceRows
 from ferrum.kernels.cuda.device_tables import DeviceTables
@@ -24,6 +24,7 @@ from ferrum.kernels.cuda.driver import Driver
 from ferrum.kernels.cuda.ground import Ground
 from ferrum.kernels.cuda.launches import Images, Launcher, Operand
 from ferrum.kernels.cuda.lowerings import LOWERINGS
+from ferrum.kernels.cuda.row_sampler import CudaRowSampler
 from ferrum.kernels.interface import (
     Collected,
     Kernels,
@@ -238,7 +239,11 @@ class CudaKernels(Kernels):
         assert self._tables is not None, "begin() comes first"
         return row_counts(self._tables)[extent]
 
-    # What the host does
+    # Sampling, and what the host does
+
+    def sampler(self) -> CudaRowSampler:
+        host = NativeRowSampler(self._library, self._runtime)
+        return CudaRowSampler(self.memory, self.launcher, self.ground, host)
 
     def quantizer(self) -> PanelQuantizer:
         return partial(native_quantize, self._runtime)

@@ -136,12 +136,9 @@ def _gated(
     assert up is not None, "a gated product"
     if (product.weight.format, product.weight.order) == (up.format, up.order):
         return products(ground, x, [product], curve(activation), groups)
-    outs = [_rows(ground, name, product.out.columns, places) for name in ("gates of experts", "ups of experts")]
-    both = [
-        Product(product.weight, None, product.bias, None, outs[0]),
-        Product(up, None, product.up_bias, None, outs[1]),
-    ]
-    return products(ground, x, both, None, groups) + gate(ground, *outs, activation, product.out)
+    gates, ups = (_rows(ground, name, product.out.columns, places) for name in ("gates of experts", "ups of experts"))
+    both = [Product(product.weight, None, product.bias, None, gates), Product(up, None, product.up_bias, None, ups)]
+    return products(ground, x, both, None, groups) + gate(ground, gates, ups, activation, product.out)
 
 
 LOWERINGS: Final[dict[str, Callable[..., list[Launch]]]] = {"experts": experts}
