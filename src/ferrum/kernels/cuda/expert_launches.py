@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Final
 
 from ferrum.core.errors import Unsupported
 from ferrum.kernels.adapters import AdapterSite
@@ -26,7 +26,8 @@ _MOST_EXPERTS, _MOST_GROUPS, _MOST_CHOSEN = 1024, 128, 32
 _WARPS: Final = THREADS // 32
 
 
-class _Places(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Places:
     """The results of the experts of all rows, expert after expert.
 
     Attributes:
@@ -81,8 +82,8 @@ def experts(
         ground, hidden, [Product(down, None, down_bias, None, results)], None, replace(groups, row_of=0)
     )
     weights = 0 if routing.on_input else places.weights
-    values = x.count, places.of_rows, weights, results.address, out.address, routing.top_k, out.columns
-    return [*launches, Launch("experts", "sum_experts", _grid(out.columns, out.capacity), values)]
+    summed = x.count, places.of_rows, weights, results.address, out.address, routing.top_k, out.columns
+    return [*launches, Launch("experts", "sum_experts", _grid(out.columns, out.capacity), summed)]
 
 
 def _grid(columns: int, rows: int) -> tuple[int, int, int]:
