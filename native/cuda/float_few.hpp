@@ -76,11 +76,11 @@ struct FewRows {
         }
     }
 
-    // Add some of 8 terms; returns whether a weight is not plain.
+    // Add some of 8 terms; returns 0 if all weights are plain.
     template <bool WHOLE>
-    FERRUM_DEVICE bool add_few(float (&sum)[MATRICES][ROWS], const float (&scale)[MATRICES], const Byte* slot, int k, int count,
-                               bool checked) {
-        bool small = false;
+    FERRUM_DEVICE unsigned add_few(float (&sum)[MATRICES][ROWS], const float (&scale)[MATRICES], const Byte* slot, int k, int count,
+                                   bool checked) {
+        unsigned small = 0;
         float w[MATRICES][kTerms];
         FERRUM_UNROLLED
         for (int m = 0; m < MATRICES; ++m) {
@@ -88,7 +88,7 @@ struct FewRows {
             FERRUM_UNROLLED
             for (int i = 0; i < F::kWords; ++i) {
                 words[i] = F::raw(slot + m * F::kBlockBytes, lane(), k, i);
-                small = small || F::small(words[i]);
+                small |= F::small(words[i]);
             }
             F::numbers(words, scale[m], table, w[m]);
         }
@@ -109,7 +109,7 @@ struct FewRows {
 
     // Add the terms of a block; returns whether its weights are plain.
     FERRUM_DEVICE bool add_terms(const Byte* slot, int terms, bool checked) {
-        bool small = false;
+        unsigned small = 0;
         float scale[MATRICES], sum[MATRICES][ROWS];
         FERRUM_UNROLLED
         for (int m = 0; m < MATRICES; ++m) {
@@ -119,9 +119,9 @@ struct FewRows {
         }
         int k = 0;
         FERRUM_UNROLL(ROWS * MATRICES < 4 ? 4 : 1)
-        for (; k + kTerms <= terms; k += kTerms) small = add_few<true>(sum, scale, slot, k, kTerms, checked) || small;
-        if (k < terms) small = add_few<false>(sum, scale, slot, k, terms - k, checked) || small;
-        if (small && !checked) return false;
+        for (; k + kTerms <= terms; k += kTerms) small |= add_few<true>(sum, scale, slot, k, kTerms, checked);
+        if (k < terms) small |= add_few<false>(sum, scale, slot, k, terms - k, checked);
+        if (small != 0 && !checked) return false;
         FERRUM_UNROLLED
         for (int m = 0; m < MATRICES; ++m) {
             const float factor = flushed(block_scale(slot + m * F::kBlockBytes, lane()));

@@ -45,7 +45,7 @@ struct Floats {
     static constexpr int kSlots = 8;
 
     static FERRUM_DEVICE Int terms(Int depth) { return depth; }
-    static FERRUM_DEVICE bool small(unsigned) { return false; }
+    static FERRUM_DEVICE unsigned small(unsigned) { return 0; }
 };
 
 struct f32 : Floats {
@@ -86,11 +86,11 @@ struct bf16 : Floats {
         return word_at(block + (k / 2 + word) * kRow + output * 4);
     }
     static FERRUM_DEVICE bool holds(Int depth, Int k, int word) { return k + 2 * word < depth; }
-    // Whether a number of the word is neither 0 nor plain. In each half, one sum has bit 15 where the magnitude is not 0,
+    // Not 0 if a number of the word is neither 0 nor plain. In each half, one sum has bit 15 where the magnitude is not 0,
     // the other one where it is at least 2^-55.
-    static FERRUM_DEVICE bool small(unsigned word) {
+    static FERRUM_DEVICE unsigned small(unsigned word) {
         const unsigned sizes = word & 0x7fff7fffu;
-        return ((sizes + 0x7fff7fffu) & ~(sizes + 0x5c005c00u) & 0x80008000u) != 0;
+        return (sizes + 0x7fff7fffu) & ~(sizes + 0x5c005c00u) & 0x80008000u;
     }
     static FERRUM_DEVICE void numbers(const unsigned (&words)[kWords], float, const float*, float (&out)[kTerms]) {
         for (int i = 0; i < kWords; ++i) {

@@ -64,7 +64,7 @@ struct ManyRows {
         bool found = false;
         float numbers[kTerms];
         FERRUM_UNROLLED
-        for (int i = 0; i < F::kWords; ++i) found = found || F::small(words[i]);
+        for (int i = 0; i < F::kWords; ++i) found = found || F::small(words[i]) != 0;
         F::numbers(words, scale, table, numbers);
         const int output = thread() % kManyOutputs, own = output % kOutputs;
         const int column = MATRICES == 1 ? output : own / 2 * 4 + output / kOutputs * 2 + own % 2;
