@@ -12,6 +12,7 @@ from ferrum.kernels.cuda.float_launches import FLOATS
 from ferrum.kernels.interface import GivenRows, StepTables
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.dense import FORMATS, DenseWeight
+from ferrum.quant.ordered_weight import OrderedWeight
 from ferrum.runtime.known_answers import Inputs, fixed_weight, known_tables
 
 IDS = np.array([0, 69, 31, 32, 5], np.int32)
@@ -36,7 +37,11 @@ def step(ids: np.ndarray) -> StepTables:
     return known_tables([(0, len(ids))], token_ids=ids)._replace(pages=())
 
 
-@pytest.mark.parametrize("format", FLOATS)
+SLOW = [pytest.param(name, marks=pytest.mark.cuda) for name in BLOCK_FORMATS if name not in (*FLOATS, "q8_0")]
+"""Formats whose kernels `make test` does not compile."""
+
+
+@pytest.mark.parametrize("format", [*FLOATS, "q8_0", *SLOW])
 def test_rows_of_tokens_equal_the_reference(twin: CudaTwin, format: str) -> None:
     for columns in (200, 129, 1):
         twin.begin(step(IDS))
@@ -52,3 +57,10 @@ def test_given_rows_replace_embeddings_of_tables_with_a_row_for_each_token(twin:
     twin.same("embed", table(twin, "bfloat16", 200), 1.0, 2, 1)
     twin.begin(step(IDS))
     twin.same("embed", table(twin, "bfloat16", 200))
+
+
+def test_stored_columns_return_to_the_order_of_the_inputs(twin: CudaTwin) -> None:
+    order = np.random.default_rng(0).permutation(200).astype(np.int32)[None]
+    weight = OrderedWeight(fixed_weight(BLOCK_FORMATS["q8_0"], (70, 200), INPUTS), order)
+    twin.begin(step(IDS))
+    twin.same("embed", Pair(*(kernels.weight(weight) for kernels in twin.kernels)))

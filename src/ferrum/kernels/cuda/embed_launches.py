@@ -10,6 +10,7 @@ from ferrum.kernels.cuda.driver import THREADS
 from ferrum.kernels.cuda.float_launches import FLOATS
 from ferrum.kernels.cuda.ground import Ground
 from ferrum.kernels.cuda.launches import Launch, Operand, blocks_for
+from ferrum.kernels.cuda.product_launches import codebook
 from ferrum.kernels.group_weights import PANEL
 
 _BLOCK_INPUTS: Final = 256
@@ -21,10 +22,10 @@ def embed(ground: Ground, table: DeviceWeight, scale: float, stride: int, offset
     tables, floats = ground.tables, table.format in FLOATS
     replaced = tables.given_of if stride == 1 and tables.given else 0
     module = f"float_embed:{FLOATS[table.format]}" if floats else f"embed:{table.format}"
-    values = (
-        *(out.count, tables.token_ids, replaced, tables.given, table.panels, table.order, 0, out.address),
-        *(table.shape[1], stride, offset, table.nbytes // blocks_for(table.shape[0], PANEL), float(scale)),
-    )
+    inputs = out.count, tables.token_ids, replaced, tables.given
+    matrix = table.panels, table.order, codebook(ground, table.format)
+    sizes = table.shape[1], stride, offset, table.nbytes // blocks_for(table.shape[0], PANEL)
+    values = (*inputs, *matrix, out.address, *sizes, float(scale))
     grid = blocks_for(table.shape[1], THREADS if floats else _BLOCK_INPUTS), out.capacity, 1
     return [Launch(module, "embed_rows", grid, values)]
 
