@@ -26,6 +26,7 @@ constexpr int kPanel = 32;  // outputs of a panel: a lane each
 
 #define FERRUM_DEVICE __device__ __forceinline__
 #define FERRUM_CONSTANT __device__ constexpr
+#define FERRUM_CONSTANT_FUNCTION __host__ __device__ constexpr  // evaluated by the compiler
 #define FERRUM_UNROLLED _Pragma("unroll")  // a loop over arrays that are to be registers
 #define FERRUM_PRAGMA(text) _Pragma(#text)
 #define FERRUM_UNROLL(count) FERRUM_PRAGMA(unroll count)
@@ -65,6 +66,8 @@ FERRUM_DEVICE float half_to_float(unsigned bits) {
 }
 // sum + the four products of the signed bytes of two words.
 FERRUM_DEVICE int dot4(unsigned a, unsigned b, int sum) { return __dp4a(static_cast<int>(a), static_cast<int>(b), sum); }
+// Byte i is the byte `selector` >> 4 i & 7 of the eight of low and high.
+FERRUM_DEVICE unsigned permute(unsigned low, unsigned high, unsigned selector) { return __byte_perm(low, high, selector); }
 
 // d += a b of a warp's fragments, 16 x 32 by 32 x 8 signed bytes. Lane l has of a the rows l / 4 (words 0 and 2) and
 // l / 4 + 8 (words 1 and 3) at inputs 4 (l % 4) to + 3, in words 2 and 3 those 16 inputs on; of b the column l / 4 at the same inputs (words 0
@@ -74,6 +77,9 @@ FERRUM_DEVICE void multiply_fragments(int (&d)[4], const unsigned (&a)[4], const
         : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+
+// Ask for the line of 128 bytes at an address, so that a later read of it is quick.
+FERRUM_DEVICE void prefetch(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 
 // Copy 16 bytes to shared memory in the background. A thread closes a batch of copies, and later waits until at most `OPEN`
 // of its batches are not done; other threads see them after the next barrier.

@@ -10,6 +10,7 @@
 
 #define FERRUM_DEVICE inline
 #define FERRUM_CONSTANT inline constexpr
+#define FERRUM_CONSTANT_FUNCTION constexpr
 #define FERRUM_UNROLLED
 #define FERRUM_UNROLL(count)
 // The kernel, and what the driver of the emulation reads of it.
@@ -75,6 +76,12 @@ FERRUM_DEVICE int dot4(unsigned a, unsigned b, int sum) {
     for (int i = 0; i < 32; i += 8) sum += static_cast<int8_t>(a >> i) * static_cast<int8_t>(b >> i);
     return sum;
 }
+FERRUM_DEVICE unsigned permute(unsigned low, unsigned high, unsigned selector) {
+    const uint64_t bytes = static_cast<uint64_t>(high) << 32 | low;
+    unsigned out = 0;
+    for (int i = 0; i < 4; ++i) out |= static_cast<unsigned>(bytes >> (8 * (selector >> (4 * i) & 7)) & 255) << (8 * i);
+    return out;
+}
 
 FERRUM_DEVICE void multiply_fragments(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     struct Fragment {
@@ -90,6 +97,7 @@ FERRUM_DEVICE void multiply_fragments(int (&d)[4], const unsigned (&a)[4], const
     }
 }
 
+FERRUM_DEVICE void prefetch(const void*) {}
 FERRUM_DEVICE void copy_16(void* shared, const void* global) { emulation::current()->copies.add(shared, global); }
 FERRUM_DEVICE void close_copies() { emulation::current()->copies.close(); }
 template <int OPEN>

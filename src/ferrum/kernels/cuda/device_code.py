@@ -75,7 +75,8 @@ class DeviceCode:
     @cached_property
     def _state(self) -> bytes:
         """All sources, from which the names of files in the cache follow."""
-        files = sorted(path for path in self._sources.rglob("*") if path.is_file())
+        formats = self._sources.parent / "src" / "weight_formats.hpp"
+        files = sorted(path for path in (*self._sources.rglob("*"), formats) if path.is_file())
         return b"".join(path.name.encode() + path.read_bytes() for path in files)
 
 
