@@ -1,4 +1,5 @@
 // Operations on whole rows: norms, sums and products of rows, activations, selections, checks and the best tokens.
+#include "rounded_rows.hpp"
 #include "sums.hpp"
 
 namespace ferrum::cuda {
@@ -20,6 +21,7 @@ struct NormArgs {
     const float* bias;  // or null
     float* total;
     float* y;
+    Byte* rounded;  // or null: the results rounded for products, too
     Int columns;
     Real factor, eps;
     Int centred;
@@ -93,10 +95,26 @@ struct NormRow {
     FERRUM_DEVICE void write(float factor) {
         for (Int from = 0; from < a.columns; from += kHeld) {
             const int count = hold(from);
-            for (int i = thread(); i < count; i += kThreads) {
-                const float y = (held[i] * factor) * a.weight[from + i];
-                a.y[first + from + i] = a.bias == nullptr ? y : y + a.bias[from + i];
+            if (a.rounded == nullptr) {
+                for (int i = thread(); i < count; i += kThreads) a.y[first + from + i] = number(from, i, factor);
+            } else {
+                write_rounded(from, count, factor);
             }
+        }
+    }
+    FERRUM_DEVICE float number(Int from, int i, float factor) const {
+        const float y = (held[i] * factor) * a.weight[from + i];
+        return a.bias == nullptr ? y : y + a.bias[from + i];
+    }
+    // Write numbers as they are and rounded, with zeros to the end of a chunk.
+    FERRUM_DEVICE void write_rounded(Int from, int count, float factor) const {
+        const RoundedRow layout(a.columns);
+        Byte* rounded = a.rounded + block_x() * layout.bytes();
+        const Int end = least(layout.units * kUnit - from, kHeld);
+        for (int i = thread(); i < end; i += kThreads) {
+            const float y = i < count ? number(from, i, factor) : 0.0f;
+            if (i < count) a.y[first + from + i] = y;
+            round_unit(y, rounded, layout, (from + i) / kUnit);
         }
     }
 };

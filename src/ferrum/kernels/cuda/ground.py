@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
 
 from ferrum.kernels.cuda.device_memory import DeviceMemory
 from ferrum.kernels.interface import PoolGroup
@@ -101,6 +103,8 @@ class Ground:
     Attributes:
         tables: of the step.
         pools: by layer group.
+        rounded: by the address of rows that the operation to lower reads or writes, where the same rows are rounded for
+            products by weights in blocks. Who writes rows with such a place writes both.
     """
 
     tables: TableAddresses
@@ -109,6 +113,8 @@ class Ground:
     def __init__(self, memory: DeviceMemory) -> None:
         self.memory = memory
         self._scratch: dict[str, list[tuple[int, int]]] = {}
+        self._constants: dict[str, int] = {}
+        self.rounded: dict[int, int] = {}
 
     def allocate(self, groups: Sequence[PoolGroup]) -> None:
         """Allocate the pool. Raises MemoryError."""
@@ -122,6 +128,12 @@ class Ground:
         address = self.memory.take(nbytes)
         self._scratch[name].append((nbytes, address))
         return address
+
+    def constant(self, name: str, numbers: Callable[[], NDArray[Any]]) -> int:
+        """Return the address of numbers that kernels look up, which are made and uploaded once."""
+        if name not in self._constants:
+            self._constants[name] = self.memory.uploaded(numbers())
+        return self._constants[name]
 
     @property
     def scratch_bytes(self) -> int:

@@ -51,7 +51,8 @@ def norm(
 ) -> list[Launch]:
     vectors = weight.address, address(bias)
     rest = out.columns, 1.0, float(eps), int(centred)
-    return [_launch("norm_rows", (x.capacity, 1), x.count, x.address, 0, *vectors, 0, out.address, *rest)]
+    results = 0, out.address, ground.rounded.get(out.address, 0)
+    return [_launch("norm_rows", (x.capacity, 1), x.count, x.address, 0, *vectors, *results, *rest)]
 
 
 def add_norm(
@@ -70,7 +71,8 @@ def add_norm(
     inputs = residual.address, delta.address, weight.address, address(bias)
     rest = out.columns, float(factor), float(eps), int(centred)
     grid = residual.capacity, 1
-    return [_launch("norm_rows", grid, residual.count, *inputs, total.address, out.address, *rest)]
+    results = total.address, out.address, ground.rounded.get(out.address, 0)
+    return [_launch("norm_rows", grid, residual.count, *inputs, *results, *rest)]
 
 
 def add(
