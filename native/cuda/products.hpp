@@ -42,9 +42,9 @@ FERRUM_DEVICE const Byte* inputs_of(const ProductArgs& a, Int row) {
     return a.x + (a.row_of != nullptr ? a.row_of[row] : row) * a.x_row + block_z() * a.x_step;
 }
 
-// Write an output from its sums; `other` is that of `up`.
-FERRUM_DEVICE void finish(const ProductArgs& a, Int row, Int output, float sum, float other) {
-    if (output >= a.outputs) return;
+// Write an output from its sums, and return it; `other` is that of `up`. Outputs of a panel that do not exist are 0.
+FERRUM_DEVICE float finish(const ProductArgs& a, Int row, Int output, float sum, float other) {
+    if (output >= a.outputs) return 0.0f;
     const Int bias = block_z() * a.bias_step + output;
     if (a.bias != nullptr) sum = sum + a.bias[bias];
     if (a.up != nullptr) {
@@ -54,6 +54,7 @@ FERRUM_DEVICE void finish(const ProductArgs& a, Int row, Int output, float sum, 
         sum = activated(a.activation, sum);
     }
     a.y[row * a.y_row + block_z() * a.y_step + output] = sum;
+    return sum;
 }
 
 }  // namespace ferrum::cuda
