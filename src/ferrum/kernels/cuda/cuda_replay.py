@@ -7,7 +7,7 @@ before they are read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,6 +17,7 @@ from ferrum.kernels.cuda.device_memory import DeviceMemory, DeviceRows
 from ferrum.kernels.cuda.driver import Event
 from ferrum.kernels.cuda.launches import Launch, Operand, PreparedLaunches
 from ferrum.kernels.cuda.lowerings import LOWERINGS
+from ferrum.kernels.cuda.product_launches import rounded_bytes, rounded_values
 from ferrum.kernels.interface import Collected, Kernels, NetworkOutput, Replay, StepTables, row_counts
 from ferrum.kernels.op_spec import Extent, Op, Program, Value
 
@@ -149,7 +150,8 @@ class CudaReplay(Replay):
         return found
 
     def _lowered(self, size: int, generation: int) -> Bucket:
-        operations = [self._launches(op, size) for op in self.program.ops]
+        rounded = rounded_values(self.program, lambda value: min(size, self._limits[value.extent]))
+        operations = [self._launches(op, size, rounded) for op in self.program.ops]
         whole = self._kernels.launcher.prepared([launch for each in operations for launch in each])
         if not self._kernels.graphs:
             return Bucket(operations, whole, 0, generation)
@@ -157,15 +159,24 @@ class CudaReplay(Replay):
             whole.run()
         return Bucket(operations, whole, graph(), generation)
 
-    def _launches(self, op: Op, size: int) -> list[Launch]:
+    def _launches(self, op: Op, size: int, rounded: Set[Value]) -> list[Launch]:
         def operand(value: Value) -> Operand:
             capacity = min(size, self._limits[value.extent])
             count = self._kernels.ground.tables.count(value.extent)
             return Operand(self._address(value), value.columns, count, capacity)
 
-        arguments = op.spec.with_values(op.arguments, operand)
-        launches: list[Launch] = LOWERINGS[op.name](self._kernels.ground, *arguments, *map(operand, op.results))
+        arguments, ground = op.spec.with_values(op.arguments, operand), self._kernels.ground
+        ground.rounded = {
+            self._address(value): self._rounded(value, size) for value in {*op.operands(), *op.results} & rounded
+        }
+        launches: list[Launch] = LOWERINGS[op.name](ground, *arguments, *map(operand, op.results))
+        ground.rounded = {}
         return launches
+
+    def _rounded(self, value: Value, size: int) -> int:
+        """Return the address of the rounded rows of a value."""
+        nbytes = min(size, self._limits[value.extent]) * rounded_bytes(value.columns)
+        return self._kernels.ground.scratch(f"rounded rows of buffer {self.program.placement[value]}", nbytes)
 
     def _address(self, value: Value) -> int:
         return self._buffers[self.program.placement[value]]
