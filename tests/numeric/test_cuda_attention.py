@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from cuda_twin import CudaTwin
 from ferrum.kernels.interface import PoolGroup
 from ferrum.kernels.op_attributes import AttentionShape
-from native_twin import normal, tables_of
+from native_twin import group_of, normal, shape_of, tables_of
 
 FORMATS = ("float32", "bfloat16", "int8")
 SPANS = [(0, 1), (63, 1), (0, 65), (64, 1), (100, 30), (129, 2)]
@@ -66,3 +68,131 @@ def test_stored_latent_vectors_equal_the_reference(format):
     given = (normal(rng, rows, width) for width in (96, 48, 32, 16))
     twin.same("latent_store", *given, shape, rope)
     same_pages(twin, group)
+
+
+def compare(seed: int, spans: list[tuple[int, int]], group: PoolGroup, shape: AttentionShape, **given: np.ndarray):
+    """Fill the pages of sequences, then attend from the last rows of each."""
+    rng, twin = np.random.default_rng(seed), CudaTwin(group)
+    lengths = [(0, start + count) for start, count in spans]
+    k, v = (normal(rng, count_of(lengths), group.num_kv_heads * dim) for dim in (group.key_dim, group.value_dim))
+    q = normal(rng, count_of(lengths), shape.num_heads * group.key_dim)
+    twin.begin(tables_of(rng, lengths, (group,)))
+    twin.same("rope_store", q, k, v, shape, None, None, None, EPS)
+    twin.begin(tables_of(rng, spans, (group,)))
+    sinks = {name: twin.vector(values) for name, values in given.items()}
+    twin.same("attention", q[: count_of(spans)], shape, **sinks)
+
+
+SHAPES = [
+    (16, 2, 2, None, 64),
+    (24, 2, 3, 1, 64),
+    (48, 1, 7, 9, 1),
+    (64, 2, 1, 63, 5),
+    (80, 3, 2, 64, 16),
+    (128, 1, 4, None, 32),
+    (32, 1, 20, 65, 12),
+    (200, 1, 3, 100, 192),
+    (300, 1, 5, None, 16),
+]
+"""Size of a head, heads of keys, query heads for each, window and page size."""
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention_of_every_shape_equals_the_reference(format, shape):
+    dim, heads, share, window, page_size = shape
+    group = group_of(dim, heads, format, page_size, pages=8 + 600 // page_size)
+    compare(dim + share, SPANS, group, shape_of(group, share, window))
+
+
+SINKS = np.float32([0.5, -3, 8, -np.inf])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("sinks", "changes"),
+    [
+        (None, {"softcap": 1.5}),
+        (None, {"chunk": 1}),
+        (None, {"chunk": 100}),
+        (SINKS, {}),
+        (SINKS, {"softcap": 30.0, "window": 70, "chunk": 96}),
+    ],
+)
+def test_softcaps_sinks_and_chunks_equal_the_reference(format, sinks, changes):
+    group = group_of(16, 2, format)
+    given = {} if sinks is None else {"sinks": sinks}
+    compare(5, SPANS, group, replace(shape_of(group, 2), **changes), **given)
+
+
+@pytest.mark.parametrize(("key_dim", "value_dim", "page_size"), [(16, 144, 64), (80, 24, 64), (40, 64, 5)])
+@pytest.mark.parametrize("format", FORMATS)
+def test_values_may_be_wider_or_narrower_than_keys(format, key_dim, value_dim, page_size):
+    group = PoolGroup("group", 8 + 600 // page_size, page_size, 1, 2, key_dim, value_dim, format)
+    compare(6, SPANS, group, replace(shape_of(group, 2), value_dim=value_dim))
+
+
+@pytest.mark.parametrize(
+    ("key_dim", "value_dim", "heads", "page_size"), [(48, 32, 3, 64), (200, 144, 17, 12), (40, 19, 2, 5)]
+)
+@pytest.mark.parametrize("format", FORMATS)
+def test_latent_attention_equals_the_reference(format, key_dim, value_dim, heads, page_size):
+    group = PoolGroup("group", 8 + 600 // page_size, page_size, 2, 1, key_dim, 0, format)
+    shape = AttentionShape(0, 1, heads, 1, key_dim, 0.2, value_dim=value_dim)
+    rng, twin = np.random.default_rng(key_dim), CudaTwin(group)
+    lengths = [(0, start + count) for start, count in SPANS]
+    rows, rest = count_of(lengths), key_dim - value_dim
+    given = (normal(rng, rows, width) for width in (heads * value_dim, heads * rest, value_dim, rest))
+    rope = twin.rope_table(frequencies(rest // 2), 1.0, 200)
+    twin.begin(tables_of(rng, lengths, (group,)))
+    twin.same("latent_store", *given, shape, rope)
+    twin.begin(tables_of(rng, SPANS, (group,)))
+    twin.same("attention", normal(rng, count_of(SPANS), heads * key_dim), shape)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_extreme_numbers_equal_the_reference(format):
+    """Numbers that no row may ignore: tiny ones lose bits, huge ones give infinities, and NaN spreads."""
+    spans, group = [(0, 70), (0, 5), (0, 66), (0, 3), (0, 40)], group_of(40, 2, format)
+    rng, twin, shape = np.random.default_rng(2), CudaTwin(group), shape_of(group, 3)
+    rows = count_of(spans)
+    q, k, v = (normal(rng, rows, columns) for columns in (240, 80, 80))
+    k[72] *= np.float32(2.0**-128)
+    v[73] *= np.float32(2.0**-125)
+    k[139:141] *= 8  # which makes the earlier keys of this sequence small ones
+    v[75:141] *= np.float32(2.0**-120) * np.float32(2.0) ** rng.integers(-8, 8, (66, 1)).astype(np.float32)
+    k[141] *= np.float32(2.0**100)
+    q[142] *= np.float32(2.0**100)
+    k[144, 3], v[150, 45], q[20, 7], q[30, 9] = np.nan, 3e38, np.inf, np.nan
+    twin.begin(tables_of(rng, spans, (group,)))
+    twin.same("rope_store", q, k, v, shape, None, None, None, EPS)
+    for factor in (1, 64):
+        twin.same("attention", q * np.float32(factor), shape)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_pages_that_a_window_has_freed_are_not_read(format):
+    group = group_of(16, 2, format, 16)
+    rng, twin, shape = np.random.default_rng(2), CudaTwin(group), shape_of(group, 2, window=20)
+    q, k, v = (normal(rng, 150, columns) for columns in (64, 32, 32))
+    twin.begin(tables_of(rng, [(0, 150)], (group,)))
+    twin.same("rope_store", q, k, v, shape, None, None, None, EPS)
+    tables = tables_of(rng, [(148, 2)], (group,))
+    tables.pages[0][0, :8] = -1
+    twin.begin(tables)
+    twin.same("attention", q[:2], shape)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_rows_alone_equal_rows_of_a_batch(format):
+    group = group_of(32, 2, format, 16)
+    rng, twin, shape = np.random.default_rng(2), CudaTwin(group), shape_of(group, 2)
+    q, k, v = (normal(rng, 90, columns) for columns in (128, 64, 64))
+    twin.begin(tables_of(rng, [(0, 90)], (group,)))
+    twin.same("rope_store", q, k, v, shape, None, None, None, EPS)
+    (whole,) = twin.same("attention", q, shape)
+    for row in (0, 63, 64, 89):
+        twin.cuda.begin(tables_of(rng, [(row, 1)], (group,)))
+        np.testing.assert_array_equal(
+            twin.cuda.host(twin.cuda.attention(q[row : row + 1], shape)), whole[row : row + 1]
+        )

@@ -19,6 +19,9 @@ TABLE: Final = Path(__file__).parents[1] / "data" / "cuda" / "resources.txt"
 FLOATS: Final = ("f32", "bf16", "f16", "fp8", "nf4")
 """Formats of modules of floats; those of other modules are the other blocks."""
 
+POOLS: Final = ("float32", "bfloat16", "int8")
+"""Formats of the pool."""
+
 _FUSED: Final = re.compile(rb"\bfma\.rn[.a-z0-9]*")
 _ENTRY: Final = re.compile(
     r"entry function '(\w+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers(.*?)\n", re.DOTALL
@@ -37,7 +40,11 @@ class Resources(NamedTuple):
 def modules() -> list[str]:
     """Return all modules, with their formats."""
     blocks = [name for name in BLOCK_FORMATS if name not in FLOATS]
-    formats = {"products": blocks, "embed": blocks, "float_products": FLOATS, "float_embed": FLOATS}
+    formats = {
+        **dict.fromkeys(("products", "embed"), blocks),
+        **dict.fromkeys(("float_products", "float_embed"), FLOATS),
+        **dict.fromkeys(("store", "attention", "attention_spread"), POOLS),
+    }
     names = sorted(path.stem for path in SOURCES.glob("*.cu"))
     return [f"{name}:{format}" if format else name for name in names for format in formats.get(name, ("",))]
 

@@ -16,10 +16,15 @@ from ferrum.kernels.cuda.driver import THREADS
 from ferrum.kernels.cuda.ground import Ground
 from ferrum.kernels.cuda.launches import Launch, Operand, blocks_for
 from ferrum.kernels.cuda.row_launches import address
+from ferrum.kernels.curves import curve_values, scaling
 from ferrum.kernels.op_attributes import AttentionShape
 from ferrum.kernels.reference.page_layout import PageLayout
+from ferrum.kernels.reference.reference_math import LOG2_E
 
 _WARPS: Final = THREADS // 32
+
+_NUMBERS: Final = 2304
+"""Numbers of the queries of a tile, and of its results; kNumbers in attention.cu."""
 
 
 def _pages(ground: Ground, shape: AttentionShape) -> tuple[int, ...]:
@@ -83,4 +88,34 @@ def latent_store(
     return _stores(ground, shape, "latent_store", shape.num_heads + 1, q, values)
 
 
-LOWERINGS: Final[dict[str, Callable[..., list[Launch]]]] = {each.__name__: each for each in (rope_store, latent_store)}
+def attention(
+    ground: Ground, q: Operand, shape: AttentionShape, sinks: DeviceVector | None, out: Operand
+) -> list[Launch]:
+    tile = _tile(ground, shape)
+    runs = blocks_for(shape.num_heads // shape.num_kv_heads, tile[1])
+    grid = q.capacity, shape.num_kv_heads * runs, 1
+    sizes = shape.num_heads, shape.head_dim, _value_dim(shape), shape.window or 0, shape.chunk or 0
+    values = (
+        *(q.count, ground.tables.span_rows, q.address, address(sinks), out.address, *sizes, *tile),
+        *(0, 0, 0),
+        *curve_values(scaling(shape.scale, shape.softcap, float(LOG2_E))),
+        *_pages(ground, shape),
+    )
+    return [Launch(f"attention:{ground.pools[shape.group].group.format}", "attend", grid, values)]
+
+
+def _value_dim(shape: AttentionShape) -> int:
+    return shape.head_dim if shape.value_dim is None else shape.value_dim
+
+
+def _tile(ground: Ground, shape: AttentionShape) -> tuple[int, int]:
+    """Return the most positions and query heads of a tile: 16, 8 or 4 rows, whose numbers fit in shared memory."""
+    width = max(shape.head_dim + 3, ground.pools[shape.group].value_padded, _value_dim(shape))
+    rows = next((rows for rows in (16, 8) if rows * width <= _NUMBERS), 4)
+    heads = min(rows, shape.num_heads // shape.num_kv_heads)
+    return rows // heads, heads
+
+
+LOWERINGS: Final[dict[str, Callable[..., list[Launch]]]] = {
+    each.__name__: each for each in (rope_store, latent_store, attention)
+}

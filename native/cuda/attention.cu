@@ -1,0 +1,240 @@
+// Attention of tiles of many rows: a block goes over all keys that its rows see, and keeps its results in shared memory.
+#include "softmax.hpp"
+
+namespace ferrum::cuda {
+
+namespace {
+
+constexpr int kNumbers = 2304;  // of queries of a tile, and of its results
+constexpr int kMostRows = 16;   // of a tile
+constexpr int kColumns = kStep + 4;  // of a buffer: words of a column of four tokens are in different banks
+constexpr int kBuffer = kWords * kColumns;
+
+// The shared memory of a block.
+struct Memory {
+    unsigned* queries;  // [term][row]
+    float* out;         // [row][value_padded]
+    unsigned* buffers;  // 2 x [word][kColumns]
+    float* scores;      // [row][kStep]
+    unsigned* weights;  // [term][row]
+    float* scales;      // of values
+    float* maximum;     // [row] each
+    float* total;
+    float* decay;
+    float* factor;
+    float* query_scale;
+    int* low;  // the first key that a row sees, and its position
+    int* high;
+};
+
+// A tile of up to 4 x N rows. A thread has a column of 64 tokens or dimensions, and N rows.
+template <class F, int N>
+struct Attention {
+    static constexpr int kRows = 4 * N;
+    using Factor = typename F::Factor;
+
+    const AttentionArgs& a;
+    const Tile& tile;
+    const Memory& m;
+    const int column = warp() % 2 * kWarp + lane(), first = warp() / 2 * N;
+    const int key_parts = (static_cast<int>(a.pages.key_words) + kWords - 1) / kWords;
+    const bool latent = a.pages.value_bytes == 0;
+    typename F::Sum score[N] = {};
+
+    FERRUM_DEVICE bool works() const { return first < tile.count; }
+    FERRUM_DEVICE int padded() const { return static_cast<int>(latent ? a.value_dim : a.pages.value_padded); }
+    // Dimensions of a part of latent values, and tokens of one of others.
+    static constexpr int kLatentWidth = kWords * F::kDepth;
+    static constexpr int kPartTokens = F::kDepth == 1 ? kWords : kStep;
+    FERRUM_DEVICE int value_parts() const {
+        if (latent) return (padded() + kLatentWidth - 1) / kLatentWidth;
+        return (padded() + kValueSide - 1) / kValueSide * (kStep / kPartTokens);
+    }
+
+    // ---- Queries ----
+
+    // A warp has a row.
+    FERRUM_DEVICE void read_queries() const {
+        const int dim = static_cast<int>(a.head_dim), padded = (dim + 3) / 4 * 4;
+        for (int r = warp(); r < kRows; r += kWarps) {
+            const float* q = a.q + tile.index_of(a, r) * dim;
+            if constexpr (F::kDepth == 4) {
+                unsigned top = 0;
+                for (int i = lane(); i < dim; i += kWarp) top = (as_bits(q[i]) & ~kSign) > top ? as_bits(q[i]) & ~kSign : top;
+                const WholeScale scale(greatest(top), 127.0f);
+                for (int i = lane(); i < padded / 4; i += kWarp) {
+                    unsigned codes = 0;
+                    for (int k = 0; k < 4; ++k)
+                        if (4 * i + k < dim) codes |= (static_cast<unsigned>(scale.code(q[4 * i + k])) & 0xffu) << (8 * k);
+                    m.queries[i * kRows + r] = codes;
+                }
+                if (lane() == 0) m.query_scale[r] = scale.scale;
+            } else {
+                for (int i = lane(); i < padded; i += kWarp) m.queries[i * kRows + r] = i < dim ? as_bits(F::factor(q[i])) : 0u;
+            }
+        }
+    }
+    FERRUM_DEVICE void start() const {
+        read_queries();
+        for (int i = thread(); i < kRows * padded(); i += kThreads) m.out[i] = 0;
+        if (thread() >= kRows) return;
+        const Softmax state(a, tile.head_of(thread()));
+        m.maximum[thread()] = state.maximum;
+        m.total[thread()] = state.total;
+        m.high[thread()] = a.pages.positions[tile.row_of(thread())];
+        m.low[thread()] = first_seen(a, m.high[thread()]);
+    }
+
+    // ---- Scores ----
+
+    FERRUM_DEVICE void score_part(int step, int part, const unsigned* buffer) {
+        if (part == 0)
+            for (int n = 0; n < N; ++n) score[n] = 0;
+        const int token = step * kStep + column, left = static_cast<int>(a.pages.key_words) - part * kWords;
+        const int words = left < kWords ? left : kWords, fours = (words * F::kDepth + 3) / 4;
+        const int terms = part * kWords * F::kDepth / (F::kDepth == 4 ? 4 : 1);
+        const bool wanted = token >= m.low[0] && token <= tile.last;
+        const ByTerm<Factor, N> factors{reinterpret_cast<const Factor*>(m.queries) + terms * kRows + first, kRows};
+        for (int four = 0; four < fours; ++four) {
+            auto key = F::template of_words<kColumns>(buffer + column, four);
+            if constexpr (F::kDepth == 4) key.codes ^= F::kKeyFlip;
+            F::template add<N>(score, factors, four, key, wanted);
+        }
+    }
+    // The first rows' threads also read the scales of values.
+    FERRUM_DEVICE void write_scores(int step) const {
+        const int token = step * kStep + column;
+        float key_scale = 0;
+        if constexpr (F::kDepth == 4) {
+            const bool there = token >= m.low[0] && token <= tile.last;
+            const Block block = there ? token_block(a.pages, tile, token) : Block{nullptr, nullptr, 0};
+            if (block.keys != nullptr) key_scale = key_scales(a.pages, block)[block.token];
+            if (first == 0 && block.keys != nullptr && !latent)
+                m.scales[column] = value_scales(a.pages, block)[block.token];
+            else if (first == 0)
+                m.scales[column] = key_scale;
+        }
+        for (int n = 0; n < N; ++n) {
+            float number = static_cast<float>(score[n]);
+            if constexpr (F::kDepth == 4) number = number * (key_scale * m.query_scale[first + n]);
+            m.scores[(first + n) * kStep + column] = activated(a.scaling, number);
+        }
+    }
+
+    // ---- Weights: a warp has a row ----
+
+    FERRUM_DEVICE void weigh(int step) const {
+        for (int r = warp(); r < (tile.count + N - 1) / N * N; r += kWarps) {
+            const int low = m.low[r] - step * kStep, high = m.high[r] - step * kStep;
+            const auto sees = [=](int token) { return token >= low && token <= high; };
+            const bool sees_low = sees(lane()), sees_high = sees(lane() + 32), active = low < kStep && high >= 0;
+            const float* scores = m.scores + (r < tile.count ? r : tile.count - 1) * kStep + lane();
+            const OfKeys seen = {sees_low ? scores[0] : kMasked, sees_high ? scores[32] : kMasked};
+            const float raised = larger(largest(seen), m.maximum[r]);
+            const OfKeys weights = weights_of(seen, raised, sees_low, sees_high);
+            const float sum = sum_of(weights), decay = active ? exp2(m.maximum[r] - raised) : 1.0f;
+            OfKeys scales = {};
+            if constexpr (F::kDepth == 4) scales = {m.scales[lane()], m.scales[lane() + 32]};
+            const float factor = write_weights<F>(weights, scales, m.weights + r, kRows);
+            sync_warp();
+            if (lane() != 0) continue;
+            if (active) m.total[r] = fused(m.total[r], decay, sum);
+            m.maximum[r] = raised;
+            m.decay[r] = decay;
+            m.factor[r] = factor;
+        }
+    }
+
+    // ---- Values ----
+
+    // Add `count` tokens from `token` on to dimension `d` of N rows. `last`: they end the step.
+    template <class Values>
+    FERRUM_DEVICE void mix(int d, int token, int count, bool begins, Values values) const {
+        Mixed<F, N> mixed;
+        float* out = m.out + first * padded() + d;
+        for (int n = 0; n < N; ++n) {
+            const float before = out[n * padded()];
+            mixed.begin(n, before, begins ? m.decay[first + n] : 1.0f);
+        }
+        const ByTerm<Factor, N> weights{reinterpret_cast<const Factor*>(m.weights) + first, kRows};
+        add_values(mixed, weights, token, count, values);
+        for (int n = 0; n < N; ++n) out[n * padded()] = mixed.result(n, m.factor[first + n]);
+    }
+    FERRUM_DEVICE void value_part(int step, int part, const unsigned* buffer) const {
+        constexpr int kParts = kStep / kPartTokens;
+        const int d = part / kParts * kValueSide + column, token = part % kParts * kPartTokens;
+        const int left = tile.tokens(step) - token;
+        if (d >= padded() || left <= 0) return;
+        mix(d, token, left < kPartTokens ? left : kPartTokens, token == 0,
+            [=](int four) { return F::template of_words<kColumns>(buffer + column, four); });
+    }
+    FERRUM_DEVICE void latent_part(int step, int part, const unsigned* buffer) const {
+        for (int from = column; from < kLatentWidth; from += kStep) {
+            const int d = part * kLatentWidth + from;
+            if (d >= padded()) return;
+            const unsigned* words = buffer + from / F::kDepth * kColumns;
+            mix(d, 0, tile.tokens(step), true,
+                [=](int four) { return F::of_tokens(few<4>(words + 4 * four), from % F::kDepth); });
+        }
+    }
+
+    // ---- All of it ----
+
+    FERRUM_DEVICE void copy(int step, int part, unsigned* buffer) const {
+        if (part < key_parts || latent)
+            return copy_keys<kColumns>(a.pages, tile, step, (part < key_parts ? part : part - key_parts) * kWords, buffer);
+        constexpr int kParts = kStep / kPartTokens;
+        const int index = part - key_parts;
+        copy_values<F::kDepth, kValueSide, kColumns>(a.pages, tile, step, index % kParts * kPartTokens,
+                                                     index / kParts * kValueSide, buffer);
+    }
+    FERRUM_DEVICE void compute(int step, int part, const unsigned* buffer) {
+        if (part < key_parts) {
+            if (works()) score_part(step, part, buffer);
+            if (part + 1 < key_parts) return;
+            if (works()) write_scores(step);
+            sync_block();
+            weigh(step);
+        } else if (works()) {
+            latent ? latent_part(step, part - key_parts, buffer) : value_part(step, part - key_parts, buffer);
+        }
+    }
+    FERRUM_DEVICE void run() {
+        start();
+        sync_block();
+        const int parts = key_parts + value_parts();
+        pipeline<2>((tile.end - tile.begin) * parts,
+            [&](int item, int buffer) { copy(tile.begin + item / parts, item % parts, m.buffers + buffer * kBuffer); },
+            [&](int item, int buffer) { compute(tile.begin + item / parts, item % parts, m.buffers + buffer * kBuffer); });
+        sync_block();
+        const int dim = static_cast<int>(a.value_dim);
+        for (int r = warp(); r < tile.count; r += kWarps)
+            for (int d = lane(); d < dim; d += kWarp)
+                a.out[tile.index_of(a, r) * dim + d] = divided(m.out[r * padded() + d], m.total[r]) + 0.0f;
+    }
+};
+
+}  // namespace
+
+FERRUM_KERNEL(attend, AttentionArgs) {
+    FERRUM_SHARED(unsigned, queries, kNumbers);
+    FERRUM_SHARED(float, out, kNumbers);
+    FERRUM_SHARED(unsigned, buffers, 2 * kBuffer);
+    FERRUM_SHARED(float, scores, kMostRows * kStep);
+    FERRUM_SHARED(unsigned, weights, kMostRows * kStep);
+    FERRUM_SHARED(float, numbers, kStep + 7 * kMostRows);
+    const Tile tile(a);
+    if (tile.count == 0) return;
+    float* const of_rows = numbers + kStep;
+    int* const bounds = reinterpret_cast<int*>(of_rows + 5 * kMostRows);
+    const Memory memory = {queries, out, buffers, scores, weights, numbers, of_rows, of_rows + kMostRows, of_rows + 2 * kMostRows,
+                           of_rows + 3 * kMostRows, of_rows + 4 * kMostRows, bounds, bounds + kMostRows};
+    if (tile.count <= 4)
+        Attention<Terms, 1>{a, tile, memory}.run();
+    else if (tile.count <= 8)
+        Attention<Terms, 2>{a, tile, memory}.run();
+    else
+        Attention<Terms, 4>{a, tile, memory}.run();
+}
+
+}  // namespace ferrum::cuda
