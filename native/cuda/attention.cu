@@ -1,5 +1,6 @@
 // Attention of tiles of many rows: a block goes over all keys that its rows see, and keeps its results in shared memory.
 #include "softmax.hpp"
+#include "tile_scores.hpp"
 
 namespace ferrum::cuda {
 
@@ -22,7 +23,7 @@ struct Memory {
     float* total;
     float* decay;
     float* factor;
-    float* query_scale;
+    float* query_scales;
     int* low;  // the first key that a row sees, and its position
     int* high;
 };
@@ -36,12 +37,10 @@ struct Attention {
     const AttentionArgs& a;
     const Tile& tile;
     const Memory& m;
-    const int column = warp() % 2 * kWarp + lane(), first = warp() / 2 * N;
-    const int key_parts = (static_cast<int>(a.pages.key_words) + kWords - 1) / kWords;
+    TileScores<F, N> scores{a, tile, m.queries, m.query_scales};
+    const int column = scores.column, first = scores.first, key_parts = scores.parts;
     const bool latent = a.pages.value_bytes == 0;
-    typename F::Sum score[N] = {};
 
-    FERRUM_DEVICE bool works() const { return first < tile.count; }
     FERRUM_DEVICE int padded() const { return static_cast<int>(latent ? a.value_dim : a.pages.value_padded); }
     // Dimensions of a part of latent values, and tokens of one of others.
     static constexpr int kLatentWidth = kWords * F::kDepth;
@@ -51,31 +50,8 @@ struct Attention {
         return (padded() + kValueSide - 1) / kValueSide * (kStep / kPartTokens);
     }
 
-    // ---- Queries ----
-
-    // A warp has a row.
-    FERRUM_DEVICE void read_queries() const {
-        const int dim = static_cast<int>(a.head_dim), padded = (dim + 3) / 4 * 4;
-        for (int r = warp(); r < kRows; r += kWarps) {
-            const float* q = a.q + tile.index_of(a, r) * dim;
-            if constexpr (F::kDepth == 4) {
-                unsigned top = 0;
-                for (int i = lane(); i < dim; i += kWarp) top = (as_bits(q[i]) & ~kSign) > top ? as_bits(q[i]) & ~kSign : top;
-                const WholeScale scale(greatest(top), 127.0f);
-                for (int i = lane(); i < padded / 4; i += kWarp) {
-                    unsigned codes = 0;
-                    for (int k = 0; k < 4; ++k)
-                        if (4 * i + k < dim) codes |= (static_cast<unsigned>(scale.code(q[4 * i + k])) & 0xffu) << (8 * k);
-                    m.queries[i * kRows + r] = codes;
-                }
-                if (lane() == 0) m.query_scale[r] = scale.scale;
-            } else {
-                for (int i = lane(); i < padded; i += kWarp) m.queries[i * kRows + r] = i < dim ? as_bits(F::factor(q[i])) : 0u;
-            }
-        }
-    }
     FERRUM_DEVICE void start() const {
-        read_queries();
+        scores.read_queries();
         for (int i = thread(); i < kRows * padded(); i += kThreads) m.out[i] = 0;
         if (thread() >= kRows) return;
         const Softmax state(a, tile.head_of(thread()));
@@ -85,40 +61,14 @@ struct Attention {
         m.low[thread()] = first_seen(a, m.high[thread()]);
     }
 
-    // ---- Scores ----
-
-    FERRUM_DEVICE void score_part(int step, int part, const unsigned* buffer) {
-        if (part == 0)
-            for (int n = 0; n < N; ++n) score[n] = 0;
-        const int token = step * kStep + column, left = static_cast<int>(a.pages.key_words) - part * kWords;
-        const int words = left < kWords ? left : kWords, fours = (words * F::kDepth + 3) / 4;
-        const int terms = part * kWords * F::kDepth / (F::kDepth == 4 ? 4 : 1);
-        const bool wanted = token >= m.low[0] && token <= tile.last;
-        const ByTerm<Factor, N> factors{reinterpret_cast<const Factor*>(m.queries) + terms * kRows + first, kRows};
-        for (int four = 0; four < fours; ++four) {
-            auto key = F::template of_words<kColumns>(buffer + column, four);
-            if constexpr (F::kDepth == 4) key.codes ^= F::kKeyFlip;
-            F::template add<N>(score, factors, four, key, wanted);
-        }
-    }
-    // The first rows' threads also read the scales of values.
+    // The threads of the first rows also read the scales of values.
     FERRUM_DEVICE void write_scores(int step) const {
-        const int token = step * kStep + column;
         float key_scale = 0;
         if constexpr (F::kDepth == 4) {
-            const bool there = token >= m.low[0] && token <= tile.last;
-            const Block block = there ? token_block(a.pages, tile, token) : Block{nullptr, nullptr, 0};
-            if (block.keys != nullptr) key_scale = key_scales(a.pages, block)[block.token];
-            if (first == 0 && block.keys != nullptr && !latent)
-                m.scales[column] = value_scales(a.pages, block)[block.token];
-            else if (first == 0)
-                m.scales[column] = key_scale;
+            key_scale = scores.scale(step, false);
+            if (first == 0) m.scales[column] = latent ? key_scale : scores.scale(step, true);
         }
-        for (int n = 0; n < N; ++n) {
-            float number = static_cast<float>(score[n]);
-            if constexpr (F::kDepth == 4) number = number * (key_scale * m.query_scale[first + n]);
-            m.scores[(first + n) * kStep + column] = activated(a.scaling, number);
-        }
+        for (int n = 0; n < N; ++n) m.scores[(first + n) * kStep + column] = scores.score(n, key_scale);
     }
 
     // ---- Weights: a warp has a row ----
@@ -128,8 +78,8 @@ struct Attention {
             const int low = m.low[r] - step * kStep, high = m.high[r] - step * kStep;
             const auto sees = [=](int token) { return token >= low && token <= high; };
             const bool sees_low = sees(lane()), sees_high = sees(lane() + 32), active = low < kStep && high >= 0;
-            const float* scores = m.scores + (r < tile.count ? r : tile.count - 1) * kStep + lane();
-            const OfKeys seen = {sees_low ? scores[0] : kMasked, sees_high ? scores[32] : kMasked};
+            const float* from = m.scores + (r < tile.count ? r : tile.count - 1) * kStep + lane();
+            const OfKeys seen = {sees_low ? from[0] : kMasked, sees_high ? from[32] : kMasked};
             const float raised = larger(largest(seen), m.maximum[r]);
             const OfKeys weights = weights_of(seen, raised, sees_low, sees_high);
             const float sum = sum_of(weights), decay = active ? exp2(m.maximum[r] - raised) : 1.0f;
@@ -182,7 +132,7 @@ struct Attention {
 
     FERRUM_DEVICE void copy(int step, int part, unsigned* buffer) const {
         if (part < key_parts || latent)
-            return copy_keys<kColumns>(a.pages, tile, step, (part < key_parts ? part : part - key_parts) * kWords, buffer);
+            return copy_keys<kWords, kColumns>(a.pages, tile, step, (part < key_parts ? part : part - key_parts) * kWords, buffer);
         constexpr int kParts = kStep / kPartTokens;
         const int index = part - key_parts;
         copy_values<F::kDepth, kValueSide, kColumns>(a.pages, tile, step, index % kParts * kPartTokens,
@@ -190,12 +140,12 @@ struct Attention {
     }
     FERRUM_DEVICE void compute(int step, int part, const unsigned* buffer) {
         if (part < key_parts) {
-            if (works()) score_part(step, part, buffer);
+            if (scores.works()) scores.template add<kColumns>(step, part, buffer);
             if (part + 1 < key_parts) return;
-            if (works()) write_scores(step);
+            if (scores.works()) write_scores(step);
             sync_block();
             weigh(step);
-        } else if (works()) {
+        } else if (scores.works()) {
             latent ? latent_part(step, part - key_parts, buffer) : value_part(step, part - key_parts, buffer);
         }
     }
@@ -216,7 +166,7 @@ struct Attention {
 
 }  // namespace
 
-FERRUM_KERNEL(attend, AttentionArgs) {
+FERRUM_ROOMY_KERNEL(attend, AttentionArgs) {
     FERRUM_SHARED(unsigned, queries, kNumbers);
     FERRUM_SHARED(float, out, kNumbers);
     FERRUM_SHARED(unsigned, buffers, 2 * kBuffer);

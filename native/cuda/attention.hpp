@@ -23,7 +23,8 @@ struct AttentionArgs {
     Int tile_positions, tile_heads;  // most of a tile
     float* steps;                     // scratch of the kernels that spread the keys over blocks
     float* totals;                    // [rows, heads]
-    Int most_steps;
+    Int most_steps;                   // of a row
+    Int step_blocks;                  // over which the scores of a tile are spread
     Activation scaling;  // of q . k to an exponent of 2
     Pages pages;
 };
@@ -41,7 +42,7 @@ FERRUM_DEVICE int first_seen(const AttentionArgs& a, int position) {
 struct Tile {
     int count = 0;  // rows of queries; 0: this block has no work
     int row, span, kv_head, head, heads;
-    int first, last;  // positions
+    int low, last;    // the first key that a row sees, and the last
     int begin, end;   // steps
 
     FERRUM_DEVICE explicit Tile(const AttentionArgs& a) {
@@ -57,9 +58,9 @@ struct Tile {
         head = kv_head * share + from;
         heads = share - from < run ? share - from : run;
         count = positions * heads;
-        first = a.pages.positions[row];
+        low = first_seen(a, a.pages.positions[row]);
         last = a.pages.positions[row + positions - 1];
-        begin = first_seen(a, first) / kStep;
+        begin = low / kStep;
         end = last / kStep + 1;
     }
     // Tokens of a step that exist.
@@ -70,10 +71,13 @@ struct Tile {
     FERRUM_DEVICE Int index_of(const AttentionArgs& a, int i) const { return row_of(i) * a.heads + head_of(i); }
 };
 
-// The block of a token of the tile's span; its keys are null if its page has been freed.
+// The block of a token of a span; its keys are null if its page has been freed.
+FERRUM_DEVICE Block token_block(const Pages& p, int span, int kv_head, int token) {
+    const int page = page_of(p, span, token);
+    return page < 0 ? Block{nullptr, nullptr, 0} : block_of(p, page, kv_head, token);
+}
 FERRUM_DEVICE Block token_block(const Pages& p, const Tile& tile, int token) {
-    const int page = page_of(p, tile.span, token);
-    return page < 0 ? Block{nullptr, nullptr, 0} : block_of(p, page, tile.kv_head, token);
+    return token_block(p, tile.span, tile.kv_head, token);
 }
 
 // Whether four adjacent tokens are in one page, and their words adjacent.
@@ -85,14 +89,14 @@ FERRUM_DEVICE void clear_16(unsigned* to) {
     for (int i = 0; i < 4; ++i) to[i] = 0;
 }
 
-// Copy kWords words of the keys of a step, from word `first` on, to [word][COLUMNS]. Words and tokens that there are not
+// Copy WORDS words of the keys of a step, from word `first` on, to [word][COLUMNS]. Words and tokens that there are not
 // become zeros.
-template <int COLUMNS>
+template <int WORDS, int COLUMNS>
 FERRUM_DEVICE void copy_keys(const Pages& p, const Tile& tile, int step, int first, unsigned* to) {
     const int four = thread() % 16 * 4, token = step * kStep + four, left = tile.tokens(step) - four;
     const bool fours = in_fours(p);
     const Block block = left > 0 && fours ? token_block(p, tile, token) : Block{nullptr, nullptr, 0};
-    for (int word = thread() / 16; word < kWords; word += kThreads / 16) {
+    for (int word = thread() / 16; word < WORDS; word += kThreads / 16) {
         unsigned* const at = to + word * COLUMNS + four;
         const bool there = first + word < p.key_words;
         if (there && block.keys != nullptr) {

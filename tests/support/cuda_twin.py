@@ -27,9 +27,8 @@ class CudaTwin:
         self.cuda, self.reference = self.kernels
         for kernels in self.kernels:
             kernels.allocate(groups)
-        for group in groups:  # unwritten codes of keys are 0 in one and 128 in the other
-            for page in range(group.num_pages):
-                self.cuda.write_page(group.name, page, self.reference.read_page(group.name, page))
+        self._groups = groups
+        self.send_pages()  # unwritten codes of keys are 0 in one and 128 in the other
 
     def vector(self, values: np.ndarray) -> Pair:
         """Return a vector of both."""
@@ -38,6 +37,12 @@ class CudaTwin:
     def rope_table(self, frequencies: tuple[float, ...], scaling: float, length: int) -> Pair:
         """Return a rope table of both. It is filled when a step begins."""
         return Pair(*(kernels.rope_table(frequencies, scaling, length) for kernels in self.kernels))
+
+    def send_pages(self) -> None:
+        """Copy the pages of the reference to the device."""
+        for group in self._groups:
+            for page in range(group.num_pages):
+                self.cuda.write_page(group.name, page, self.reference.read_page(group.name, page))
 
     def begin(self, tables: StepTables) -> None:
         """Begin a step on both."""

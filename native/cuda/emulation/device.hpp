@@ -20,6 +20,7 @@
     const ferrum::cuda::emulation::Kernel name = {[](const void* given) {                                  \
         name##_body(*static_cast<const Args*>(given)); }, sizeof(Args)};                                   \
     static void name##_body(const Args& a)
+#define FERRUM_ROOMY_KERNEL(name, Args) FERRUM_KERNEL(name, Args)
 // Each declaration is one piece of the block's memory: its address is that of the line's own marker.
 #define FERRUM_SHARED(T, name, count)                                                                      \
     static const char name##_marker = 0;                                                                   \

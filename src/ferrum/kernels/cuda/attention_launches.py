@@ -1,6 +1,7 @@
 """Launches of attention: rotation, the write to the pool, and the softmax over the keys in it.
 
-The kernels are in `native/cuda/store.cu` and `native/cuda/attention.cu`, in one module for each format of the pool.
+The kernels are in `native/cuda`: `store.cu`, `attention.cu` and `attention_spread.cu`, in one module for each format
+of the pool.
 """
 
 # ruff: noqa: ARG001, D103 - `Operations` states what each operation does, and with what arguments
@@ -19,12 +20,27 @@ from ferrum.kernels.cuda.row_launches import address
 from ferrum.kernels.curves import curve_values, scaling
 from ferrum.kernels.op_attributes import AttentionShape
 from ferrum.kernels.reference.page_layout import PageLayout
+from ferrum.kernels.reference.reference_attention import STEP
 from ferrum.kernels.reference.reference_math import LOG2_E
 
 _WARPS: Final = THREADS // 32
 
 _NUMBERS: Final = 2304
 """Numbers of the queries of a tile, and of its results; kNumbers in attention.cu."""
+
+_SLOT: Final = 4 * (STEP + 4)
+"""Bytes between the kernels of attention of few rows, per row, query head and step; kSlot in attention_spread.cu."""
+
+_MOST_STEPS: Final = 2048
+"""Steps of a row of these kernels; kMostSteps."""
+
+_SLOTS: Final = 128 << 20
+"""Most bytes of all slots. Beyond, and for more rows, one kernel computes all of attention."""
+
+_FEW_ROWS: Final = 64
+
+_BLOCKS: Final = 1024
+"""Blocks over which scores are spread: some for each multiprocessor."""
 
 
 def _pages(ground: Ground, shape: AttentionShape) -> tuple[int, ...]:
@@ -91,29 +107,70 @@ def latent_store(
 def attention(
     ground: Ground, q: Operand, shape: AttentionShape, sinks: DeviceVector | None, out: Operand
 ) -> list[Launch]:
-    tile = _tile(ground, shape)
-    runs = blocks_for(shape.num_heads // shape.num_kv_heads, tile[1])
-    grid = q.capacity, shape.num_kv_heads * runs, 1
+    steps = _most_steps(ground, shape)
+    slots = q.capacity * shape.num_heads * steps * _SLOT
+    if q.capacity > _FEW_ROWS or steps > _MOST_STEPS or slots > _SLOTS:
+        return _attend(ground, q, shape, sinks, out)
+    return _attend_spread(ground, q, shape, sinks, out)
+
+
+def _attend(
+    ground: Ground, q: Operand, shape: AttentionShape, sinks: DeviceVector | None, out: Operand
+) -> list[Launch]:
+    """Return the launch for many rows: each block goes over all keys of a tile."""
+    width = max(shape.head_dim + 3, ground.pools[shape.group].value_padded, _value_dim(shape))
+    rows = next((rows for rows in (16, 8) if rows * width <= _NUMBERS), 4)
+    grid, values = _attention_values(ground, q, shape, sinks, out, rows, (0, 0, 0, 0))
+    return [Launch(f"attention:{ground.pools[shape.group].group.format}", "attend", (*grid, 1), values)]
+
+
+def _attend_spread(
+    ground: Ground, q: Operand, shape: AttentionShape, sinks: DeviceVector | None, out: Operand
+) -> list[Launch]:
+    """Return the launches for few rows: the keys of a tile are spread over blocks."""
+    steps, heads = _most_steps(ground, shape), shape.num_heads
+    slots = ground.scratch("steps of attention", q.capacity * heads * steps * _SLOT)
+    totals = ground.scratch("totals of attention", q.capacity * heads * 4)
+    tiles = q.capacity * shape.num_kv_heads
+    blocks = min(steps, blocks_for(_BLOCKS, tiles))
+    grid, values = _attention_values(ground, q, shape, sinks, out, 8, (slots, totals, steps, blocks))
+    parts = blocks_for(_value_dim(shape), 32)
+    grids = {"score_steps": (*grid, blocks), "weigh_steps": (q.capacity, heads, 1), "mix_steps": (*grid, parts)}
+    module = f"attention_spread:{ground.pools[shape.group].group.format}"
+    return [Launch(module, kernel, each, values) for kernel, each in grids.items()]
+
+
+def _attention_values(
+    ground: Ground,
+    q: Operand,
+    shape: AttentionShape,
+    sinks: DeviceVector | None,
+    out: Operand,
+    rows: int,
+    spread: tuple[int, int, int, int],
+) -> tuple[tuple[int, int], tuple[int | float, ...]]:
+    """Return the grid of tiles of up to a number of rows, and the fields of `AttentionArgs`."""
+    share = shape.num_heads // shape.num_kv_heads
+    heads = min(rows, share)
     sizes = shape.num_heads, shape.head_dim, _value_dim(shape), shape.window or 0, shape.chunk or 0
     values = (
-        *(q.count, ground.tables.span_rows, q.address, address(sinks), out.address, *sizes, *tile),
-        *(0, 0, 0),
+        *(q.count, ground.tables.span_rows, q.address, address(sinks), out.address),
+        *(*sizes, rows // heads, heads, *spread),
         *curve_values(scaling(shape.scale, shape.softcap, float(LOG2_E))),
         *_pages(ground, shape),
     )
-    return [Launch(f"attention:{ground.pools[shape.group].group.format}", "attend", grid, values)]
+    return (q.capacity, shape.num_kv_heads * blocks_for(share, heads)), values
+
+
+def _most_steps(ground: Ground, shape: AttentionShape) -> int:
+    """Return the most steps of 64 keys that a row sees."""
+    pages = ground.tables.pages[shape.group].stride * ground.pools[shape.group].group.page_size
+    seen = min(each for each in (shape.window, shape.chunk, pages) if each is not None)
+    return min(blocks_for(pages, STEP), blocks_for(seen, STEP) + 1)
 
 
 def _value_dim(shape: AttentionShape) -> int:
     return shape.head_dim if shape.value_dim is None else shape.value_dim
-
-
-def _tile(ground: Ground, shape: AttentionShape) -> tuple[int, int]:
-    """Return the most positions and query heads of a tile: 16, 8 or 4 rows, whose numbers fit in shared memory."""
-    width = max(shape.head_dim + 3, ground.pools[shape.group].value_padded, _value_dim(shape))
-    rows = next((rows for rows in (16, 8) if rows * width <= _NUMBERS), 4)
-    heads = min(rows, shape.num_heads // shape.num_kv_heads)
-    return rows // heads, heads
 
 
 LOWERINGS: Final[dict[str, Callable[..., list[Launch]]]] = {
