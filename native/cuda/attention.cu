@@ -97,7 +97,7 @@ struct Attention {
 
     // ---- Values ----
 
-    // Add `count` tokens from `token` on to dimension `d` of N rows. `last`: they end the step.
+    // Add `count` tokens from `token` on to dimension `d` of N rows. `begins`: they are the first ones of the step.
     template <class Values>
     FERRUM_DEVICE void mix(int d, int token, int count, bool begins, Values values) const {
         Mixed<F, N> mixed;
@@ -107,7 +107,7 @@ struct Attention {
             mixed.begin(n, before, begins ? m.decay[first + n] : 1.0f);
         }
         const ByTerm<Factor, N> weights{reinterpret_cast<const Factor*>(m.weights) + first, kRows};
-        add_values(mixed, weights, token, count, values);
+        add_values(mixed, weights.from(token / F::kTerms), count, values);
         for (int n = 0; n < N; ++n) out[n * padded()] = mixed.result(n, m.factor[first + n]);
     }
     FERRUM_DEVICE void value_part(int step, int part, const unsigned* buffer) const {

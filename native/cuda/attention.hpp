@@ -9,7 +9,6 @@
 
 namespace ferrum::cuda {
 
-constexpr int kStep = 64;  // keys of a step
 constexpr int kWords = 32;  // words of keys or values that are copied at once: of 64 tokens, or of 64 dimensions
 
 struct AttentionArgs {
@@ -71,11 +70,6 @@ struct Tile {
     FERRUM_DEVICE Int index_of(const AttentionArgs& a, int i) const { return row_of(i) * a.heads + head_of(i); }
 };
 
-// The block of a token of a span; its keys are null if its page has been freed.
-FERRUM_DEVICE Block token_block(const Pages& p, int span, int kv_head, int token) {
-    const int page = page_of(p, span, token);
-    return page < 0 ? Block{nullptr, nullptr, 0} : block_of(p, page, kv_head, token);
-}
 FERRUM_DEVICE Block token_block(const Pages& p, const Tile& tile, int token) {
     return token_block(p, tile.span, tile.kv_head, token);
 }
@@ -86,11 +80,11 @@ FERRUM_DEVICE bool in_fours(const Pages& p) { return p.page_size % 4 == 0; }
 FERRUM_DEVICE unsigned word_at(const Byte* from) { return *reinterpret_cast<const unsigned*>(from); }
 
 FERRUM_DEVICE void clear_16(unsigned* to) {
-    for (int i = 0; i < 4; ++i) to[i] = 0;
+    for (int i = 0; i < 4; ++i) to[i] = formats::FERRUM_FORMAT::kEmpty;
 }
 
 // Copy WORDS words of the keys of a step, from word `first` on, to [word][COLUMNS]. Words and tokens that there are not
-// become zeros.
+// become numbers that change no sum.
 template <int WORDS, int COLUMNS>
 FERRUM_DEVICE void copy_keys(const Pages& p, const Tile& tile, int step, int first, unsigned* to) {
     const int four = thread() % 16 * 4, token = step * kStep + four, left = tile.tokens(step) - four;

@@ -2,7 +2,7 @@
 // blocks, then the weights of each row, then the values, dimensions by many blocks.
 //
 // Between them, a row's query head has a slot for each step that it sees: 64 scores or weights, then the decay of the
-// results before the step, and the factor of the step's sums.
+// results before the step, the factor of the step's sums, and two zeros.
 #include "softmax.hpp"
 #include "tile_scores.hpp"
 
@@ -21,14 +21,18 @@ struct RowSteps {
     int low, position, begin, end;
     float* slots;
 
-    FERRUM_DEVICE RowSteps(const AttentionArgs& a, int row, int head)
-        : low(first_seen(a, a.pages.positions[row])), position(a.pages.positions[row]), begin(low / kStep),
-          end(position / kStep + 1), slots(a.steps + (row * a.heads + head) * a.most_steps * kSlot) {}
-
     FERRUM_DEVICE bool sees(int token) const { return token >= low && token <= position; }
     FERRUM_DEVICE bool has(int step) const { return step >= begin && step < end; }
     FERRUM_DEVICE float* slot(int step) const { return slots + (step - begin) * kSlot; }
 };
+
+FERRUM_DEVICE RowSteps row_steps(const AttentionArgs& a, int row, int head) {
+    const int position = a.pages.positions[row], low = first_seen(a, position);
+    return {low, position, low / kStep, position / kStep + 1, a.steps + (row * a.heads + head) * a.most_steps * kSlot};
+}
+FERRUM_DEVICE RowSteps row_steps(const AttentionArgs& a, const Tile& tile, int r) {
+    return row_steps(a, tile.row_of(r), tile.head_of(r));
+}
 
 // ---- Scores: a block has one of `step_blocks` shares of the steps, in turn ----
 
@@ -36,12 +40,15 @@ template <int N>
 FERRUM_DEVICE void score_steps_of(const AttentionArgs& a, const Tile& tile, unsigned* queries, unsigned* buffers, float* scales) {
     TileScores<Terms, N> scores{a, tile, queries, scales};
     scores.read_queries();
+    RowSteps rows[N];
+    for (int n = 0; n < N; ++n) rows[n] = row_steps(a, tile, scores.first + n);
     sync_block();
     const int parts = scores.parts, from = tile.begin + static_cast<int>(block_z()), stride = static_cast<int>(a.step_blocks);
-    const int steps = from < tile.end ? (tile.end - from + stride - 1) / stride : 0;
+    const int steps = (tile.end - from + stride - 1) / stride;
     pipeline<2>(steps * parts,
         [&](int item, int buffer) {
-            copy_keys<kWords, kColumns>(a.pages, tile, from + item / parts * stride, item % parts * kWords, buffers + buffer * kBuffer);
+            const int step = from + item / parts * stride;
+            copy_keys<kWords, kColumns>(a.pages, tile, step, item % parts * kWords, buffers + buffer * kBuffer);
         },
         [&](int item, int buffer) {
             const int step = from + item / parts * stride;
@@ -50,11 +57,9 @@ FERRUM_DEVICE void score_steps_of(const AttentionArgs& a, const Tile& tile, unsi
             if (item % parts + 1 < parts) return;
             const float key_scale = Terms::kDepth == 4 ? scores.scale(step, false) : 0.0f;
             for (int n = 0; n < N; ++n) {
-                const int r = scores.first + n;
-                const RowSteps row(a, tile.row_of(r), tile.head_of(r));
-                if (r >= tile.count || !row.has(step)) continue;
+                if (scores.first + n >= tile.count || !rows[n].has(step)) continue;
                 const float score = scores.score(n, key_scale);
-                row.slot(step)[scores.column] = row.sees(step * kStep + scores.column) ? score : kMasked;
+                rows[n].slot(step)[scores.column] = rows[n].sees(step * kStep + scores.column) ? score : kMasked;
             }
         });
 }
@@ -96,16 +101,16 @@ struct Values {
     const int first = static_cast<int>(block_z()) * kWide, d = first + lane();
     const int padded = static_cast<int>(latent ? a.value_dim : a.pages.value_padded);
     const int parts = latent ? 1 : kStep / kPartTokens;
+    const int copied = thread() / (kSlot / 4);  // the row whose slots this thread copies
+    const RowSteps row = row_steps(a, tile, copied);
     Mixed<Terms, 1> mixed = {};
     float out = 0;
 
     // The slots of a step; of a row that does not see it, weights that change nothing.
     FERRUM_DEVICE void copy_weights(int step, float* to) const {
-        constexpr int kFours = kSlot / 4;
-        if (thread() >= tile.count * kFours) return;
-        const int r = thread() / kFours, four = thread() % kFours * 4;
-        const RowSteps row(a, tile.row_of(r), tile.head_of(r));
-        float* const at = to + r * kSlot + four;
+        if (copied >= tile.count) return;
+        const int four = thread() % (kSlot / 4) * 4;
+        float* const at = to + copied * kSlot + four;
         if (row.has(step)) return copy_16(at, row.slot(step) + four);
         for (int i = 0; i < 4; ++i) at[i] = four + i == kDecay ? 1.0f : 0.0f;
     }
@@ -127,11 +132,11 @@ struct Values {
         mixed.begin(0, out, token == 0 ? of_row[kDecay] : 1.0f);
         if (latent) {
             const unsigned* tokens = words + lane() / Terms::kDepth * kColumns;
-            add_values(mixed, factors, 0, left, [=](int four) {
+            add_values(mixed, factors, left, [=](int four) {
                 return Terms::of_tokens(few<4>(tokens + 4 * four), lane() % Terms::kDepth);
             });
         } else {
-            add_values(mixed, factors, token, left < kPartTokens ? left : kPartTokens,
+            add_values(mixed, factors.from(token / Terms::kTerms), left < kPartTokens ? left : kPartTokens,
                        [=](int four) { return Terms::of_words<kValueColumns>(words + lane(), four); });
         }
         out = mixed.result(0, of_row[kFactor]);
@@ -152,7 +157,7 @@ FERRUM_ROOMY_KERNEL(score_steps, AttentionArgs) {
     FERRUM_SHARED(unsigned, buffers, 2 * kBuffer);
     FERRUM_SHARED(float, scales, kMostRows);
     const Tile tile(a);
-    if (tile.count == 0) return;
+    if (tile.count == 0 || tile.begin + block_z() >= tile.end) return;
     if (tile.count <= 4)
         score_steps_of<1>(a, tile, queries, buffers, scales);
     else
@@ -165,7 +170,7 @@ FERRUM_ROOMY_KERNEL(weigh_steps, AttentionArgs) {
     FERRUM_SHARED(float, sums, kMostSteps);
     const int index = static_cast<int>(block_x()), head = static_cast<int>(block_y());
     if (index >= *a.rows) return;
-    const RowSteps row(a, index, head);
+    const RowSteps row = row_steps(a, index, head);
     const Softmax start(a, head);
     const int count = row.end - row.begin, kv_head = head / static_cast<int>(a.heads / a.pages.kv_heads);
     for (int i = warp(); i < count; i += kWarps) {
@@ -188,10 +193,8 @@ FERRUM_ROOMY_KERNEL(weigh_steps, AttentionArgs) {
         }
         const float sum = sum_of(weights), decay = exp2((i == 0 ? start.maximum : tops[i - 1]) - tops[i]);
         const float factor = write_weights<Terms>(weights, scales, reinterpret_cast<unsigned*>(slot), 1);
-        if (lane() != 0) continue;
-        slot[kDecay] = decays[i] = decay;
-        slot[kFactor] = factor;
-        sums[i] = sum;
+        if (lane() < kSlot - kStep) slot[kStep + lane()] = lane() == 0 ? decay : lane() == 1 ? factor : 0.0f;
+        if (lane() == 0) decays[i] = decay, sums[i] = sum;
     }
     sync_block();
     if (thread() != 0) return;

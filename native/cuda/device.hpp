@@ -33,6 +33,7 @@ constexpr int kPanel = 32;  // outputs of a panel: a lane each
 #define FERRUM_KERNEL(name, Args) extern "C" __global__ void __launch_bounds__(ferrum::cuda::kThreads) name(const __grid_constant__ Args a)
 // A kernel of which two blocks share the registers of a multiprocessor: without that, a compiler may spill to fit more.
 #define FERRUM_ROOMY_KERNEL(name, Args) extern "C" __global__ void __launch_bounds__(ferrum::cuda::kThreads, 2) name(const __grid_constant__ Args a)
+#define FERRUM_ROLLED _Pragma("unroll 1")  // before a loop that is rare and long
 #define FERRUM_SHARED(T, name, count) __shared__ __align__(16) T name[count]
 
 namespace ferrum::cuda {

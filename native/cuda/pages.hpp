@@ -11,7 +11,7 @@ struct Pages {
     Byte* data;
     Int layers, layer, kv_heads;
     Int page_size, block, blocks_per_page;
-    Int key_side;                // adjacent tokens of keys
+    Int key_side;                 // adjacent tokens of keys
     Int key_words, value_padded;  // words of a key, dimensions of a value
     Int key_bytes, value_bytes;  // of a block; a latent store has no values
     const int* pages;            // [spans, stride]
@@ -29,22 +29,25 @@ struct Block {
     int token;  // index within the block of the token that was asked for
 };
 
-// The block of the token at a position, whose page it is.
-FERRUM_DEVICE Block block_of(const Pages& p, int page, int kv_head, int position) {
-    const int offset = position % static_cast<int>(p.page_size), block = static_cast<int>(p.block);
-    const Int head = (page * p.layers + p.layer) * p.kv_heads + kv_head;
-    Byte* const at = p.data + (head * p.blocks_per_page + offset / block) * (p.key_bytes + p.value_bytes);
-    return {at, at + p.key_bytes, offset % block};
-}
+constexpr int kStep = 64;      // tokens of a block; a page that it does not divide is one block
+constexpr int kKeySide = 16;  // adjacent tokens of keys; in a block that it does not divide all are
 
-FERRUM_DEVICE int page_of(const Pages& p, int span, int position) {
-    return p.pages[span * p.stride + position / static_cast<int>(p.page_size)];
+// The block of a token of a span, at a position. The keys are null if its page has been freed.
+FERRUM_DEVICE Block token_block(const Pages& p, int span, int kv_head, int position) {
+    const unsigned size = static_cast<unsigned>(p.page_size), index = static_cast<unsigned>(position) / size;
+    const int page = p.pages[span * p.stride + index];
+    if (page < 0) return {nullptr, nullptr, 0};
+    const int offset = position - static_cast<int>(index * size);
+    const Int head = (page * p.layers + p.layer) * p.kv_heads + kv_head, bytes = p.key_bytes + p.value_bytes;
+    const bool whole = p.block != kStep;
+    Byte* const at = p.data + (head * p.blocks_per_page + (whole ? 0 : offset / kStep)) * bytes;
+    return {at, at + p.key_bytes, whole ? offset : offset % kStep};
 }
 
 // Bytes from a block's keys to word `word` of a token. The next tokens of the same side follow it.
 FERRUM_DEVICE Int key_at(const Pages& p, int token, int word) {
-    const int side = static_cast<int>(p.key_side);
-    return ((token / side * p.key_words + word) * side + token % side) * 4;
+    if (p.key_side != kKeySide) return (word * p.key_side + token) * 4;
+    return ((token / kKeySide * p.key_words + word) * kKeySide + token % kKeySide) * 4;
 }
 
 // Bytes from a block's values to the word of dimension `d` that has a token, `depth` tokens a word. The next dimensions of
@@ -68,12 +71,15 @@ namespace formats {
 
 struct float32 {
     static constexpr int kDepth = 1;
+    static constexpr unsigned kEmpty = 0;  // a word of tokens that no row sees
 };
 struct bfloat16 {
     static constexpr int kDepth = 2;
+    static constexpr unsigned kEmpty = 0x3f803f80u;  // ones: zeros would look like small numbers
 };
 struct int8 {
     static constexpr int kDepth = 4;
+    static constexpr unsigned kEmpty = 0;
     static constexpr unsigned kKeyFlip = 0x80808080u;  // keys are stored as code + 128
 };
 

@@ -1,5 +1,5 @@
-// The online softmax of a row over one step of keys, by a warp: a lane has the scores of two keys, of its own number and
-// of 32 more. Source: Milakov and Gimelshein 2018.
+// The online softmax of a row over one step of keys, by a warp: lane l has the scores of the keys l and l + 32.
+// Source: Milakov and Gimelshein 2018.
 #pragma once
 
 #include "attention_products.hpp"

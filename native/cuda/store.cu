@@ -81,9 +81,8 @@ FERRUM_DEVICE WholeScale scale_of(const float* head, int count) {
 }
 
 // The location of a row's token, for this KV head.
-FERRUM_DEVICE Block token_block(const Pages& p, Int row, int kv_head) {
-    const int position = p.positions[row];
-    return block_of(p, page_of(p, p.row_span[row], position), kv_head, position);
+FERRUM_DEVICE Block row_block(const Pages& p, Int row, int kv_head) {
+    return token_block(p, p.row_span[row], kv_head, p.positions[row]);
 }
 
 // Write a key, in whole words. Numbers behind its end are zeros.
@@ -143,7 +142,7 @@ FERRUM_DEVICE void store_rope(const RopeStoreArgs& a, float* head) {
         const int kv_head = index - heads - kv_heads, count = static_cast<int>(a.value_dim);
         read_head(a.v + (row * kv_heads + kv_head) * count, count, head);
         if (a.v_norm != nullptr) norm_head(head, count, a.v_norm, a.eps.value);
-        return write_value<F>(a.pages, token_block(a.pages, row, kv_head), head, count);
+        return write_value<F>(a.pages, row_block(a.pages, row, kv_head), head, count);
     }
     const bool query = index < heads;
     const int position = a.pages.positions[row];
@@ -152,7 +151,7 @@ FERRUM_DEVICE void store_rope(const RopeStoreArgs& a, float* head) {
     if (norm != nullptr && a.norm_last == 0) norm_head(head, dim, norm, a.eps.value);
     if (a.rope.cosines != nullptr) rotate_head(a.rope, head, position);
     if (norm != nullptr && a.norm_last != 0) norm_head(head, dim, norm, a.eps.value);
-    if (!query) return write_key<F>(a.pages, token_block(a.pages, row, index - heads), head, dim);
+    if (!query) return write_key<F>(a.pages, row_block(a.pages, row, index - heads), head, dim);
     float* to = a.out + (row * heads + index) * dim;
     for (int i = lane(); i < dim; i += kWarp) to[i] = a.temperature == nullptr ? head[i] : head[i] * a.temperature[position];
 }
@@ -169,7 +168,7 @@ FERRUM_DEVICE void store_latent(const LatentStoreArgs& a, float* head) {
     read_head((query ? a.q : a.latent) + at * first, first, head);
     read_head((query ? a.q_rope : a.k_rope) + at * rest, rest, head + first);
     rotate_head(a.rope, head + first, a.pages.positions[row]);
-    if (!query) return write_key<F>(a.pages, token_block(a.pages, row, 0), head, first + rest);
+    if (!query) return write_key<F>(a.pages, row_block(a.pages, row, 0), head, first + rest);
     for (int i = lane(); i < first + rest; i += kWarp) a.out[at * (first + rest) + i] = head[i];
 }
 

@@ -13,30 +13,40 @@ struct TileScores {
 
     const AttentionArgs& a;
     const Tile& tile;
-    unsigned* queries;    // [term][row]
+    unsigned* queries;    // [term][row], or of one row a thread [row][term]
     float* query_scales;  // [row], of int8
     const int column = warp() % 2 * kWarp + lane(), first = warp() / 2 * N;
+    const int terms = (static_cast<int>(a.head_dim) + 3) / 4 * (4 / F::kTerms);
     const int parts = (static_cast<int>(a.pages.key_words) + kWords - 1) / kWords;
     typename F::Sum sum[N] = {};
 
+    FERRUM_DEVICE unsigned& query(int r, int term) const { return queries[N == 1 ? r * terms + term : term * kRows + r]; }
+    FERRUM_DEVICE auto factors_from(int term) const {
+        const auto* from = reinterpret_cast<const Factor*>(&query(first, term));
+        if constexpr (N == 1)
+            return ByRow<Factor>{from};
+        else
+            return ByTerm<Factor, N>{from, kRows};
+    }
+
     // A warp has a row.
     FERRUM_DEVICE void read_queries() const {
-        const int dim = static_cast<int>(a.head_dim), padded = (dim + 3) / 4 * 4;
+        const int dim = static_cast<int>(a.head_dim);
         for (int r = warp(); r < kRows; r += kWarps) {
             const float* q = a.q + tile.index_of(a, r) * dim;
             if constexpr (F::kDepth == 4) {
                 unsigned top = 0;
                 for (int i = lane(); i < dim; i += kWarp) top = (as_bits(q[i]) & ~kSign) > top ? as_bits(q[i]) & ~kSign : top;
                 const WholeScale scale(greatest(top), 127.0f);
-                for (int i = lane(); i < padded / 4; i += kWarp) {
+                for (int i = lane(); i < terms; i += kWarp) {
                     unsigned codes = 0;
                     for (int k = 0; k < 4; ++k)
                         if (4 * i + k < dim) codes |= (static_cast<unsigned>(scale.code(q[4 * i + k])) & 0xffu) << (8 * k);
-                    queries[i * kRows + r] = codes;
+                    query(r, i) = codes;
                 }
                 if (lane() == 0) query_scales[r] = scale.scale;
             } else {
-                for (int i = lane(); i < padded; i += kWarp) queries[i * kRows + r] = i < dim ? as_bits(F::factor(q[i])) : 0u;
+                for (int i = lane(); i < terms; i += kWarp) query(r, i) = i < dim ? as_bits(F::factor(q[i])) : 0u;
             }
         }
     }
@@ -50,14 +60,13 @@ struct TileScores {
             for (int n = 0; n < N; ++n) sum[n] = 0;
         const int token = step * kStep + column, left = static_cast<int>(a.pages.key_words) - part * kWords;
         const int words = left < kWords ? left : kWords, fours = (words * F::kDepth + 3) / 4;
-        const int terms = part * kWords * F::kDepth / (F::kDepth == 4 ? 4 : 1);
         const bool wanted = token >= tile.low && token <= tile.last;
-        const ByTerm<Factor, N> factors{reinterpret_cast<const Factor*>(queries) + terms * kRows + first, kRows};
-        for (int four = 0; four < fours; ++four) {
-            auto key = F::template of_words<COLUMNS>(buffer + column, four);
-            if constexpr (F::kDepth == 4) key.codes ^= F::kKeyFlip;
-            F::template add<N>(sum, factors, four, key, wanted);
-        }
+        const auto key = [=](int four) {
+            auto found = F::template of_words<COLUMNS>(buffer + column, four);
+            if constexpr (F::kDepth == 4) found.codes ^= F::kKeyFlip;
+            return found;
+        };
+        add_terms<F, N>(sum, factors_from(part * kWords * F::kDepth / F::kTerms), fours, key, wanted);
     }
     // The scale of the column's key, or of its value; 0 for tokens that no row sees.
     FERRUM_DEVICE float scale(int step, bool of_value) const {

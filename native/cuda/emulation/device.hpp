@@ -21,6 +21,7 @@
         name##_body(*static_cast<const Args*>(given)); }, sizeof(Args)};                                   \
     static void name##_body(const Args& a)
 #define FERRUM_ROOMY_KERNEL(name, Args) FERRUM_KERNEL(name, Args)
+#define FERRUM_ROLLED
 // Each declaration is one piece of the block's memory: its address is that of the line's own marker.
 #define FERRUM_SHARED(T, name, count)                                                                      \
     static const char name##_marker = 0;                                                                   \

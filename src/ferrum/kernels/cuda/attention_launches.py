@@ -34,7 +34,7 @@ _SLOT: Final = 4 * (STEP + 4)
 _MOST_STEPS: Final = 2048
 """Steps of a row of these kernels; kMostSteps."""
 
-_SLOTS: Final = 128 << 20
+_SLOTS: Final = 256 << 20
 """Most bytes of all slots. Beyond, and for more rows, one kernel computes all of attention."""
 
 _FEW_ROWS: Final = 64
@@ -163,10 +163,14 @@ def _attention_values(
 
 
 def _most_steps(ground: Ground, shape: AttentionShape) -> int:
-    """Return the most steps of 64 keys that a row sees."""
+    """Return the most steps of 64 keys that a row sees, rounded up to a power of two.
+
+    Page rows grow with the sequences, and scratch memory of every size is kept: so it is at most double the largest.
+    """
     pages = ground.tables.pages[shape.group].stride * ground.pools[shape.group].group.page_size
     seen = min(each for each in (shape.window, shape.chunk, pages) if each is not None)
-    return min(blocks_for(pages, STEP), blocks_for(seen, STEP) + 1)
+    steps = min(blocks_for(pages, STEP), blocks_for(seen, STEP) + 1)
+    return 1 << (steps - 1).bit_length()
 
 
 def _value_dim(shape: AttentionShape) -> int:
