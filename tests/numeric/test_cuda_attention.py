@@ -108,6 +108,7 @@ SHAPES = [
     (32, 1, 20, 65, 12),
     (200, 1, 3, 100, 192),
     (300, 1, 5, None, 16),
+    (576, 1, 3, 100, 64),
 ]
 """Size of a head, heads of keys, query heads for each, window and page size."""
 
@@ -162,7 +163,8 @@ def test_values_may_be_wider_or_narrower_than_keys(format, key_dim, value_dim, p
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(
-    ("key_dim", "value_dim", "heads", "page_size"), [(48, 32, 3, 64), (200, 144, 17, 12), (40, 19, 2, 5)]
+    ("key_dim", "value_dim", "heads", "page_size"),
+    [(48, 32, 3, 64), (200, 144, 17, 12), (576, 512, 5, 64), (40, 19, 2, 5)],
 )
 @STEPS
 @pytest.mark.parametrize("format", FORMATS)
