@@ -72,6 +72,11 @@ def library(names: tuple[str, ...], flags: tuple[str, ...] = ()) -> Path:
     return target
 
 
+def driver_library(flags: tuple[str, ...] = ()) -> Path:
+    """Return the library with the driver's calls."""
+    return library(_DRIVER, flags)
+
+
 def _state_of(command: list[str], sources: list[Path]) -> str:
     """Return a hash of a command and of all sources."""
     digest = sha256("\n".join(command).encode())
@@ -89,7 +94,7 @@ class EmulatedDriver(Driver):
     """
 
     def __init__(self, ordinal: int = 0, flags: tuple[str, ...] = ()) -> None:
-        path = library(_DRIVER, flags)
+        path = driver_library(flags)
         self._calls = RLock()
         self.emulation: Any = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         super().__init__(ordinal, str(path))

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 
 from ferrum.cli.tables import print_table
 from ferrum.core.config import KERNELS, Switches
-from ferrum.core.errors import ConfigError, Unsupported
+from ferrum.core.devices import cuda_name
+from ferrum.core.errors import ConfigError, FerrumError, Unsupported
 from ferrum.core.memory_plan import size
 from ferrum.core.version import installed_version
 
@@ -30,7 +31,7 @@ FEATURES: Final = (
 
 def doctor() -> None:
     """Show Python, libraries, CPU, memory, environment switches and kernels of this machine."""
-    print_table([*_installation(), *_machine(), *_switches(), *_backends()])
+    print_table([*_installation(), *_machine(), *_cuda(), *_switches(), *_backends()])
 
 
 def kernel_tier() -> str:
@@ -94,35 +95,60 @@ def _switches() -> Iterator[tuple[str, str]]:
         yield field.name.replace("_", " "), "on" if getattr(switches, field.name) else "off"
 
 
+def _cuda() -> Iterator[tuple[str, str]]:
+    """Yield what CUDA needs: the driver, devices, and the compiler of kernels; or why something is missing."""
+    from ferrum.kernels.cuda.device_code import compiler_version
+    from ferrum.kernels.cuda.driver import Driver
+
+    try:
+        devices = [Driver(0)]
+        devices += [Driver(ordinal) for ordinal in range(1, devices[0].count)]
+    except FerrumError as error:
+        yield "cuda driver", f"no: {getattr(error, 'reason', error)}"
+    else:
+        yield "cuda driver", f"for CUDA {devices[0].version // 1000}.{devices[0].version % 1000 // 10}"
+        for ordinal, device in enumerate(devices):
+            free, total = device.memory()
+            capability = "{}.{}".format(*device.capability)
+            memory = f"{size(total)}, {size(free)} of it free"
+            yield f"device {cuda_name(ordinal)}", f"{device.name}, compute capability {capability}, {memory}"
+    try:
+        yield "cuda compiler", f"NVRTC {compiler_version()}"
+    except Unsupported as error:
+        yield "cuda compiler", f"no: {error.reason}"
+
+
 def _backends() -> Iterator[tuple[str, str]]:
     from ferrum.runtime.backend import choose_kernels
 
     for name in (each for each in KERNELS if each != "auto"):
         try:
-            kernels = choose_kernels("cpu", name).kernels
+            kernels = choose_kernels("cuda" if name == "cuda" else "cpu", name).kernels
             yield f"backend {name}", f"yes: {kernels.description}, arithmetic {kernels.numerics_id}"
-        except Unsupported as error:
-            yield f"backend {name}", f"no: {error.reason}"
-        except ConfigError as error:
-            yield f"backend {name}", f"no: {error}"
+        except FerrumError as error:
+            yield f"backend {name}", f"no: {getattr(error, 'reason', error)}"
 
 
 # ---- `ferrum selfcheck`: whether every instruction tier of this machine computes the same bits as the reference ----
 
 DIFFERENT: Final = 1
-"""Exit code if a tier differs."""
+"""Exit code if kernels differ."""
+
+DeviceOption = Annotated[str, typer.Option("--device", help="Device to check: cpu, cuda, or a number as in cuda:1.")]
 
 
-def selfcheck() -> None:
-    """Compare the kernels of each instruction tier with known answers; exit with 1 if one differs."""
-    from ferrum.runtime.backend import machine_kernels
+def selfcheck(device: DeviceOption = "cpu") -> None:
+    """Compare the kernels of each instruction tier, or of a GPU, with known answers; exit with 1 if one differs."""
+    from ferrum.runtime.backend import choose_kernels, machine_kernels
     from ferrum.runtime.self_check import self_check
 
     rows, same = [], True
-    for kernels in machine_kernels():
+    for kernels in machine_kernels() if device == "cpu" else [choose_kernels(device, "auto").kernels]:
         result = self_check(kernels)
         same &= not result.wrong
         outcome = f"differs: {', '.join(result.wrong)}" if result.wrong else "same bits"
+        if result.refused:
+            outcome += f"; not available: {', '.join(result.refused)}"
         rows.append((kernels.description, str(result.checked), f"{1000 * result.seconds:.1f}", outcome))
     print_table([("KERNELS", "CHECKS", "MS", "RESULT"), *rows])
     if not same:

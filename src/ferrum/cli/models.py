@@ -19,7 +19,7 @@ from ferrum.core.option_fields import listed
 
 if TYPE_CHECKING:
     from ferrum.core.config import EngineConfig
-    from ferrum.core.memory_plan import StatePart
+    from ferrum.core.memory_plan import MemoryPlan, StatePart
     from ferrum.core.output_format import Calls, OutputFormat
     from ferrum.formats.find import FoundFormat
     from ferrum.kernels.operations import F32
@@ -65,6 +65,9 @@ def _row(model: LocalModel) -> tuple[str, str, str, str]:
 _HELD: Final = ("speculative", "swap_gib", "lora", "lora_gib")
 """Options of an engine that take memory."""
 
+_ON_HOST: Final = ("libraries", "swapped pages")
+"""Parts that are in the memory of the process on every device."""
+
 PLAN_FIELDS: Final = [*model_fields(), *(field for field in engine_fields() if field.name in _HELD)]
 
 
@@ -83,7 +86,9 @@ def plan(
     made = plan_model(config.model, config.reserved_bytes)
     extra = _extra(config, made)
     info, memory, context = made.info, made.traits.memory, made.traits.max_sequence_length
-    total, available = memory.total + sum(extra.values()), available_memory()
+    takes = _by_place(memory, extra)
+    available = {} if made.device_memory is None else {memory.device: made.device_memory}
+    available[_HOST] = available_memory()
     print_table(
         [
             ("model", f"{model} ({info.family}), {info.num_parameters:,} parameters in {_formats(made.formats)}"),
@@ -96,19 +101,46 @@ def plan(
             ("tables", size(memory.tables)),
             ("libraries", size(memory.libraries)),
             *((name, size(nbytes)) for name, nbytes in extra.items()),
-            ("total", size(total)),
-            ("available", size(available)),
+            ("total", _listed(takes)),
+            ("available", _listed(available)),
         ]
     )
     for note in made.traits.notes:
         typer.echo(f"\nNote: {note}")
-    if total > available:
-        parts = {"weights": memory.weights, "KV pool": memory.kv_pool, "tables": memory.tables, **extra}
-        largest = max(parts, key=parts.__getitem__)
-        typer.echo(f"\nThis exceeds the available memory by {size(total - available)}; the largest part: {largest}.")
+    for place, nbytes in takes.items():
+        if nbytes > available[place]:
+            parts = {"weights": memory.weights, "KV pool": memory.kv_pool, "libraries": memory.libraries, **extra}
+            largest = max((name for name in parts if _place_of(name, memory) == place), key=parts.__getitem__)
+            where = f" on {place}" if len(takes) > 1 else ""
+            excess = size(nbytes - available[place])
+            typer.echo(f"\nThis exceeds the available memory{where} by {excess}; the largest part: {largest}.")
     typer.echo()
     fitting = [(f"{length:,}", f"{count:,}") for length, count in memory.fitting(context)]
     print_table([("LENGTH", "SEQUENCES THAT FIT"), *fitting])
+
+
+_HOST: Final = "the host"
+
+
+def _by_place(memory: MemoryPlan, extra: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes in the memory of each place: the host, and the device of the model."""
+    takes = {memory.device: memory.on_device} if memory.on_device else {}
+    takes[_HOST] = memory.on_host
+    for name, nbytes in extra.items():
+        takes[_place_of(name, memory)] += nbytes
+    return takes
+
+
+def _place_of(part: str, memory: MemoryPlan) -> str:
+    """Return where a part of the memory is."""
+    return memory.device if memory.on_device and part not in _ON_HOST else _HOST
+
+
+def _listed(places: Mapping[str, int]) -> str:
+    """Return the bytes of places as text; a single place needs no name."""
+    if len(places) == 1:
+        return size(*places.values())
+    return ", ".join(f"{size(nbytes)} on {place}" for place, nbytes in places.items())
 
 
 def _states(states: StatePart | None) -> list[tuple[str, str]]:

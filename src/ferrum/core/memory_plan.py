@@ -94,7 +94,7 @@ def longest_sequence(pool: Iterable[PoolPart], length: int) -> int:
 class MemoryPlan(JsonRecord):
     """Every byte that an executor allocates, by purpose. A ready executor allocates nothing more.
 
-    The memory of the process grows by `total` after `import ferrum`, once every page has been written to: the system
+    The memory of the process grows by `on_host` after `import ferrum`, once every page has been written to: the system
     commits no page before.
 
     Attributes:
@@ -107,6 +107,7 @@ class MemoryPlan(JsonRecord):
         libraries: numpy, the native library and the network's objects, as an estimate.
         allowance: what the process may grow by in addition: libraries that need more, and freed memory that the
             allocator keeps. It is not part of `total`.
+        device: "cpu", or the device whose memory holds everything but the libraries.
     """
 
     weights: int
@@ -117,6 +118,7 @@ class MemoryPlan(JsonRecord):
     states: StatePart | None = None
     libraries: int = 0
     allowance: int = 0
+    device: str = "cpu"
 
     @property
     def kv_pool(self) -> int:
@@ -137,6 +139,16 @@ class MemoryPlan(JsonRecord):
     def total(self) -> int:
         """Bytes in total."""
         return self.own + self.libraries
+
+    @property
+    def on_device(self) -> int:
+        """Bytes in the memory of a device."""
+        return 0 if self.device == "cpu" else self.own
+
+    @property
+    def on_host(self) -> int:
+        """Bytes in the memory of the process."""
+        return self.total - self.on_device
 
     def max_sequences(self, length: int) -> int:
         """Return how many sequences of `length` tokens fit in the pool together. Raises RequestError below 1."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ferrum.core.devices import check_device, cuda_ordinal
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.logging import warn_once
+from ferrum.core.memory_plan import size
 from ferrum.kernels.cpu.library import tiers
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import Kernels
@@ -59,7 +60,7 @@ def choose_kernels(
     """
     check_device(device, kernels, isa, threads, cuda_graphs=graphs)
     if (ordinal := cuda_ordinal(device)) is not None:
-        return _cuda(ordinal, graphs=graphs)
+        return _planned_cuda(ordinal) if planning else _cuda(ordinal, graphs=graphs)
     if kernels == "reference":
         for name, given in (("isa", isa != "auto"), ("threads", threads is not None)):
             if given:
@@ -82,13 +83,29 @@ def _cuda(ordinal: int, *, graphs: bool) -> ChosenKernels:
     return ChosenKernels(CudaKernels(open_platform(ordinal), ordinal, graphs=graphs))
 
 
+def _planned_cuda(ordinal: int) -> ChosenKernels:
+    """Return kernels that plan for a CUDA device, which need not be there."""
+    from ferrum.kernels.cuda.cuda_kernels import CudaKernels, Platform
+    from ferrum.kernels.cuda.driver import Driver
+    from ferrum.kernels.cuda.planned_device import ASSUMED_BYTES, NoImages, PlannedDriver
+
+    notes: tuple[str, ...] = ()
+    try:
+        driver = PlannedDriver(Driver(ordinal))
+    except Unsupported as error:
+        driver = PlannedDriver()
+        notes = (f"planned for a device of {size(ASSUMED_BYTES)}: {error.reason}",)
+    return ChosenKernels(CudaKernels(Platform(driver, NoImages(), planned=True), ordinal), notes)
+
+
 def open_platform(ordinal: int) -> Platform:
-    """Open a CUDA device. Raises Unsupported."""
+    """Open a CUDA device. Raises Unsupported, also if its kernels could not be compiled later."""
     from ferrum.kernels.cuda.cuda_kernels import Platform
-    from ferrum.kernels.cuda.device_code import DeviceCode
+    from ferrum.kernels.cuda.device_code import DeviceCode, compiler_version
     from ferrum.kernels.cuda.driver import Driver
 
     driver = Driver(ordinal)
+    compiler_version()
     return Platform(driver, DeviceCode(driver.capability))
 
 

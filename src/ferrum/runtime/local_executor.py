@@ -105,7 +105,8 @@ class LocalStepExecutor(StepExecutor):
             self._disk = DiskTier(self.pages, self.lm.pool, files)
         if swap_bytes:
             with memory_for(f"{size(swap_bytes)} of swapped pages (swap_gib)"):
-                if swap_bytes > free_memory() - self.memory_plan.kv_pool:  # none of whose pages has been committed yet
+                pool = self.memory_plan.kv_pool if self.memory_plan.on_device == 0 else 0
+                if swap_bytes > free_memory() - pool:  # none of whose pages has been committed yet
                     raise MemoryError
             SwapTier(self.pages, self.lm.pool, swap_bytes, recompute, self._disk)
 

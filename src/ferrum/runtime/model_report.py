@@ -32,12 +32,14 @@ class ModelPlan:
         info, traits: the executor's.
         kv_capacity: tokens that fit in the KV pool.
         formats: numbers of the matrices by the formats that they are held in.
+        device_memory: free bytes of the device, or of the one that a plan assumes; None for the CPU.
     """
 
     info: ModelInfo
     traits: ExecutorTraits
     kv_capacity: int
     formats: Mapping[str, int] = field(default_factory=dict)
+    device_memory: int | None = None
 
 
 def plan_of(
@@ -57,7 +59,7 @@ def plan_of(
         notes=(*notes, *_notes(config, headless=headless)),
     )
     info = replace(_info(config, model, parameters), device=Device(lm.kernels.device))
-    return ModelPlan(info, traits, pool.capacity, dict(parameters.by_format))
+    return ModelPlan(info, traits, pool.capacity, dict(parameters.by_format), pool.limits.device_memory)
 
 
 def _weights(parameters: Parameters, spec: DecoderSpec, own: DecoderSpec) -> str:
@@ -106,6 +108,7 @@ def _traits(lm: DecoderLM, decoder: Decoder, pool: PoolSizes) -> ExecutorTraits:
         states=pool.state_part,
         libraries=LIBRARY_BYTES,
         allowance=allowance(allocates=lm.replay is None or isinstance(lm.replay, Interpreter)),
+        device=lm.kernels.device,
     )
     return ExecutorTraits(
         backend=lm.kernels.name,

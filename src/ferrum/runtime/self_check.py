@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 import ferrum
+from ferrum.core.errors import Unsupported
 from ferrum.kernels.interface import Kernels
 from ferrum.runtime.known_answers import answers, hash_of
 
@@ -25,11 +26,13 @@ class SelfCheck:
     Attributes:
         checked: number of checks.
         wrong: names of those with another answer.
+        refused: names of the checks in addition whose operations the kernels lack.
         seconds: that it took.
     """
 
     checked: int
     wrong: tuple[str, ...]
+    refused: tuple[str, ...]
     seconds: float
 
 
@@ -37,12 +40,18 @@ def self_check(kernels: Kernels) -> SelfCheck:
     """Compare the answers of kernels, which are used for nothing else, with the known ones."""
     begun = time.perf_counter()
     known = json.loads(TABLE.read_text())["answers"]
-    found = hashes(kernels)
+    found, refused = hashes(kernels)
     wrong = tuple(name for name, hash in found.items() if known.get(name) != hash)
-    return SelfCheck(len(found), wrong, time.perf_counter() - begun)
+    return SelfCheck(len(found), wrong, refused, time.perf_counter() - begun)
 
 
-def hashes(kernels: Kernels) -> dict[str, str]:
-    """Return the hash of each answer of kernels, which are used for nothing else."""
+def hashes(kernels: Kernels) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the hash of each answer of kernels, which are used for nothing else, and the checks that they refuse."""
+    found, refused = dict[str, str](), list[str]()
     with np.errstate(all="ignore"):
-        return {name: hash_of(answer()) for name, answer in answers(kernels)}
+        for name, answer in answers(kernels):
+            try:
+                found[name] = hash_of([kernels.host(array) for array in answer()])
+            except Unsupported:
+                refused.append(name)
+    return found, tuple(refused)

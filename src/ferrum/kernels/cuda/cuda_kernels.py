@@ -19,7 +19,7 @@ from ferrum.kernels.cpu.native_kernels import NativeRowSampler, native_page_sums
 from ferrum.kernels.cuda.cuda_replay import CudaReplay, StepRows
 from ferrum.kernels.cuda.device_memory import DeviceMemory, DeviceRows
 from ferrum.kernels.cuda.device_tables import DeviceTables
-from ferrum.kernels.cuda.device_weights import DeviceRope, DeviceVector, DeviceWeight, device_weight
+from ferrum.kernels.cuda.device_weights import DeviceRope, DeviceVector, DeviceWeight, device_weight, planned_weight
 from ferrum.kernels.cuda.driver import Driver
 from ferrum.kernels.cuda.ground import Ground
 from ferrum.kernels.cuda.launches import Images, Launcher, Operand
@@ -45,10 +45,15 @@ _CHOICE: Final = "load the model with device=cpu"
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A device, and where the code for it comes from."""
+    """A device, and where the code for it comes from.
+
+    Attributes:
+        planned: weights have sizes only, and no step runs.
+    """
 
     driver: Driver
     images: Images
+    planned: bool = False
 
 
 class CudaKernels(Kernels):
@@ -71,7 +76,7 @@ class CudaKernels(Kernels):
     def __init__(self, platform: Platform, ordinal: int = 0, *, graphs: bool = True) -> None:
         self._library = load()
         self._runtime = self._library.Runtime(tiers()[0], available_threads())
-        self.driver = platform.driver
+        self.driver, self._planned = platform.driver, platform.planned
         self.device = cuda_name(ordinal)
         self.graphs = graphs
         self.memory = DeviceMemory(self.driver)
@@ -101,8 +106,9 @@ class CudaKernels(Kernels):
     # Parameters
 
     def weight(self, weight: Weight) -> DeviceWeight:
+        made = planned_weight if self._planned else device_weight
         with self.driver.alone():
-            return device_weight(self, self.memory, self._library, self._runtime, weight)
+            return made(self, self.memory, self._library, self._runtime, weight)
 
     def vector(self, values: F32) -> DeviceVector:
         with self.driver.alone():

@@ -112,6 +112,14 @@ def compiled(module: str, sources: Path, *options: str, ptx: bool = False) -> Co
     return Compiled(_bytes(library, program, "PTX" if ptx else "CUBIN"), log)
 
 
+def compiler_version() -> str:
+    """Return the version of NVRTC, as "13.0". Raises Unsupported if there is none."""
+    major, minor = c_int(), c_int()
+    library = _library()
+    _check(library, library.nvrtcVersion(byref(major), byref(minor)))
+    return f"{major.value}.{minor.value}"
+
+
 def _bytes(library: Any, program: c_void_p, what: str) -> bytes:
     size = c_size_t()
     _check(library, getattr(library, f"nvrtcGet{what}Size")(program, byref(size)))

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from ferrum.core.errors import Unsupported
-from ferrum.kernels.cpu.weights import OrderedMatrix, weight_panels
+from ferrum.kernels.cpu.weights import OrderedMatrix, native_weight, weight_panels
 from ferrum.kernels.cuda.device_memory import DeviceMemory, DeviceRows
 from ferrum.kernels.group_weights import PANEL
 from ferrum.kernels.operations import F32, Int32, Weight
@@ -81,6 +81,14 @@ def device_weight(owner: Any, memory: DeviceMemory, library: Any, runtime: Any, 
         weight = weight.stored
     format, panels = weight_panels(library, runtime, weight)
     return DeviceWeight(memory.uploaded(panels), format, weight.shape, panels.nbytes, order, owner)
+
+
+def planned_weight(owner: Any, memory: DeviceMemory, library: Any, runtime: Any, weight: Weight) -> DeviceWeight:
+    """Return the size of a weight on the device. Arguments as `device_weight`."""
+    if isinstance(weight, OrderedMatrix):
+        weight = weight.stored
+    sized = native_weight(library, runtime, weight, blank=True)
+    return DeviceWeight(memory.take(sized.nbytes), sized.format, sized.shape, sized.nbytes, 0, owner)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

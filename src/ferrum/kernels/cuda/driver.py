@@ -103,6 +103,8 @@ class Driver:
         path: of the library, or its name.
 
     Attributes:
+        version: of CUDA that the driver is for, as 13000.
+        count: number of devices.
         name, capability, multiprocessors: of the device.
         stream: handle of the stream that all work is on.
 
@@ -157,6 +159,7 @@ class Driver:
             raise self._unsupported(reason)
         if ordinal >= count.value:
             raise self._unsupported(f"the driver finds {count.value} in all{_hidden()}: use device=cuda")
+        self.version, self.count = version.value, count.value
         self.call("cuDeviceGet", byref(device), ordinal)
         self._handle = device.value
 
