@@ -21,7 +21,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Span, StepBatch
 from ferrum.engine.host import ThreadHost
 from ferrum.engine.recipe import with_scheduler
-from ferrum.kernels.interface import StepTables
+from ferrum.kernels.interface import NetworkOutput, StepTables
 from ferrum.kernels.recorded_program import record
 from ferrum.runtime.local_executor import LocalStepExecutor
 from ferrum.runtime.step_tables import Piece, stage
@@ -120,7 +120,8 @@ class ExecutorSubject:
             read = self._experts_read()
             begun = time.perf_counter()
             for tables in passes:
-                self.forward(tables)
+                output = self.forward(tables)
+            self._lm.kernels.collect(output)  # a device may still compute
             bare = time.perf_counter() - begun
         self._note_experts(workload, read)
         return Times(bare, whole)
@@ -141,13 +142,12 @@ class ExecutorSubject:
                         self._pages.commit(cache_id, span.start + span.count)
             yield tables
 
-    def forward(self, tables: StepTables) -> None:
-        """Run one forward pass."""
+    def forward(self, tables: StepTables) -> NetworkOutput:
+        """Run one forward pass; on a device, begin it."""
         if self._lm.replay is not None:
-            self._lm.replay.submit(self._lm.kernels, tables)
-        else:
-            self._lm.kernels.begin(tables)
-            self._lm.network(self._lm.kernels)
+            return self._lm.replay.submit(self._lm.kernels, tables)
+        self._lm.kernels.begin(tables)
+        return self._lm.network(self._lm.kernels)
 
     def close(self) -> None:
         """Shut the executor down."""
