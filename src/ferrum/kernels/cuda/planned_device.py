@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from threading import RLock
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +29,6 @@ class PlannedDriver(Driver):
         self.capability = LEAST_CAPABILITY if like is None else like.capability
         self.multiprocessors = 1 if like is None else like.multiprocessors
         self.stream = 0
-        self._lock = RLock()
         self._memory = (ASSUMED_BYTES, ASSUMED_BYTES) if like is None else like.memory()
         self._host: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
         self._handles = 0
@@ -42,6 +42,10 @@ class PlannedDriver(Driver):
             return self._host[-1].ctypes.data
         self._handles += 1
         return self._handles * _SPACING
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        yield
 
     def enter(self) -> None:
         pass
