@@ -224,6 +224,16 @@ def adopted_rows(
     return SequenceRows(room, length, rows, freed, SequenceHashes(page_hashes, count))
 
 
+def new_rows(room: Room, length: int, freed: Sequence[int]) -> SequenceRows | None:
+    """Return rows of `length` tokens on new pages, without the first `freed` of each group; None without room."""
+    counts = [group.pages(length) - gone for group, gone in zip(room.groups, freed, strict=True)]
+    if any(count > pool.free for count, pool in zip(counts, room.pools, strict=True)):
+        return None
+    parts = zip(counts, freed, room.pools, strict=True)
+    rows = [[FREED] * gone + [pool.take() for _ in range(count)] for count, gone, pool in parts]
+    return SequenceRows(room, length, rows, list(freed))
+
+
 def can_grow(room: Room, ends: Sequence[tuple[SequenceRows, int]], step: int, leaving: Sequence[SequenceRows]) -> bool:
     """Return whether the free pages let sequences reach their lengths together, see `PageTable.can_grow`."""
     for index, (group, pool) in enumerate(zip(room.groups, room.pools, strict=True)):

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from ferrum.cache.page_hashes import PartialPage, SequenceHashes, longest_match
 from ferrum.cache.page_rows import FREED as FREED
-from ferrum.cache.page_rows import KnownRows, NextTokens, SequenceRows, adopted_rows, can_grow
+from ferrum.cache.page_rows import KnownRows, NextTokens, SequenceRows, adopted_rows, can_grow, new_rows
 from ferrum.cache.pool import HashedPage, PageHash, Room, capacity_tokens
 from ferrum.cache.pool import PageCopy as PageCopy
 from ferrum.cache.pool import PageGroup as PageGroup
@@ -273,6 +273,23 @@ class PageTable:
         self._rows[target] = rows.share()
         if self.states is not None:
             self.states.fork(source, target)
+
+    def begin_stored(self, cache_id: str, length: int, freed: Sequence[int]) -> bool:
+        """Begin a sequence of `length` tokens on new pages, which the caller writes before any step.
+
+        Args:
+            cache_id: must be unknown.
+            length: number of its tokens.
+            freed: by group, the number of its first pages that have left the window.
+
+        Returns:
+            False if a group has too few free pages.
+        """
+        assert cache_id not in self._rows and self.states is None
+        rows = new_rows(self._room, length, freed)
+        if rows is not None:
+            self._rows[cache_id] = rows
+        return rows is not None
 
     def release(self, cache_id: str) -> None:
         """Remove the sequence and drop its pages; an unknown id is no error."""

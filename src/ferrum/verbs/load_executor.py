@@ -19,7 +19,9 @@ from ferrum.runtime.local_executor import LocalStepExecutor
 from ferrum.sources.adapters.adapter_file import AdapterFile
 from ferrum.sources.parameters import Progress
 from ferrum.verbs.handles import NamedSequences
+from ferrum.verbs.io_types import KvCacheHandle
 from ferrum.verbs.model_executor import ModelExecutor
+from ferrum.verbs.stored_sequence import StoredSequence, begin_stored, origin_of, read_stored
 
 
 class LocalExecutor(LocalStepExecutor, ModelExecutor):
@@ -45,6 +47,30 @@ class LocalExecutor(LocalStepExecutor, ModelExecutor):
     ) -> None:
         super().__init__(lm, info=info, traits=traits, log_tokens=log_tokens, open_adapter=open_adapter)
         self.sequences = NamedSequences(info, traits.kv_dtype, lm.pages, cache_prefix)  # engines know no prefix
+
+    def export_sequence(self, handle: KvCacheHandle) -> StoredSequence:
+        """Return the keys and values of a sequence as bytes. The sequence stays.
+
+        Raises:
+            InvalidHandle, UnknownSequence, StaleHandle: an unusable handle.
+            Unsupported: the sequence has adapters, or states of recurrent layers.
+        """
+        with self._exclusive():
+            self.sequences.check(handle, exact=True)
+            return read_stored(self.lm, handle.cache_id, origin_of(self.info, self.traits, self.lm))
+
+    def import_sequence(self, stored: StoredSequence) -> KvCacheHandle:
+        """Begin a sequence with what another one has stored, on any device: it continues with the same bits.
+
+        Raises:
+            RequestError: it is of another model, other weights, another arithmetic, or another layout of pages.
+            ContextOverflow, KvExhausted: there is no room for it.
+            Unsupported: the model has recurrent layers.
+        """
+        with self._exclusive():
+            cache_id = self.sequences.new_id()
+            begin_stored(self.lm, cache_id, stored, origin_of(self.info, self.traits, self.lm))
+            return self.sequences.newest(cache_id)
 
     def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:
         return LoraMetricsSnapshot() if self._lm is None else self._lm.adapted.snapshot(self.pages.adapter_keys())
