@@ -135,12 +135,12 @@ class Device:
             "preemption": {"kv_capacity": 256, "max_tokens_per_step": 48},
             "drafts": {"speculative": "ngram"},
         }
-        tokens = 8 if self.emulated else 60
-        expected = _served({"device": "cpu"}, tokens)
+        prompts, tokens = (PROMPTS[:2], 3) if self.emulated else (PROMPTS, 60)
+        expected = _served({"device": "cpu"}, prompts, tokens)
         for name, options in kinds.items():
             begun = time.perf_counter()
             try:
-                found = _served({"device": "cuda", **options}, tokens)
+                found = _served({"device": "cuda", **options}, prompts, tokens)
             except Unsupported as error:
                 self.say(name, str(error), ok=None if self.emulated else False)
                 continue
@@ -166,12 +166,12 @@ def _cuts(rng: np.random.Generator) -> Iterator[int]:
         yield size
 
 
-def _served(options: dict[str, Any], tokens: int) -> list[list[int]]:
+def _served(options: dict[str, Any], prompts: list[str], tokens: int) -> list[list[int]]:
     found = []
     with LLM(BUILT_IN, **{"kv_capacity": 4096, **options}) as model:
         for params in PARAMS.values():
             outputs = model.generate(
-                PROMPTS, SamplingParams(max_tokens=tokens, ignore_eos=True, **params), use_tqdm=False
+                prompts, SamplingParams(max_tokens=tokens, ignore_eos=True, **params), use_tqdm=False
             )
             found += [list(output.outputs[0].token_ids) for output in outputs]
     return found

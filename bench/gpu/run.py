@@ -54,6 +54,9 @@ LIMITS: Final = {
 }
 """The stages in their order, and the most seconds of each."""
 
+_SLOWER: Final = 4
+"""Time of a stage on the emulated device, as a multiple."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -66,7 +69,7 @@ def main() -> int:
     ends, found = time.monotonic() + options.seconds, list[dict[str, Any]]()
     with (options.out or Path(os.devnull)).open("w", encoding="utf-8") as out:
         for stage in (each for each in LIMITS if each in options.only):
-            limit = min(LIMITS[stage], ends - time.monotonic())
+            limit = min(LIMITS[stage] * (_SLOWER if options.emulated else 1), ends - time.monotonic())
             for result in run_stage(stage, limit, options) if limit > 0 else [failed(stage, "no time is left")]:
                 found.append(result)
                 _write(result, out, sys.stdout)

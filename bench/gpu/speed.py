@@ -51,7 +51,7 @@ def on_device(say: Say, emulated: bool) -> None:
     driver, _ = platform(emulated)
     rate = memory_rate(driver, 1 << (20 if emulated else 30))
     say("memory moved by copies", rate / 1e9, "GB/s")
-    work = workloads(64, (1, 2), 2) if emulated else workloads(CONTEXT, (1, 8, 32), 32)
+    work = workloads(16, (1, 2), 1) if emulated else workloads(CONTEXT, (1, 8, 32), 32)
     for shape in ("tiny",) if emulated else SHAPES:
         for format in FORMATS:
             try:

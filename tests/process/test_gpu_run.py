@@ -20,7 +20,7 @@ def run(tmp_path: Path, *arguments: str) -> tuple[int, list[dict[str, Any]], str
     """Return the exit code, the lines of JSON and the whole output."""
     out = tmp_path / "out.json"
     command = [sys.executable, str(FOLDER / "run.py"), "--emulated", "--out", str(out), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=tmp_path, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, cwd=tmp_path, check=False)
     return done.returncode, [json.loads(line) for line in out.read_text().splitlines()], done.stdout
 
 
@@ -32,8 +32,9 @@ def test_facts_are_lines_of_json_and_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.timeout(1200)
 def test_all_stages_are_right_on_the_emulated_device(tmp_path: Path) -> None:
-    code, found, shown = run(tmp_path)
+    code, found, shown = run(tmp_path, "--seconds", "1100")
     wrong = [each for each in found if each.get("ok") is False]
     assert code == 0 and wrong == [], shown
 

@@ -64,6 +64,7 @@ int begin(const char* call) {
     if (device.lost != 0) return device.lost;
     if (device.failing != call || device.after-- > 0) return kSuccess;
     device.failing.clear();
+    if (device.failure >= kIllegalAddress) device.lost = device.failure;  // after these a device is of no more use
     return device.failure;
 }
 

@@ -17,7 +17,7 @@ from ferrum.kernels.cuda.driver import Driver, Event
 _ALIGNMENT: Final = 256
 """Bytes. Each piece begins on a multiple."""
 
-_STAGE: Final = 16 << 20
+STAGE: Final = 16 << 20
 """Bytes that go to the device at a time, through memory that it reads directly."""
 
 
@@ -75,8 +75,8 @@ class DeviceMemory:
     def upload(self, array: NDArray[Any], address: int) -> None:
         """Copy an array to the device, piece by piece through pinned memory: two pieces are on their way at once."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        for begin in range(0, len(data), _STAGE):
-            part = data[begin : begin + _STAGE]
+        for begin in range(0, len(data), STAGE):
+            part = data[begin : begin + STAGE]
             stage, done = self._stage()
             stage[: len(part)] = part
             self.driver.call("cuMemcpyHtoDAsync_v2", address + begin, stage.ctypes.data, len(part), self.driver.stream)
@@ -85,7 +85,7 @@ class DeviceMemory:
     def _stage(self) -> tuple[NDArray[np.uint8], Event]:
         """Return pinned memory that nothing reads any more, and the event to record after its copy."""
         if len(self._stages) < 2:
-            self._stages.append((self.pinned(_STAGE, np.uint8), Event.of(self.driver)))
+            self._stages.append((self.pinned(STAGE, np.uint8), Event.of(self.driver)))
             return self._stages[-1]
         self._turn ^= 1
         stage = self._stages[self._turn]
