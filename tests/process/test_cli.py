@@ -153,6 +153,8 @@ def test_options_of_another_device_are_refused_before_anything_loads(ferrum: Cal
     ):
         code, _, err = ferrum("run", "m", "p", *options)
         assert code == 2 and named in err.replace("--cuda-graphs", "cuda_graphs").replace("--threads", "threads")
+    code, _, err = ferrum("bench", "--shape", "qwen3-0.6b", "--device", "cuda")
+    assert code == 2 and "bench/gpu/run.py" in err
 
 
 OPTIONS_FILE = """

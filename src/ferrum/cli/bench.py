@@ -82,6 +82,8 @@ def measure(
     from ferrum.cli.run import show_log
 
     show_log()
+    if options["device"] not in (None, "cpu"):
+        raise ConfigError("its limits are those of a CPU: bench/gpu/run.py measures a GPU", param="device")
     workloads = chosen_workloads(workload or [])
     title = model or "" if shape is None else shape_title(shape, layers)  # fails before anything is loaded
     prober = Prober(options["threads"])
