@@ -29,7 +29,7 @@ from tiny import directory_of, find
 from tiny_with_tokenizer import spoken
 
 CASE = find("qwen3-windows")
-NO_DEVICE, NOT_INITIALIZED, LAUNCH_FAILED = 100, 3, 719
+OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE, LAUNCH_FAILED = 2, 3, 100, 719
 WHOLE = 1 << 33
 LOST = re.compile(r"the CUDA driver failed in \w+ .*CUDA_ERROR_LAUNCH_FAILED")
 
@@ -95,8 +95,10 @@ def test_a_missing_device_is_refused_with_the_variable_that_hides_it(
 def test_hidden_devices_are_none(emulation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     fail(emulation, "cuInit", NO_DEVICE)
-    with pytest.raises(Unsupported, match=r'the driver finds no device \(CUDA_VISIBLE_DEVICES="" may hide others\)'):
-        choose_kernels("cuda", "auto")
+    for _ in range(2):
+        with pytest.raises(Unsupported, match=r'finds no device \(CUDA_VISIBLE_DEVICES="" may hide others\)'):
+            choose_kernels("cuda", "auto")
+        emulation.ferrum_emulation_machine(13000, 0)  # the driver may also start, and find none
 
 
 def test_another_failure_of_the_driver_is_named(emulation: Any) -> None:
@@ -126,8 +128,14 @@ def test_weights_beyond_the_device_memory_are_refused_before_they_are_read(emula
         load_executor(directory_of(CASE), device="cuda", kv_capacity=256)
 
 
+def test_a_device_that_others_have_filled_is_named(emulation: Any) -> None:
+    fail(emulation, "cuDevicePrimaryCtxRetain", OUT_OF_MEMORY)
+    with pytest.raises(CapacityError, match="not enough device memory to open cuda: other processes"):
+        choose_kernels("cuda", "auto")
+
+
 def test_a_device_that_fills_up_during_the_load_is_named(emulation: Any) -> None:
-    fail(emulation, "cuMemAlloc_v2", 2, after=3)
+    fail(emulation, "cuMemAlloc_v2", OUT_OF_MEMORY, after=3)
     with pytest.raises(CapacityError, match=r"for the weights.* of device memory are free on cuda"):
         load_executor(directory_of(CASE), device="cuda", kv_capacity=256)
 
@@ -144,7 +152,7 @@ def test_memory_is_freed_with_the_kernels(emulation: Any) -> None:
 
 
 def test_pinned_memory_that_is_not_there_is_named(emulation: Any) -> None:
-    fail(emulation, "cuMemHostAlloc", 2)
+    fail(emulation, "cuMemHostAlloc", OUT_OF_MEMORY)
     with pytest.raises(MemoryError, match="pinned host memory"):
         DeviceMemory(EmulatedDriver()).uploaded(np.zeros(3, np.float32))
 

@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ferrum.core.devices import check_device, cuda_ordinal
-from ferrum.core.errors import ConfigError, Unsupported
+from ferrum.core.errors import ConfigError, FerrumError, Unsupported
 from ferrum.core.logging import warn_once
 from ferrum.core.memory_plan import size
 from ferrum.kernels.cpu.library import tiers
@@ -92,9 +92,9 @@ def _planned_cuda(ordinal: int) -> ChosenKernels:
     notes: tuple[str, ...] = ()
     try:
         driver = PlannedDriver(Driver(ordinal))
-    except Unsupported as error:
+    except FerrumError as error:
         driver = PlannedDriver()
-        notes = (f"planned for a device of {size(ASSUMED_BYTES)}: {error.reason}",)
+        notes = (f"planned for a device of {size(ASSUMED_BYTES)}: {getattr(error, 'reason', error)}",)
     return ChosenKernels(CudaKernels(Platform(driver, NoImages(), planned=True), ordinal), notes)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from ferrum.core.config import visible_devices
 from ferrum.core.devices import cuda_name
-from ferrum.core.errors import EngineDead, Unsupported
+from ferrum.core.errors import CapacityError, EngineDead, Unsupported
 from ferrum.core.memory_plan import size
 
 THREADS: Final = 256
@@ -110,6 +110,7 @@ class Driver:
 
     Raises:
         Unsupported: no driver, one that is too old, no such device, or one that is too old.
+        CapacityError: other processes hold all of its memory.
     """
 
     def __init__(self, ordinal: int, path: str | None = None) -> None:
@@ -125,8 +126,11 @@ class Driver:
         self.name = text.value.decode(errors="replace")
         if self.capability < LEAST_CAPABILITY:
             raise self._unsupported(f"{self.name} has compute capability {_dotted(self.capability)}, 8.0 is needed")
-        context = self.created("cuDevicePrimaryCtxRetain", self._handle)
-        self._context = context
+        try:
+            self._context = self.created("cuDevicePrimaryCtxRetain", self._handle)
+        except MemoryError as error:
+            reason = f"not enough device memory to open {self._device}: other processes hold it (see nvidia-smi)"
+            raise CapacityError(reason) from error
         self.enter()
         self.stream = self.created("cuStreamCreate", 1)  # not ordered with other streams
 
@@ -157,6 +161,8 @@ class Driver:
         if version.value < _LEAST_DRIVER:
             reason = f"the NVIDIA driver is for CUDA {version.value // 1000}, and 12 is needed: install a newer one"
             raise self._unsupported(reason)
+        if count.value == 0:
+            raise self._unsupported(f"the driver finds no device{_hidden()}: use device=cpu")
         if ordinal >= count.value:
             raise self._unsupported(f"the driver finds {count.value} in all{_hidden()}: use device=cuda")
         self.version, self.count = version.value, count.value
