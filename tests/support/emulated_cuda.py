@@ -86,6 +86,9 @@ def _state_of(command: list[str], sources: list[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
+_CALLS: Final = RLock()
+
+
 class EmulatedDriver(Driver):
     """The driver of the emulated device.
 
@@ -95,13 +98,12 @@ class EmulatedDriver(Driver):
 
     def __init__(self, ordinal: int = 0, flags: tuple[str, ...] = ()) -> None:
         path = driver_library(flags)
-        self._calls = RLock()
         self.emulation: Any = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         super().__init__(ordinal, str(path))
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Make a call; those of several threads take turns, since the emulation has one block at a time."""
-        with self._calls:
+        """Make a call; those of several threads take turns, since all devices of a process have one emulation."""
+        with _CALLS:
             super().call(name, *arguments)
 
     def seed(self, number: int) -> None:

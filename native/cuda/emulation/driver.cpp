@@ -35,8 +35,15 @@ struct Graph {
     std::vector<Work> works;
 };
 
+// Work in order, on which nothing is done until the host waits.
+struct Stream {
+    std::vector<Work> queue;
+    std::unique_ptr<Graph> captured;  // while it is captured
+};
+
 struct Event {
     std::chrono::steady_clock::time_point at;
+    Stream* stream = nullptr;  // that it was recorded on
 };
 
 struct Function {
@@ -46,8 +53,7 @@ struct Function {
 struct Device {
     size_t memory = size_t{1} << 33, used = 0;
     std::map<uintptr_t, size_t> allocations;  // address, bytes
-    std::vector<Work> queue;
-    std::unique_ptr<Graph> captured;  // while a stream is captured
+    std::vector<std::unique_ptr<Stream>> streams;
     int lost = 0;                     // the error of all calls after one
     std::string message;
     std::mt19937_64 random{2};
@@ -75,20 +81,26 @@ bool holds(uintptr_t address, size_t bytes) {
     return address + bytes <= start + size;
 }
 
-int add(Work work) {
-    (device.captured != nullptr ? device.captured->works : device.queue).push_back(std::move(work));
+int add(void* stream, Work work) {
+    auto& to = *static_cast<Stream*>(stream);
+    (to.captured != nullptr ? to.captured->works : to.queue).push_back(std::move(work));
     return kSuccess;
 }
 
-int run_queue() {
+int run_queue(Stream& stream) {
     std::vector<Work> works;
-    works.swap(device.queue);
+    works.swap(stream.queue);
     try {
         for (const Work& work : works) work();
     } catch (const std::exception& error) {
         device.message = error.what();
         device.lost = kLaunchFailed;
     }
+    return device.lost;
+}
+
+int run_all() {
+    for (const auto& stream : device.streams) run_queue(*stream);
     return device.lost;
 }
 
@@ -102,8 +114,8 @@ void run_grid(const Kernel& kernel, const std::vector<std::byte>& argument, cons
     }
 }
 
-int copy(uintptr_t to, uintptr_t from, size_t bytes) {
-    return add([=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
+int copy(void* stream, uintptr_t to, uintptr_t from, size_t bytes) {
+    return add(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
 }
 
 }  // namespace
@@ -173,7 +185,7 @@ int cuMemAlloc_v2(uintptr_t* address, size_t bytes) {
     return kSuccess;
 }
 int cuMemFree_v2(uintptr_t address) {
-    run_queue();
+    run_all();
     const auto found = device.allocations.find(address);
     if (found == device.allocations.end()) return kInvalidValue;
     device.used -= found->second;
@@ -186,52 +198,58 @@ int cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
     return begin("cuMemHostAlloc");
 }
 int cuMemFreeHost(void* memory) { return std::free(memory), kSuccess; }
-int cuMemcpyHtoDAsync_v2(uintptr_t to, const void* from, size_t bytes, void*) {
+int cuMemcpyHtoDAsync_v2(uintptr_t to, const void* from, size_t bytes, void* stream) {
     if (const int result = begin("cuMemcpyHtoDAsync_v2")) return result;
-    return holds(to, bytes) ? copy(to, reinterpret_cast<uintptr_t>(from), bytes) : kInvalidValue;
+    return holds(to, bytes) ? copy(stream, to, reinterpret_cast<uintptr_t>(from), bytes) : kInvalidValue;
 }
-int cuMemcpyDtoHAsync_v2(void* to, uintptr_t from, size_t bytes, void*) {
+int cuMemcpyDtoHAsync_v2(void* to, uintptr_t from, size_t bytes, void* stream) {
     if (const int result = begin("cuMemcpyDtoHAsync_v2")) return result;
-    return holds(from, bytes) ? copy(reinterpret_cast<uintptr_t>(to), from, bytes) : kInvalidValue;
+    return holds(from, bytes) ? copy(stream, reinterpret_cast<uintptr_t>(to), from, bytes) : kInvalidValue;
 }
-int cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t bytes, void*) {
+int cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t bytes, void* stream) {
     if (const int result = begin("cuMemcpyDtoDAsync_v2")) return result;
-    return holds(from, bytes) && holds(to, bytes) ? copy(to, from, bytes) : kInvalidValue;
+    return holds(from, bytes) && holds(to, bytes) ? copy(stream, to, from, bytes) : kInvalidValue;
 }
-int cuMemsetD8Async(uintptr_t to, unsigned char value, size_t bytes, void*) {
+int cuMemsetD8Async(uintptr_t to, unsigned char value, size_t bytes, void* stream) {
     if (const int result = begin("cuMemsetD8Async")) return result;
     if (!holds(to, bytes)) return kInvalidValue;
-    return add([=] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
+    return add(stream, [=] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
 }
 
 // ---- Streams, events and graphs ----
 
-int cuStreamCreate(void** stream, unsigned) { return *stream = &device.queue, begin("cuStreamCreate"); }
-int cuStreamSynchronize(void*) {
+int cuStreamCreate(void** stream, unsigned) {
+    device.streams.push_back(std::make_unique<Stream>());
+    return *stream = device.streams.back().get(), begin("cuStreamCreate");
+}
+int cuStreamSynchronize(void* stream) {
     if (const int result = begin("cuStreamSynchronize")) return result;
-    return run_queue();
+    return run_queue(*static_cast<Stream*>(stream));
 }
 int cuEventCreate(void** event, unsigned) { return *event = new Event, begin("cuEventCreate"); }
 int cuEventDestroy_v2(void*) { return kSuccess; }  // work that waits may still record it
-int cuEventRecord(void* event, void*) {
-    return add([=] { static_cast<Event*>(event)->at = std::chrono::steady_clock::now(); });
+int cuEventRecord(void* event, void* stream) {
+    static_cast<Event*>(event)->stream = static_cast<Stream*>(stream);
+    return add(stream, [=] { static_cast<Event*>(event)->at = std::chrono::steady_clock::now(); });
 }
-int cuEventSynchronize(void*) {
+int cuEventSynchronize(void* event) {
     if (const int result = begin("cuEventSynchronize")) return result;
-    return run_queue();
+    Stream* stream = static_cast<Event*>(event)->stream;
+    return stream == nullptr ? kSuccess : run_queue(*stream);
 }
 int cuEventElapsedTime(float* milliseconds, void* from, void* to) {
     const auto time = static_cast<Event*>(to)->at - static_cast<Event*>(from)->at;
     return *milliseconds = std::chrono::duration<float, std::milli>(time).count(), kSuccess;
 }
-int cuStreamBeginCapture_v2(void*, int) {
+int cuStreamBeginCapture_v2(void* stream, int) {
     if (const int result = begin("cuStreamBeginCapture_v2")) return result;
-    device.captured = std::make_unique<Graph>();
+    static_cast<Stream*>(stream)->captured = std::make_unique<Graph>();
     return kSuccess;
 }
-int cuStreamEndCapture(void*, void** graph) {
-    if (device.captured == nullptr) return kInvalidValue;
-    *graph = device.captured.release();
+int cuStreamEndCapture(void* stream, void** graph) {
+    auto& captured = static_cast<Stream*>(stream)->captured;
+    if (captured == nullptr) return kInvalidValue;
+    *graph = captured.release();
     return kSuccess;
 }
 int cuGraphInstantiateWithFlags(void** executable, void* graph, uint64_t) {
@@ -239,11 +257,11 @@ int cuGraphInstantiateWithFlags(void** executable, void* graph, uint64_t) {
     return begin("cuGraphInstantiateWithFlags");
 }
 int cuGraphDestroy(void* graph) { return delete static_cast<Graph*>(graph), kSuccess; }
-int cuGraphExecDestroy(void* graph) { return run_queue(), delete static_cast<Graph*>(graph), kSuccess; }
-int cuGraphLaunch(void* graph, void*) {
+int cuGraphExecDestroy(void* graph) { return run_all(), delete static_cast<Graph*>(graph), kSuccess; }
+int cuGraphLaunch(void* graph, void* stream) {
     if (const int result = begin("cuGraphLaunch")) return result;
     ++device.graphs;
-    for (const Work& work : static_cast<Graph*>(graph)->works) device.queue.push_back(work);
+    for (const Work& work : static_cast<Graph*>(graph)->works) static_cast<Stream*>(stream)->queue.push_back(work);
     return kSuccess;
 }
 
@@ -260,7 +278,7 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
     *function = dlsym(module, name);
     return *function == nullptr ? kNotFound : begin("cuModuleGetFunction");
 }
-int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned, void*,
+int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned, void* stream,
                    void** parameters, void** extra) {
     if (const int result = begin("cuLaunchKernel")) return result;
     // The sizes of arguments are checked here: a device reads whatever stands there.
@@ -273,7 +291,7 @@ int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned 
     }
     ++device.launches;
     std::vector<std::byte> argument(data, data + kernel.bytes);
-    return add([&kernel, argument, x, y, z, threads] {
+    return add(stream, [&kernel, argument, x, y, z, threads] {
         const int64_t grid[3] = {x, y, z};
         run_grid(kernel, argument, grid, static_cast<int>(threads));
     });
