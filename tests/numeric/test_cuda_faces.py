@@ -1,8 +1,9 @@
-"""A CUDA device as users see it: plans without one, `ferrum doctor` and `ferrum selfcheck`."""
+"""A CUDA device as users see it: plans without one, loading, `ferrum doctor` and `ferrum selfcheck`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +13,15 @@ from ferrum.cli.main import execute
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import Unsupported
 from ferrum.kernels.cuda.cuda_kernels import CudaKernels, Platform
+from ferrum.kernels.cuda.device_memory import STAGE
 from ferrum.kernels.cuda.planned_device import ASSUMED_BYTES
 from ferrum.runtime import self_check
 from ferrum.runtime.load import build_executor, plan_model
-from ferrum.sources.hub import BUILT_IN
+from ferrum.runtime.packing import pack_directory
+from ferrum.sources.hub import BUILT_IN, resolve_model
+from ferrum.sources.model_source import DirectoryModel
 from ferrum.verbs.load_executor import LocalExecutor
+from held_arrays import owned_arrays
 
 
 @pytest.fixture
@@ -28,16 +33,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
-@pytest.fixture
-def every_operation_has_a_lowering(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ferrum.kernels.cuda.cuda_kernels.lowering_of", lambda _: None)
-
-
 def rows_of(text: str) -> dict[str, str]:
     return {line[:14].strip(): line[15:].strip() for line in text.splitlines() if line}
 
 
-@pytest.mark.usefixtures("every_operation_has_a_lowering")
 @pytest.mark.parametrize("options", [{}, {"quantize": "q4_k_m"}, {"kv_dtype": "int8", "dtype": "float16"}], ids=str)
 def test_a_plan_for_a_device_equals_the_loaded_executors(device: None, options: dict[str, str]) -> None:
     config = ModelConfig(model=BUILT_IN, device="cuda", kv_capacity=500, **options)  # type: ignore[arg-type]
@@ -48,7 +47,6 @@ def test_a_plan_for_a_device_equals_the_loaded_executors(device: None, options: 
         assert (memory.device, memory.on_device, memory.on_host) == ("cuda", memory.own, memory.libraries)
 
 
-@pytest.mark.usefixtures("every_operation_has_a_lowering")
 def test_a_plan_needs_no_device(capsys: pytest.CaptureFixture[str]) -> None:
     plan = plan_model(ModelConfig(model=BUILT_IN, device="cuda:1"))
     assert plan.device_memory == ASSUMED_BYTES and "there is no NVIDIA driver" in plan.traits.notes[0]
@@ -59,7 +57,6 @@ def test_a_plan_needs_no_device(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown["available"].startswith("80.0 GiB on cuda, ")
 
 
-@pytest.mark.usefixtures("every_operation_has_a_lowering")
 def test_a_plan_says_by_how_much_a_device_is_too_small(device: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["plan", BUILT_IN, "--device", "cuda", "--kv-capacity", "9000000"]) == 0
     assert "exceeds the available memory on cuda by" in capsys.readouterr().out
@@ -100,3 +97,18 @@ def test_selfcheck_of_a_device_lists_what_it_lacks(
     monkeypatch.setattr(CudaKernels, "host", lambda _, array: array.host() * 2)
     assert execute(["selfcheck", "--device", "cuda"]) == DIFFERENT
     assert "differs: norms" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("packs", [False, True], ids=["quantised on load", "mapped"])
+def test_loading_reports_bytes_and_leaves_no_copy_on_the_host(packs: bool, device: None, tmp_path: Path) -> None:
+    model, seen = BUILT_IN, list[tuple[int, int]]()
+    if packs:
+        model = str(tmp_path / "packed")
+        pack_directory(DirectoryModel(resolve_model(BUILT_IN)), tmp_path / "packed", "q8_0")
+    options = {} if packs else {"quantize": "q8_0"}
+    config = ModelConfig(model=model, device="cuda", kv_capacity=64, **options)  # type: ignore[arg-type]
+    with build_executor(LocalExecutor, config, max_rows=4, progress=lambda *pair: seen.append(pair)) as executor:
+        stages, weights = 2 * STAGE, executor.memory_plan.weights
+        assert sum(array.nbytes for array in owned_arrays(executor)) < stages + weights // 100
+    done = [loaded for loaded, _ in seen]
+    assert len(seen) > 10 and done == sorted(done) and seen[-1][0] == seen[-1][1] > 0

@@ -19,6 +19,7 @@ from emulated_cuda import EmulatedDriver, EmulatedImages, emulated_kernels
 from ferrum import AsyncEngine, SamplingParams
 from ferrum.core.errors import CapacityError, EngineDead, Unsupported
 from ferrum.kernels.cuda.cuda_kernels import Platform
+from ferrum.kernels.cuda.cuda_replay import CudaReplay
 from ferrum.kernels.cuda.device_memory import DeviceMemory
 from ferrum.kernels.cuda.driver import DeviceError, Driver
 from ferrum.kernels.interface import PoolGroup
@@ -174,6 +175,25 @@ def test_a_lost_device_ends_the_engine_and_every_request_once(run_ahead: int, mo
 
     monkeypatch.setattr(DecoderLM, "_forward", lost)
     check_ends(run_ahead)
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+@pytest.mark.parametrize("call", ["cuGraphLaunch", "cuEventSynchronize", "cuMemcpyHtoDAsync_v2"])
+def test_a_call_that_fails_in_mid_step_ends_the_engine(
+    emulation: Any, call: str, run_ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = 5
+    submit = CudaReplay.submit
+
+    def submitted(*arguments: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            fail(emulation, call, LAUNCH_FAILED)
+        return submit(*arguments)
+
+    monkeypatch.setattr(CudaReplay, "submit", submitted)
+    check_ends(run_ahead, device="cuda")
 
 
 def check_ends(run_ahead: int, **options: Any) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emulated_cuda import EmulatedDriver, EmulatedImages
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import ContextOverflow, KvExhausted, RequestError, StaleHandle, Unsupported
+from ferrum.kernels.cuda.cuda_kernels import Platform
 from ferrum.runtime.load import build_executor
 from ferrum.verbs.io_types import DecodeInput, KvCacheHandle, PrefillInput
 from ferrum.verbs.load_executor import LocalExecutor
@@ -21,14 +23,26 @@ SIZE = 16
 WINDOWS, LATENT, RECURRENT = "MinistralForCausalLM", "DeepseekV3ForCausalLM", "Qwen3NextForCausalLM"
 FAMILIES = ("MistralForCausalLM", WINDOWS, LATENT)
 TOKENS = [7 * i % 137 for i in range(128)]
-PAIRS = [("native", "reference"), ("reference", "native")]
+PAIRS = [
+    ("native", "reference"),
+    pytest.param(("native", "cuda"), marks=pytest.mark.cuda),
+    pytest.param(("cuda", "native"), marks=pytest.mark.cuda),
+]
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let device="cuda" be the emulated device."""
+    opened = "ferrum.runtime.backend.open_platform"
+    monkeypatch.setattr(opened, lambda ordinal: Platform(EmulatedDriver(ordinal), EmulatedImages()))
 
 
 def opened(family: str, kernels: str = "native", weights: str = "q8_0", **options: Any) -> LocalExecutor:
     require_native()
     bounds = {"page_size": options.pop("page_size", SIZE), "max_rows": 64}
-    given = {"kv_capacity": 1024, "kv_dtype": "int8", "kernels": kernels, "max_batch_size": 4, **options}
-    config = ModelConfig(model=family, **given)
+    device = "cuda" if kernels == "cuda" else "cpu"
+    given = {"kv_capacity": 1024, "kv_dtype": "int8", "max_batch_size": 4, **options}
+    config = ModelConfig(model=family, device=device, kernels=kernels, **given)
     return build_executor(LocalExecutor, config, checkpoint=FixedCheckpoint(family, weights), **bounds)
 
 
@@ -48,7 +62,7 @@ def continued(executor: LocalExecutor, handle: KvCacheHandle, tokens: list[int])
 
 @pytest.mark.parametrize("length", [1, SIZE, 3 * SIZE + 5, 110])
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kinds", PAIRS, ids=" to ".join)
+@pytest.mark.parametrize("kinds", PAIRS)
 def test_a_sequence_moves_there_and_back_with_its_bits(kinds: tuple[str, str], family: str, length: int) -> None:
     """From the longest one, pages have left the windows."""
     with opened(family, kinds[0]) as here, opened(family, kinds[1]) as there:
@@ -63,6 +77,10 @@ def test_a_sequence_moves_there_and_back_with_its_bits(kinds: tuple[str, str], f
         assert continued(here, back, after)[0] == continued(here, first, after)[0]
         for executor in (here, there):
             executor.pages.check()
+
+
+def test_a_sequence_moves_to_a_device_and_back() -> None:
+    test_a_sequence_moves_there_and_back_with_its_bits(("native", "cuda"), WINDOWS, 3 * SIZE + 5)
 
 
 def test_shared_pages_are_read_after_their_copies_are_made() -> None:
