@@ -16,7 +16,7 @@ FERRUM_DEVICE int rows_from(const GroupRows& rows, Int first, int most) {
 
 }  // namespace
 
-FERRUM_KERNEL(product_few, BlockProducts) {
+FERRUM_ROOMY_KERNEL(product_few, BlockProducts) {
     using Few = FewRows<kFormat>;
     const Place place(a, 1);
     const ProductArgs& product = a.of[place.product];
