@@ -1,5 +1,6 @@
 #include "attention_binding.hpp"
 
+#include "attend_all.hpp"
 #include "attention.hpp"
 #include "row_norms.hpp"
 
@@ -93,6 +94,31 @@ OperationPointer attention(Runtime& runtime, const In<float>& q, const Out<float
     args.chunk = chunk;
     args.layer = layer;
     return std::make_shared<Attention>(runtime, args, group);
+}
+
+OperationPointer rotate(const In<float>& x, int64_t heads, int64_t dim, const In<float>& cosines, const In<float>& sines,
+                        const Out<float>& out, int64_t extent) {
+    require(cosines.ndim() == 2 && cosines.size() == sines.size(), "expected a cosine and a sine per pair");
+    RopeArgs args{};
+    args.q = x.data();
+    args.q_out = out.data();
+    args.num_heads = args.num_kv_heads = heads;
+    args.head_dim = dim;
+    args.pairs = static_cast<int64_t>(cosines.shape(1));
+    require(2 * args.pairs <= dim, "rope has more pairs than a head");
+    args.cosines = cosines.data();
+    args.sines = sines.data();
+    return std::make_shared<Rotate>(args, extent);
+}
+
+OperationPointer attend_all(Runtime& runtime, const In<float>& q, const In<float>& k, const In<float>& v, const Out<float>& out,
+                            const std::string& format, int64_t heads, int64_t dim, const std::optional<ActivationTuple>& scaling,
+                            int64_t max_rows) {
+    require(heads > 0 && dim > 0 && dim <= kMaxHead, "heads or head size out of range");
+    const KvFormat kind = kv_format_of(format);
+    require(kind != KvFormat::int8, "attention among all rows has no int8 form");
+    const AttendAll::Args args{q.data(), k.data(), v.data(), out.data(), heads, dim, activation_of(scaling)};
+    return std::make_shared<AttendAll>(runtime, args, kind, max_rows);
 }
 
 }  // namespace ferrum

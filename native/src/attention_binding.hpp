@@ -30,4 +30,11 @@ OperationPointer latent_store(const Runtime& runtime, const In<float>& q, const 
 OperationPointer attention(Runtime& runtime, const In<float>& q, const Out<float>& out, const Shape& shape,
                            const std::optional<ActivationTuple>& scaling, const MaybeFloats& sinks, int64_t window, int64_t chunk);
 
+OperationPointer rotate(const In<float>& x, int64_t heads, int64_t dim, const In<float>& cosines, const In<float>& sines,
+                        const Out<float>& out, int64_t extent);
+
+OperationPointer attend_all(Runtime& runtime, const In<float>& q, const In<float>& k, const In<float>& v, const Out<float>& out,
+                            const std::string& format, int64_t heads, int64_t dim, const std::optional<ActivationTuple>& scaling,
+                            int64_t max_rows);
+
 }  // namespace ferrum

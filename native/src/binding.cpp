@@ -157,6 +157,10 @@ OperationPointer embed(std::shared_ptr<Weight> table, float scale, int64_t strid
     return std::make_shared<Embed>(std::move(table), Rows{out.data(), extent}, scale, stride, offset);
 }
 
+OperationPointer embed_positions(std::shared_ptr<Weight> table, const Out<float>& out, int64_t extent) {
+    return std::make_shared<EmbedPositions>(std::move(table), Rows{out.data(), extent});
+}
+
 OperationPointer multiply(const In<float>& x, const In<float>& y, int64_t columns, const Out<float>& out, int64_t extent) {
     return std::make_shared<Multiply>(x.data(), y.data(), Rows{out.data(), extent}, columns);
 }
@@ -362,6 +366,7 @@ NB_MODULE(_native, module) {
         .def("peak", &Probe::peak, released);
     module.def("time_all", &time_all, released);
     module.def("embed", &embed, nb::arg(), nb::arg(), nb::arg(), nb::arg(), as_is, nb::arg());
+    module.def("embed_positions", &embed_positions, nb::arg(), as_is, nb::arg());
     module.def("multiply", &multiply, as_is, as_is, nb::arg(), as_is, nb::arg());
     module.def("norm", &norm, nb::arg(), as_is, as_is_or_none, as_is, as_is_or_none, nb::arg(), nb::arg(), nb::arg(), as_is_or_none, as_is,
                nb::arg(), nb::arg().none());
@@ -378,6 +383,8 @@ NB_MODULE(_native, module) {
     module.def("fill_rope", &fill_rope, as_is, nb::arg(), nb::arg(), as_is, as_is);
     module.def("latent_store", &latent_store, nb::arg(), as_is, as_is, as_is, as_is, as_is, nb::arg(), as_is, as_is, nb::arg());
     module.def("attention", &attention, nb::arg(), as_is, as_is, nb::arg(), nb::arg().none(), as_is_or_none, nb::arg(), nb::arg());
+    module.def("rotate", &rotate, as_is, nb::arg(), nb::arg(), as_is, as_is, as_is, nb::arg());
+    module.def("attend_all", &attend_all, nb::arg(), as_is, as_is, as_is, as_is, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
     module.def("short_conv", &short_conv, nb::arg(), as_is, as_is, as_is_or_none, nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), as_is);
     module.def("delta_rule", &delta_rule, nb::arg(), as_is, as_is, as_is, as_is, as_is, nb::arg(), nb::arg(), as_is);
     module.def("gated_norm", &gated_norm, as_is, as_is, as_is, nb::arg(), nb::arg(), nb::arg().none(), as_is, nb::arg());

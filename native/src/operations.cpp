@@ -32,6 +32,12 @@ void Embed::run(Runtime& runtime, int thread) {
     }
 }
 
+void EmbedPositions::run(Runtime& runtime, int thread) {
+    const auto [begin, end] = share(runtime, runtime.step.count(out_.extent), thread);
+    for (int64_t row = begin; row < end; ++row)
+        table_->row(runtime.kernels, runtime.step.positions[static_cast<size_t>(row)], out_.data + row * table_->inputs());
+}
+
 void Multiply::run(Runtime& runtime, int thread) {
     const auto [begin, end] = share(runtime, runtime.step.count(out_.extent), thread);
     for (int64_t i = begin * columns_; i < end * columns_; ++i) out_.data[i] = x_[i] * y_[i];
@@ -140,6 +146,14 @@ void RopeStore::run(Runtime& runtime, int thread) {
     args.rows = runtime.step.count(extent_);
     const int64_t items = (args.rows + kRowBlock - 1) / kRowBlock * items_per_row(args);
     const auto [begin, end] = share(runtime, items, thread);
+    if (begin < end) runtime.kernels.rope_store(args, begin, end);
+}
+
+void Rotate::run(Runtime& runtime, int thread) {
+    RopeArgs args = args_;
+    args.tables.positions = runtime.step.positions.data();
+    args.rows = runtime.step.count(extent_);
+    const auto [begin, end] = share(runtime, (args.rows + kRowBlock - 1) / kRowBlock * items_per_row(args), thread);
     if (begin < end) runtime.kernels.rope_store(args, begin, end);
 }
 

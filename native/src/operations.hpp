@@ -44,6 +44,17 @@ private:
     int64_t stride_, offset_;
 };
 
+// Rows of a packed table at the positions of the step's rows.
+class EmbedPositions final : public Operation {
+public:
+    EmbedPositions(WeightPointer table, Rows out) : table_(std::move(table)), out_(out) {}
+    void run(Runtime& runtime, int thread) override;
+
+private:
+    WeightPointer table_;
+    Rows out_;
+};
+
 // Products of two matrices, number by number.
 class Multiply final : public Operation {
 public:
@@ -141,6 +152,17 @@ private:
     RopeArgs args_;
     int64_t group_, extent_;
     RowNormsPointer q_norms_, k_norms_;
+};
+
+// Heads of x, rotated by the position of their row.
+class Rotate final : public Operation {
+public:
+    Rotate(const RopeArgs& args, int64_t extent) : args_(args), extent_(extent) {}
+    void run(Runtime& runtime, int thread) override;
+
+private:
+    RopeArgs args_;
+    int64_t extent_;
 };
 
 class LatentStore final : public Operation {

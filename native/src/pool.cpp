@@ -8,6 +8,8 @@ namespace {
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
+}  // namespace
+
 // Blocks of a whole step if pages are a multiple of it: attention then reads them in place.
 GroupStore layout(const GroupShape& shape) {
     const int64_t item = shape.format == KvFormat::f32 ? 4 : shape.format == KvFormat::bf16 ? 2 : 1, pair = 4 / item;
@@ -31,8 +33,6 @@ GroupStore layout(const GroupShape& shape) {
 }
 
 int64_t layer_page_bytes(const GroupStore& s) { return s.num_kv_heads * s.blocks_per_page * (s.key_bytes + s.value_bytes); }
-
-}  // namespace
 
 void Pool::add(const GroupShape& shape) {
     GroupStore s = layout(shape);

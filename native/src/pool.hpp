@@ -14,6 +14,10 @@ struct GroupShape {
     int64_t num_pages, page_size, num_layers, num_kv_heads, key_dim, value_dim;
 };
 
+// A store of that shape, without memory, and the bytes of a page of one layer.
+GroupStore layout(const GroupShape& shape);
+int64_t layer_page_bytes(const GroupStore& store);
+
 class Pool {
 public:
     void add(const GroupShape& shape);

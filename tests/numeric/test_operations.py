@@ -19,7 +19,7 @@ from ferrum.kernels.cpu.lowering import Lowering, Native, Operand
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.cpu.weights import NativeWeight
 from ferrum.kernels.interface import Kernels, NetworkOutput, PoolGroup, StatePool, StateTables, StepTables, row_counts
-from ferrum.kernels.op_attributes import SIGMOID, SILU, AttentionShape, DeltaShape, Routing
+from ferrum.kernels.op_attributes import SIGMOID, SILU, AttentionShape, DeltaShape, EncoderShape, Routing
 from ferrum.kernels.op_spec import Extent, Kind, OpSpec, Pool, Value, as_tuple, declared, operation
 from ferrum.kernels.operations import Array, Matrix, Operations, Weight
 from ferrum.kernels.recorded_program import Interpreter, record, run_eager
@@ -114,6 +114,9 @@ CASES: dict[str, Callable[[Case], tuple[Any, ...]]] = {
         *(case.value(2 * HIDDEN), case.value(2 * DIM), case.value(), case.value(DIM), LATENT_SHAPE, case.rope()),
     ),
     "attention": lambda case: (case.value(), SHAPE),
+    "embed_positions": lambda case: (case.weight(VOCABULARY),),
+    "rotate": lambda case: (case.value(), HEADS, case.rope()),
+    "attend_all": lambda case: (case.value(), case.value(), case.value(), EncoderShape(HEADS, DIM, 0.3)),
     "short_conv": lambda case: (
         *(case.value(CHANNELS), case.vector(TAPS * CHANNELS), (0, 0), case.vector(CHANNELS), SILU),
     ),

@@ -66,6 +66,7 @@ OPERATIONS = {
     "head_linear": "attention over latent vectors",
     "latent_store": "attention over latent vectors",
     "experts": "experts by",
+    **dict.fromkeys(("embed_positions", "rotate", "attend_all"), "attention among all rows"),
     "rope_store": "rotation",
     "attention": "attention over",
     "gather": "selection of rows",

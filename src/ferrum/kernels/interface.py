@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.cache.page_table import PageCopy
+from ferrum.core.errors import Unsupported
 from ferrum.core.state_shape import StateShape
 from ferrum.kernels.adapters import AdapterSite, Change
 from ferrum.kernels.op_spec import Extent, Program
@@ -232,6 +233,10 @@ class Replay(Protocol):
 
     def submit(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
         """Begin one step, or run it at once. The next step overwrites the returned arrays; see `Kernels.defers`."""
+
+    def run_part(self, kernels: Kernels, tables: StepTables, part: range) -> NetworkOutput:  # noqa: ARG002
+        """Run some operations of a step. Parts run in order, and nothing else on these kernels between them."""
+        raise Unsupported("a step in parts", f"{type(self).__name__} runs whole steps")
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
         """Run one step and return the seconds of each operation."""

@@ -64,6 +64,22 @@ class AttentionShape:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderShape:
+    """Attention parameters of a layer that sees all rows of a span, as encoders of images do.
+
+    Attributes:
+        num_heads, head_dim: of queries, keys and values.
+        scale: factor of q . k.
+        format: of the numbers that are multiplied: they are rounded to it as those of a KV pool are.
+    """
+
+    num_heads: int
+    head_dim: int
+    scale: float
+    format: Literal["float32", "bfloat16"] = "float32"
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaShape:
     """Parameters of a layer with the gated delta rule.
 

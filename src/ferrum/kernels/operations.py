@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import Unsupported
 from ferrum.kernels.adapters import AdapterSite
-from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, DeltaShape, Routing
+from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, DeltaShape, EncoderShape, Routing
 from ferrum.kernels.op_spec import Extent, Kind, OpSpec, Pool, Value, operation
 
 Array = Annotated[Any, Kind.VALUE]
@@ -277,6 +277,28 @@ class Operations(Protocol):
             sinks: [heads], a logit in the softmax of each head that has no value (Xiao et al. 2023, section 3.3).
         """
         return q.like(shape.output_columns)
+
+    @operation()
+    def embed_positions(self, table: Table) -> Array:
+        """Look up the rows of a table at the positions of the step's rows -> [R, H]."""
+        return Value(Extent.ROWS, table.shape[1])
+
+    @operation()
+    def rotate(self, x: Array, heads: int, rope: tuple[Vector, Vector]) -> Array:
+        """Rotate each head of x as `rope_store` does -> [R, heads x dim].
+
+        Args:
+            rope: cosines and sines [positions, pairs]. The row of a table may be that of a place in an image.
+        """
+        return x.like()
+
+    @operation()
+    def attend_all(self, q: Array, k: Array, v: Array, shape: EncoderShape) -> Array:
+        """Attend from each row to all rows of its span, without a pool: [R, heads x dim] each -> [R, heads x dim].
+
+        The arithmetic is that of `attention` for the last row of a sequence. Other spans change no bit.
+        """
+        return q.like()
 
     @operation()
     def short_conv(

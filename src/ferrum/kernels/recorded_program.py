@@ -95,11 +95,15 @@ class Interpreter(Replay):
         buffers = zip(self.program.buffers, self._memory, strict=True)
         return sum(memory.nbytes for (kind, _), memory in buffers if kind is extent)
 
-    @np.errstate(all="ignore")  # the finite flags report a NaN
     def submit(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
+        return self.run_part(kernels, tables, range(len(self.program.ops)))
+
+    @np.errstate(all="ignore")  # the finite flags report a NaN
+    def run_part(self, kernels: Kernels, tables: StepTables, part: range) -> NetworkOutput:
         counts = row_counts(tables, self._limits)
-        kernels.begin(tables)
-        for op in self.program.ops:
+        if part.start == 0:
+            kernels.begin(tables)
+        for op in self.program.ops[part.start : part.stop]:
             self._run(op, kernels, counts)
         return NetworkOutput(*(self._view(value, counts) for value in self.program.output))
 

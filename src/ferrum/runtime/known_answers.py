@@ -19,7 +19,7 @@ from ferrum.core.state_shape import StateShape
 from ferrum.core.step import Sampling
 from ferrum.kernels.adapters import AdapterSite, Change, LowRank, Replacement, SiteKind
 from ferrum.kernels.interface import AdapterRows, Kernels, PoolGroup, StatePool, StateTables, StepTables
-from ferrum.kernels.op_attributes import SIGMOID, SILU, Activation, AttentionShape, DeltaShape, Routing
+from ferrum.kernels.op_attributes import SIGMOID, SILU, Activation, AttentionShape, DeltaShape, EncoderShape, Routing
 from ferrum.kernels.operations import F32, Weight
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.rope import rope_spec
@@ -140,6 +140,7 @@ def answers(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Sequence[Answe
         yield f"attention over {format}", partial(_attention, kernels, inputs, index)
     yield "attention over narrow values", partial(_narrow_attention, kernels, inputs)
     yield "attention over latent vectors", partial(_latent_attention, kernels, inputs)
+    yield "attention among all rows", partial(_attention_of_all, kernels, inputs)
     for index, routing in enumerate(_ROUTINGS):
         yield f"experts by {routing.score} ({index})", partial(_experts, kernels, inputs, routing)
     yield "activations", partial(_activations, kernels, inputs)
@@ -259,6 +260,18 @@ def _latent_attention(kernels: Kernels, inputs: Inputs) -> list[Answer]:
     values = kernels.weight(DenseWeight(inputs.numbers(96, 32)))
     found = [stored, attended, kernels.head_linear(attended, values, 3)]
     return [*found, kernels.read_page("latent vectors", 0)]
+
+
+def _attention_of_all(kernels: Kernels, inputs: Inputs) -> list[Answer]:
+    """Embed positions, rotate heads, and attend among the rows of two spans, in both formats."""
+    q, k, v = (inputs.numbers(_TOKENS + 5, 123, at=at) for at in (14, 503, 907))
+    v[_TOKENS + 3] *= np.float32(2.0**-125)
+    rope = kernels.rope_table((1.0, 0.1, 0.01), 1.0, _TOKENS)
+    kernels.begin(known_tables([(0, _TOKENS), (40, 5)]))
+    table = kernels.weight(DenseWeight(inputs.numbers(_TOKENS, _INPUTS, at=9)))
+    found = [kernels.embed_positions(table), kernels.rotate(2 * q, 3, rope)]
+    shapes = EncoderShape(3, 41, 0.16), EncoderShape(3, 41, 2.5, "bfloat16")
+    return found + [kernels.attend_all(4 * q, k, v, shape) for shape in shapes]
 
 
 def _experts(kernels: Kernels, inputs: Inputs, routing: Routing) -> list[Answer]:

@@ -17,7 +17,7 @@ from ferrum.kernels.adapters import AdapterSite
 from ferrum.kernels.cpu.weights import NativeSites, NativeWeight
 from ferrum.kernels.curves import Curve, curve, scaling
 from ferrum.kernels.group_weights import rows_of_group
-from ferrum.kernels.op_attributes import Activation, AttentionShape, DeltaShape, Routing
+from ferrum.kernels.op_attributes import Activation, AttentionShape, DeltaShape, EncoderShape, Routing
 from ferrum.kernels.op_spec import Extent
 from ferrum.kernels.operations import F32, Array
 from ferrum.kernels.reference.reference_math import LOG2_E
@@ -261,6 +261,17 @@ class Lowering:
         scores = scaling(shape.scale, shape.softcap, float(LOG2_E))
         seen = shape.window or 0, shape.chunk or 0
         return self.library.attention(self.runtime, q.array, out.array, _sizes(shape), scores, sinks, *seen)
+
+    def embed_positions(self, table: NativeWeight, out: Operand) -> Native:
+        return self.library.embed_positions(table.native, out.array, out.extent)
+
+    def rotate(self, x: Operand, heads: int, rope: tuple[F32, F32], out: Operand) -> Native:
+        return self.library.rotate(x.array, heads, x.columns // heads, *rope, out.array, x.extent)
+
+    def attend_all(self, q: Operand, k: Operand, v: Operand, shape: EncoderShape, out: Operand) -> Native:
+        arrays, sizes = (q.array, k.array, v.array, out.array), (shape.format, shape.num_heads, shape.head_dim)
+        scores = scaling(shape.scale, None, float(LOG2_E))
+        return self.library.attend_all(self.runtime, *arrays, *sizes, scores, q.max_rows)
 
     def short_conv(
         self,

@@ -301,6 +301,7 @@ class NativeProgram(Replay):
         self._operations = [self._lower(op) for op in program.ops]
         self._output = [(value.extent, self._matrix(value)) for value in program.output]
         self._native = kernels.lowering.library.Program(self._operations)
+        self._parts: dict[range, Any] = {}
 
     def nbytes(self, extent: Extent) -> int:
         pairs = zip(self.program.buffers, self._sizes, strict=True)
@@ -314,6 +315,13 @@ class NativeProgram(Replay):
         for extent, matrix in self._output:
             rows.append(matrix[: counts[extent]])
         return NetworkOutput(*rows)
+
+    def run_part(self, kernels: Kernels, tables: StepTables, part: range) -> NetworkOutput:
+        counts = self._begin(kernels, tables) if part.start == 0 else row_counts(tables)
+        if part not in self._parts:
+            self._parts[part] = self._kernels.lowering.library.Program(self._operations[part.start : part.stop])
+        self._kernels.run(self._parts[part], len(part))
+        return NetworkOutput(*(matrix[: counts[extent]] for extent, matrix in self._output))
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
         self._begin(kernels, tables)

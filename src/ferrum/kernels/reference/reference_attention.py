@@ -12,12 +12,12 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.op_attributes import AttentionShape
+from ferrum.kernels.op_attributes import AttentionShape, EncoderShape
 from ferrum.kernels.operations import F32, Int32
 from ferrum.kernels.reference.fused_sums import add_pairs, add_products, flushed_product, fused
 from ferrum.kernels.reference.reference_math import LOG2_E, exp2, input_bf16, lanes_sum, round_whole
 from ferrum.kernels.reference.reference_rows import capped
-from ferrum.kernels.reference.store import LEVELS, Stored
+from ferrum.kernels.reference.store import ELEMENT, LEVELS, Stored
 
 # ---- The two matrix products of attention, by KV format. The arithmetic is the same for every query length ----
 #
@@ -173,6 +173,15 @@ def attend(
         maximum = raised
     # Adding 0 makes every zero positive: the sign of an underflow depends on masked terms.
     return (out / total[..., None] + np.float32(0)).astype(np.float32, copy=False).reshape(rows, heads, -1)
+
+
+def attend_all(q: F32, k: F32, v: F32, shape: EncoderShape) -> F32:
+    """Compute attention among all rows [rows, heads x dim] of a span; every row sees what the last one sees."""
+    by_head = len(q), shape.num_heads, shape.head_dim
+    keys, values = (Stored(x.reshape(by_head).astype(ELEMENT[shape.format]).astype(np.float32), None) for x in (k, v))
+    last = np.full(len(q), len(q) - 1, np.int32)
+    all_heads = AttentionShape(0, 0, shape.num_heads, *by_head[1:], shape.scale)
+    return attend(q.reshape(by_head), keys, values, last, 0, all_heads, PRODUCTS[shape.format]).reshape(q.shape)
 
 
 def _start(rows: int, shape: AttentionShape, sinks: F32 | None) -> tuple[F32, F32]:

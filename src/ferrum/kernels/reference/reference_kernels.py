@@ -17,7 +17,7 @@ from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.adapters import AdapterSite, Change, SiteKind
 from ferrum.kernels.interface import Kernels, PoolGroup, StatePool, StepTables, with_carried
 from ferrum.kernels.numerics import NUMERICS_ID
-from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, DeltaShape, Routing
+from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, DeltaShape, EncoderShape, Routing
 from ferrum.kernels.op_spec import Extent, Program
 from ferrum.kernels.operations import F32, Bytes, Weight
 from ferrum.kernels.recorded_program import Interpreter
@@ -25,7 +25,7 @@ from ferrum.kernels.reference.fused_sums import fused
 from ferrum.kernels.reference.page_checksums import page_sums
 from ferrum.kernels.reference.page_layout import PageLayout
 from ferrum.kernels.reference.reference_adapters import ExpertChanges, changed, changed_embeddings, changed_heads
-from ferrum.kernels.reference.reference_attention import PRODUCTS, STEP, attend, first_seen, probabilities
+from ferrum.kernels.reference.reference_attention import PRODUCTS, STEP, attend, attend_all, first_seen, probabilities
 from ferrum.kernels.reference.reference_experts import add_experts, multiply_heads, route
 from ferrum.kernels.reference.reference_math import best_tokens
 from ferrum.kernels.reference.reference_rows import (
@@ -350,6 +350,17 @@ class ReferenceKernels(Kernels):
         if self.captured is not None:
             self.captured.append(seen)
         return out
+
+    def embed_positions(self, table: Weight) -> F32:
+        rows: F32 = table.rows(self.tables.positions)
+        return rows
+
+    def rotate(self, x: F32, heads: int, rope: RopeTable) -> F32:
+        return self._rotated(x.reshape(len(x), heads, -1), rope).reshape(x.shape)
+
+    def attend_all(self, q: F32, k: F32, v: F32, shape: EncoderShape) -> F32:
+        bounds = pairwise(self.tables.span_rows)
+        return np.concatenate([attend_all(q[a:b], k[a:b], v[a:b], shape) for a, b in bounds])
 
     def short_conv(
         self,
