@@ -17,8 +17,9 @@ TOOLS = sorted(
     path for folder in ("training", "bench", "examples", ".ci") for path in (REPOSITORY / folder).rglob("*.py")
 )
 ROOMS = (
-    "core", "contract", "cache", "scheduler", "text", "guides", "formats", "grammar", "kernels", "quant", "nn",
-    "models", "sampling", "speculative", "sources", "runtime", "engine", "client", "bench", "server", "cli", "verbs",
+    "core", "contract", "cache", "scheduler", "text", "guides", "formats", "grammar", "images", "kernels", "quant",
+    "nn", "models", "sampling", "speculative", "sources", "runtime", "engine", "client", "bench", "server", "cli",
+    "verbs",
 )  # fmt: skip
 """Rooms in the order of imports: each imports those before it only. No path of the product enters the last one."""
 WITHOUT_ARRAYS = {"core", "contract", "cache", "scheduler", "text", "guides", "formats", "grammar"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from ferrum.core.errors import FerrumError
 from ferrum.core.guidance import Guidance
@@ -71,6 +72,19 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
+class ImagePlace:
+    """The place of an image in a prompt.
+
+    Attributes:
+        positions: of the tokens that get rows of the image, ascending.
+        digest: of the image and of all that changes its rows.
+    """
+
+    positions: tuple[int, ...]
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A validated request: token ids and numbers only.
 
@@ -90,6 +104,8 @@ class Request:
         trace_id: echoed in every event.
         adapters: in ascending order of their ids, in which their results are added.
         inputs: given rows at positions of the prompt.
+        images: `DecodedImage`s of the prompt, whose rows become `inputs` before the request runs.
+        image_places: where they are, one for each.
         pooling: how to pool the prompt into a vector (then `params.max_tokens` is 0 and `n` 1), or None.
         prediction: predicted output tokens, used as draft tokens; they do not change the output.
         guidance: limits on the generated tokens, or None.
@@ -114,6 +130,8 @@ class Request:
     trace_id: str = ""
     adapters: tuple[Adapter, ...] = ()
     inputs: tuple[Inputs, ...] = ()
+    images: tuple[Any, ...] = ()
+    image_places: tuple[ImagePlace, ...] = ()
     pooling: Pooling | None = None
     prediction: tuple[int, ...] = ()
     guidance: Guidance | None = None

@@ -1,0 +1,127 @@
+"""Pixels of images: bit for bit those of the Pillow processors of `transformers`, at odd sizes and settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from ferrum.core.errors import CheckpointError, RequestError, Unsupported
+from ferrum.images.idefics_images import IdeficsImages, places_of
+from ferrum.images.image_processor import ImageProcessor
+from ferrum.images.pixels import levels_of
+from ferrum.images.pixtral_images import PixtralImages
+from image_models import decoded, picture, random_image
+
+RANDOM = np.random.default_rng(3)
+SIZES = [tuple(map(int, RANDOM.integers(4, 140, 2))) for _ in range(60)]
+EXTREMES = [(4, 139), (139, 4), (64, 64), (32, 33), (16, 16), (127, 128)]
+TILED = (
+    {"size": {"longest_edge": 100}, "max_image_size": {"longest_edge": 32}},
+    {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 32}, "resample": 2, "image_mean": 0.25},
+    {"size": {"longest_edge": 97}, "max_image_size": {"longest_edge": 40}, "image_std": [0.3, 0.2, 0.7]},
+    {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 24}, "do_image_splitting": False},
+)
+ROWED = (
+    {"size": {"longest_edge": 112}, "patch_size": 28},
+    {"size": {"longest_edge": 75}, "patch_size": 8, "resample": 1, "rescale_factor": 0.003},
+)
+
+
+def tokens(text: str) -> int:
+    return {"<image>": 5, "[IMG]": 5, "[IMG_BREAK]": 6, "[IMG_END]": 7}[text]
+
+
+def tiles_of(patches: np.ndarray, places: np.ndarray, patch: int) -> np.ndarray:
+    """Return the image [3, h, w] that patches at places [n, 2] are."""
+    rows, columns = places.max(axis=0) + 1
+    whole = np.empty((rows, columns, 3, patch, patch), np.float32)
+    whole[places[:, 0], places[:, 1]] = patches.reshape(-1, 3, patch, patch)
+    return whole.transpose(2, 0, 3, 1, 4).reshape(3, rows * patch, columns * patch)
+
+
+@pytest.mark.parametrize("values", TILED)
+def test_tiles_equal_those_of_transformers(values: dict[str, Any]) -> None:
+    twin = transformers.SmolVLMImageProcessorPil(**values)
+    patch, side = 4, values["max_image_size"]["longest_edge"] // 4
+    ours = IdeficsImages(values, patch, side, 2, tokens, lambda text: [5] * text.count("<image>"))
+    for width, height in SIZES[:24] + EXTREMES:
+        image = random_image(width, height)
+        theirs = twin([[picture(image)]], return_tensors="np")["pixel_values"][0]
+        frames = ours.frames(image)
+        assert len(frames) == len(theirs)
+        for frame, tile in zip(frames, theirs, strict=True):
+            places = np.stack(np.divmod(frame.positions, side), axis=-1)
+            np.testing.assert_array_equal(tiles_of(frame.patches, places, patch), tile)
+
+
+@pytest.mark.parametrize("values", ROWED)
+def test_frames_of_any_size_equal_those_of_transformers(values: dict[str, Any]) -> None:
+    twin = transformers.PixtralImageProcessorPil(**values)
+    patch = values["patch_size"] // 2
+    ours = PixtralImages(values, patch, 60, 2, tokens)
+    for width, height in SIZES + EXTREMES:
+        image = random_image(width, height)
+        theirs = twin([picture(image)], return_tensors="np")["pixel_values"][0]
+        (frame,) = ours.frames(image)
+        places = np.stack(np.divmod(frame.positions, 60), axis=-1)
+        np.testing.assert_array_equal(tiles_of(frame.patches, places, patch), theirs)
+        merged = frame.positions.reshape(-1, 4)
+        assert len(merged) == len(ours.run_of(width, height).rows)
+        assert (merged[:, 1] == merged[:, 0] + 1).all() and (merged[:, 2] == merged[:, 0] + 60).all()
+
+
+def test_learned_places_of_published_sides_equal_those_of_transformers() -> None:
+    config = transformers.SmolVLMVisionConfig(hidden_size=8, num_hidden_layers=0, num_attention_heads=1, patch_size=1)
+    for side in (8, 14, 16, 24, 26, 27, 30, 32, 70):
+        config.image_size = side
+        embeddings = transformers.models.smolvlm.modeling_smolvlm.SmolVLMVisionEmbeddings(config)
+        torch.nn.init.zeros_(embeddings.patch_embedding.weight)
+        torch.nn.init.zeros_(embeddings.patch_embedding.bias)
+        embeddings.position_embedding.weight.data[:, 0] = torch.arange(side**2)
+        with torch.no_grad():
+            found = embeddings(torch.zeros(1, 3, side, side), torch.ones(1, side, side, dtype=torch.bool))[0, :, 0]
+        places = places_of(side, side)
+        np.testing.assert_array_equal(found.numpy().astype(int), np.add.outer(places * side, places).ravel())
+
+
+def test_prompts_get_the_tokens_of_their_images() -> None:
+    processor = ImageProcessor(PixtralImages(ROWED[0], 14, 8, 2, tokens))
+    wide, small = random_image(60, 30), random_image(20, 20)
+    ids, places = processor.expand([1, 5, 2, 5], [wide, small])
+    assert ids == (1, 5, 5, 5, 6, 5, 5, 5, 7, 2, 5, 7)
+    assert [place.positions for place in places] == [(1, 2, 3, 5, 6, 7), (10,)]
+    assert processor.size_of(60, 30) == 8 and len({place.digest for place in places}) == 2
+    with pytest.raises(RequestError, match="2 placeholders for images, and 1 images were given"):
+        processor.expand([5, 1, 5], [wide])
+
+
+def test_the_digest_names_image_settings_and_version() -> None:
+    image, other = random_image(9, 9), decoded(np.zeros((9, 9, 3), np.uint8))
+    first, second = (ImageProcessor(PixtralImages(values, 4, 30, 1, tokens)) for values in ROWED)
+    same = ImageProcessor(PixtralImages(dict(ROWED[0]), 4, 30, 1, tokens))
+    assert first.digest(image) == same.digest(image)
+    assert len({first.digest(image), second.digest(image), first.digest(other)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "words"),
+    [
+        ({"do_normalize": False}, Unsupported, "do_normalize=False"),
+        ({"resample": 9}, CheckpointError, "resample must be a filter from 0 to 5"),
+        ({"image_mean": [1, 2]}, CheckpointError, "image_mean must be 3 numbers"),
+    ],
+)
+def test_other_settings_are_refused_by_name(values: dict[str, Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        levels_of(values, 3, (0.5,) * 3, (0.5,) * 3)
+
+
+def test_tiles_that_do_not_fit_the_tower_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="do not fit patches of 4, 8 positions"):
+        IdeficsImages({"max_image_size": {"longest_edge": 36}}, 4, 8, 2, tokens, lambda text: [])
+    with pytest.raises(CheckpointError, match="longest_edge 1024 is larger"):
+        PixtralImages({}, 16, 60, 2, tokens)

@@ -1,0 +1,215 @@
+"""Tiny random models that see images, with tokenizers and image processors, and their twins in `transformers`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from ferrum.images.decoded_image import DecodedImage
+from shared_models import folder
+from text_samples import BOS, EOS, write
+
+TEXT = {
+    "vocab_size": 160,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 2048,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+VISION = {
+    "hidden_size": 40,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "image_size": 32,
+}
+TEMPLATE = (
+    "{% for m in messages %}{{ bos_token }}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'image' %}IMAGE{% else %}{{ part.text }}{% endif %}{% endfor %}"
+    "{% endif %}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}{{ bos_token }}assistant:{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class ImageCase:
+    """A tiny model that sees.
+
+    Attributes:
+        config: configuration class of `transformers`.
+        processor: class of its image processor.
+        changes: fields of the configuration; those of its parts under `text_config` and `vision_config`.
+        values: of `preprocessor_config.json`.
+        tokens: special tokens. The first one stands for an image in a prompt.
+    """
+
+    name: str
+    config: str
+    processor: str
+    changes: Mapping[str, Any] = field(hash=False)
+    values: Mapping[str, Any] = field(hash=False)
+    tokens: tuple[str, ...] = ()
+
+
+_TILED = (
+    *("<image>", "<fake_token_around_image>", "<global-img>"),
+    *(f"<row_{row}_col_{column}>" for row, column in product(range(1, 4), repeat=2)),
+)
+_ROWED = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
+
+CASES = {
+    case.name: case
+    for case in (
+        ImageCase(
+            "smolvlm",
+            "SmolVLMConfig",
+            "SmolVLMImageProcessorPil",
+            {"scale_factor": 2, "text_config": {"model_type": "llama"}},
+            {"size": {"longest_edge": 80}, "max_image_size": {"longest_edge": 32}},
+            _TILED,
+        ),
+        ImageCase(
+            "idefics3",
+            "Idefics3Config",
+            "Idefics3ImageProcessorPil",
+            {
+                "scale_factor": 3,
+                "text_config": {"model_type": "llama", "head_dim": 16},
+                "vision_config": {"num_attention_heads": 4, "image_size": 30, "patch_size": 5, "num_hidden_layers": 3},
+            },
+            {"size": {"longest_edge": 60}, "max_image_size": {"longest_edge": 30}, "resample": 3},
+            _TILED,
+        ),
+        ImageCase(
+            "mistral3",
+            "Mistral3Config",
+            "PixtralImageProcessorPil",
+            {"spatial_merge_size": 2, "text_config": {"model_type": "mistral"}},
+            {"size": {"longest_edge": 32}, "patch_size": 8},
+            _ROWED,
+        ),
+        ImageCase(
+            "mistral3-merge3",
+            "Mistral3Config",
+            "PixtralImageProcessorPil",
+            {
+                "spatial_merge_size": 3,
+                "multimodal_projector_bias": True,
+                "text_config": {"model_type": "mistral", "rms_norm_eps": 1e-3, "sliding_window": None},
+                "vision_config": {"num_attention_heads": 5, "image_size": 60, "hidden_act": "silu"},
+            },
+            {"size": {"longest_edge": 50}, "patch_size": 12, "image_mean": [0.5, 0.4, 0.3]},
+            _ROWED,
+        ),
+        ImageCase(
+            "pixtral",
+            "LlavaConfig",
+            "PixtralImageProcessorPil",
+            {
+                "text_config": {"model_type": "mistral"},
+                "vision_config": {"model_type": "pixtral"},
+                "vision_feature_layer": -1,
+                "vision_feature_select_strategy": "full",
+            },
+            {"size": {"longest_edge": 30}, "patch_size": 4},
+            _ROWED,
+        ),
+    )
+}
+
+
+@cache
+def seeing_model(name: str) -> Any:
+    """Return the twin, with the weights of `seeing_directory`."""
+    case = CASES[name]
+    token = tokenizer_of(case).token_to_id(case.tokens[0])
+    changes = {**case.changes, "image_token_id": token, "image_token_index": token}
+    text = {**TEXT, **changes.pop("text_config")}
+    vision = {**VISION, "model_type": "pixtral", **changes.pop("vision_config", {})}
+    if case.config in ("SmolVLMConfig", "Idefics3Config"):
+        del vision["model_type"]
+    config = getattr(transformers, case.config)(
+        text_config=text, vision_config=vision, tie_word_embeddings=False, **changes
+    )
+    torch.manual_seed(7)
+    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
+    return model
+
+
+@cache
+def seeing_directory(name: str) -> Path:
+    """Return the checkpoint of a case."""
+    case, directory = CASES[name], folder(f"seeing-{name}")
+    seeing_model(name).save_pretrained(directory)
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    write(directory, tokenizer_of(case), chat_template=TEMPLATE.replace("IMAGE", case.tokens[0]))
+    (directory / "preprocessor_config.json").write_text(json.dumps(case.values))
+    return directory
+
+
+def tokenizer_of(case: ImageCase) -> Tokenizer:
+    """Return a tokenizer of printable ASCII and line ends, two of which are one token, with the special tokens."""
+    characters = ["Ġ" if letter == " " else letter for letter in map(chr, range(32, 127))]
+    pieces = [BOS, EOS, *characters, "Ċ", "ĊĊ"]
+    tokenizer = Tokenizer(models.BPE({piece: place for place, piece in enumerate(pieces)}, [("Ċ", "Ċ")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([BOS, EOS, *(AddedToken(each, special=True) for each in case.tokens)])
+    return tokenizer
+
+
+def twin_processor(name: str) -> Any:
+    """Return the image processor of `transformers`."""
+    case = CASES[name]
+    return getattr(transformers, case.processor)(**case.values)
+
+
+def random_image(width: int, height: int, seed: int = 0) -> DecodedImage:
+    """Return an image of noise over a gradient."""
+    rng = np.random.default_rng((seed, width, height))
+    slope = np.add.outer(np.linspace(0, 120, height), np.linspace(0, 80, width))[..., None]
+    return decoded((slope + rng.integers(0, 56, (height, width, 3))).astype(np.uint8))
+
+
+def decoded(pixels: np.ndarray) -> DecodedImage:
+    """Return pixels as a decoded image."""
+    return DecodedImage(pixels, hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).digest())
+
+
+def picture(image: DecodedImage) -> Image.Image:
+    """Return an image as Pillow has it."""
+    return Image.fromarray(image.pixels)
+
+
+def twin_pixels(name: str, image: DecodedImage) -> dict[str, torch.Tensor]:
+    """Return the arguments that the twin gets for an image."""
+    found = twin_processor(name)([[picture(image)]], return_tensors="np")
+    wanted = ("pixel_values", "pixel_attention_mask", "image_sizes")
+    return {key: torch.tensor(np.asarray(found[key])) for key in wanted if key in found}
+
+
+def twin_rows(name: str, image: DecodedImage) -> np.ndarray:
+    """Return the rows of an image by the twin."""
+    with torch.no_grad():
+        found = seeing_model(name).get_image_features(**twin_pixels(name, image), return_dict=True).pooler_output
+    return torch.cat(list(found)).numpy()
