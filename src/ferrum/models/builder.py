@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -17,7 +17,7 @@ from ferrum.core.kv_shape import KvShape
 from ferrum.core.state_shape import StateShape
 from ferrum.kernels.interface import ParameterForms
 from ferrum.kernels.op_attributes import Activation
-from ferrum.kernels.operations import Array
+from ferrum.kernels.operations import F32, Array
 from ferrum.kernels.reference.reference_math import exp
 from ferrum.kernels.vectors import ones, temperatures
 from ferrum.models.tensor_names import ParameterReader, Rows, View
@@ -108,6 +108,7 @@ class Builder:
         weights: every matrix so far, by name.
         norm_weights: those of every norm so far that a checkpoint has.
         ropes: every rope table so far, by frequencies and scaling.
+        grid_ropes: every pair of tables of places of an image so far.
         temperatures: every table of factors by position so far, by its scale, period and shift.
         stores: the specs that store per token, by what they store. A shape's position is its layer group.
         states: how many parts store each state so far. A shape's position is its state group.
@@ -124,6 +125,7 @@ class Builder:
     weights: dict[str, NamedWeight] = field(default_factory=dict)
     norm_weights: list[NamedNorm] = field(default_factory=list)
     ropes: dict[tuple[tuple[float, ...], float], Array] = field(default_factory=dict)
+    grid_ropes: dict[Hashable, tuple[Array, Array]] = field(default_factory=dict)
     temperatures: dict[tuple[float, int, int], Array] = field(default_factory=dict)
     stores: dict[KvShape, list[StoringSpec]] = field(default_factory=dict)
     states: Counter[StateShape] = field(default_factory=Counter)
@@ -233,6 +235,13 @@ class Builder:
         if key not in self.ropes:
             self.ropes[key] = self.kernels.rope_table(frequencies, scaling, self.positions)
         return self.ropes[key]
+
+    def grid_rope(self, key: Hashable, tables: Callable[[], tuple[F32, F32]]) -> tuple[Array, Array]:
+        """Return cosines and sines of places of an image. Parts with equal keys share them."""
+        if key not in self.grid_ropes:
+            cosines, sines = tables()
+            self.grid_ropes[key] = self.kernels.vector(cosines), self.kernels.vector(sines)
+        return self.grid_ropes[key]
 
     def temperature(self, scale: float, period: int, shift: int) -> Array:
         """Return the factors of `kernels.vectors.temperatures`. Parts with equal ones share a table."""

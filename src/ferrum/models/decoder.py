@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ferrum.core.kv_shape import KvShape
@@ -95,9 +96,21 @@ class Inventory:
 
 def inventory(spec: DecoderSpec) -> Inventory:
     """Return the inventory of a model."""
+    return list_parameters(lambda source, kernels: _builder(spec, source, kernels, 0), partial(_decoder, spec))
+
+
+def list_parameters(
+    builder: Callable[[ParameterReader, ParameterForms], Builder], build: Callable[[Builder], object]
+) -> Inventory:
+    """Return what building something asks for.
+
+    Args:
+        builder: returns the builder for a source and forms, neither of which has numbers.
+        build: builds it.
+    """
     source = _Listing()
-    make = _builder(spec, source, _Formless(), 0)
-    _decoder(spec, make)
+    make = builder(source, Formless())
+    build(make)
     heads = next((specs[0].num_heads for specs in make.stores.values()), 0)
     rope_numbers = sum(len(frequencies) for frequencies, _ in make.ropes)
     norms = {each.name: each.offset for each in make.norm_weights}
@@ -145,7 +158,7 @@ class _Listing:
         return zeros(size)
 
 
-class _Formless:
+class Formless:
     """A backend that converts nothing."""
 
     def weight(self, weight: Weight) -> Weight:

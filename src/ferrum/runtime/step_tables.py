@@ -177,6 +177,14 @@ def stage(
     )
 
 
+def frame_tables(rows: F32, positions: Int32) -> StepTables:
+    """Return the tables of one span without a sequence, whose rows [n, K] are all given."""
+    none, count = _table(()), len(rows)
+    given = GivenRows(np.arange(count, dtype=np.int32), np.ascontiguousarray(rows))
+    bounds = _table((0, count))
+    return StepTables(np.zeros(count, np.int32), positions, bounds, (), none, none, given)
+
+
 def _carried(pairs: Sequence[tuple[int, int]], step: StepTokens) -> Carried:
     """Return the rows of a pass that spans of another step give their tokens, from pairs of both."""
     rows, spans = zip(*pairs, strict=True)

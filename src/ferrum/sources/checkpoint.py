@@ -26,6 +26,7 @@ INDEX: Final = "model.safetensors.index.json"
 _PREFIX: Final = "model."
 TEXT_PREFIXES: Final = (
     ("model.language_model.", "model."),
+    ("model.text_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 )
@@ -34,7 +35,7 @@ TEXT_PREFIXES: Final = (
 _TOWERS: Final = frozenset(
     (
         *("vision_tower", "vision_model", "visual", "vision_embedder", "embed_vision"),
-        *("audio_tower", "embed_audio", "multi_modal_projector", "mm_projector", "image_newline"),
+        *("audio_tower", "embed_audio", "multi_modal_projector", "mm_projector", "image_newline", "connector"),
     )
 )
 """The parts of a model that see and hear, and that bring what they found to the text model."""
@@ -104,11 +105,19 @@ class TensorStore(Protocol):
         return
 
 
+Names = Callable[[Collection[str], Mapping[str, Any]], dict[str, str]]
+"""From the names of tensors in files and a configuration to each tensor's name and that in its file."""
+
+
 class Checkpoint(TensorStore):
     """A directory of model files, mapped; tensors are read when used.
 
     Embedding models are saved without a head, and their tensor names lack the whole model's prefix: it is added. If
     head and embedding are one matrix, the files may hold either. A model that also sees or hears gives its text model.
+
+    Args:
+        directory: of the files.
+        names: chooses tensors, and names them; None: those of the text model.
 
     Attributes: see `TensorStore`.
 
@@ -116,14 +125,14 @@ class Checkpoint(TensorStore):
         CheckpointError: a file is missing, damaged, or contradicts another; the message names file and tensor.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, names: Names | None = None) -> None:
         if not directory.is_dir():
             raise CheckpointError(f"{directory}: is not a directory")
         self.directory = directory
         config = read_config(directory)
         self.config = text_config(config)
         files = _open_files(directory)
-        self._places = {full: (files[name], name) for full, name in whole_names(files, config).items()}
+        self._places = {full: (files[name], name) for full, name in (names or whole_names)(files, config).items()}
         self.tensors: dict[str, TensorInfo] = {full: file.tensors[own] for full, (file, own) in self._places.items()}
         self.headless = is_headless(files)
 
@@ -170,6 +179,12 @@ def _text_names(names: Collection[str]) -> dict[str, str]:
             raise CheckpointError(f"tensors {own[text]!r} and {name!r} are both {text!r} of the text model")
         own[text] = name
     return own
+
+
+def tower_names(names: Collection[str], config: Mapping[str, Any]) -> dict[str, str]:  # noqa: ARG001 - see `Names`
+    """Return the tensors of the parts that see and hear, by their names without the prefix of the whole model."""
+    own = {name.removeprefix(_PREFIX): name for name in names}
+    return {name: held for name, held in own.items() if name.partition(".")[0] in _TOWERS}
 
 
 def is_headless(names: Collection[str]) -> bool:

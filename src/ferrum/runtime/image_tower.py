@@ -1,0 +1,158 @@
+"""`ImageTower`: the tower of a model on kernels, from prepared images to the rows that stand for them.
+
+Which images are computed when is the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ferrum.core.config import ModelConfig
+from ferrum.core.errors import FerrumError, StepError
+from ferrum.images.decoded_image import DecodedImage
+from ferrum.images.image_processor import Frame, ImageProcessor, PreparedImage
+from ferrum.kernels.interface import Kernels, ParameterForms, Replay
+from ferrum.kernels.op_spec import Extent
+from ferrum.kernels.operations import F32, Int32
+from ferrum.kernels.recorded_program import record
+from ferrum.models.builder import Builder
+from ferrum.models.decoder import Formless, Inventory, list_parameters
+from ferrum.models.tensor_names import ParameterReader
+from ferrum.models.tower_spec import TowerSpec
+from ferrum.runtime.backend import choose_kernels
+from ferrum.runtime.memory import memory_for
+from ferrum.runtime.step_tables import frame_tables
+from ferrum.sources.checkpoint import TensorStore
+from ferrum.sources.model_source import ModelSource
+from ferrum.sources.parameters import Parameters, PlannedParameters
+from ferrum.sources.tower_files import image_processor, read_tower, tower_store
+from ferrum.sources.viewed_tensors import with_views
+
+_IGNORED: Final = ("*.inv_freq",)
+"""Frequencies, which some checkpoints have."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTower:
+    """A tower, ready to compute. Its kernels compute nothing else.
+
+    Attributes:
+        processor: of the model's images.
+        patches: the program from patches to rows of the tower, for the largest frame.
+        connector: the program from those, joined, to rows of the text model.
+        merge: patches that become one row.
+    """
+
+    processor: ImageProcessor
+    kernels: Kernels
+    patches: Replay
+    connector: Replay
+    merge: int
+
+    def prepare(self, image: DecodedImage) -> PreparedImage:
+        """Return an image as the tower reads it. Raises Unsupported without Pillow."""
+        return self.processor.prepare(image)
+
+    def rows_of(self, image: PreparedImage) -> Generator[None, None, F32]:
+        """Compute the rows of an image, f32 [rows, H], and yield after each operation.
+
+        Raises:
+            StepError: a row is not finite.
+        """
+        found = list[F32]()
+        for frame in image.frames:
+            rows = yield from self._of_frame(frame)
+            found.append(rows)
+        return np.concatenate(found)
+
+    def _of_frame(self, frame: Frame) -> Generator[None, None, F32]:
+        seen = yield from self._run(self.patches, frame.patches, frame.positions)
+        joined = seen.reshape(len(seen) // self.merge, -1)
+        rows = yield from self._run(self.connector, joined, np.zeros(len(joined), np.int32))
+        if not np.isfinite(rows).all():
+            raise StepError("the rows of an image are not finite")
+        return rows
+
+    def _run(self, replay: Replay, rows: F32, positions: Int32) -> Generator[None, None, F32]:
+        tables, output = frame_tables(rows, positions), None
+        for index in range(len(replay.program.ops)):
+            output = replay.run_part(self.kernels, tables, range(index, index + 1))
+            yield
+        assert output is not None
+        return np.array(self.kernels.host(output.logits))
+
+
+def open_tower(source: ModelSource, config: ModelConfig) -> ImageTower:
+    """Return the tower of a model, on kernels of the CPU.
+
+    Errors as `read_tower`, `image_processor` and `load_tower`.
+    """
+    spec = read_tower(source)
+    processor = image_processor(spec, source.tokenizer())
+    return load_tower(spec, tower_store(source), processor, config)
+
+
+def load_tower(spec: TowerSpec, store: TensorStore, processor: ImageProcessor, config: ModelConfig) -> ImageTower:
+    """Return a tower with its parameters.
+
+    Args:
+        spec: of the tower.
+        store: its tensors.
+        processor: of the model's images.
+        config: the model's options; matrices keep the checkpoint's numbers unless `dtype` names others.
+
+    Raises:
+        CheckpointError: a tensor is missing, left over, damaged or misshapen.
+        Unsupported: the tensors are quantised, or the kernels cannot run.
+        CapacityError: not enough memory.
+    """
+    on_cpu = config.device == "cpu"
+    options = (config.kernels, config.isa, config.threads) if on_cpu else ("auto", "auto", None)
+    kernels = choose_kernels("cpu", *options).kernels
+    asks = _asks(spec)
+    parameters = Parameters(with_views(store, asks), config.dtype)
+    parameters.expect(asks.shapes, _IGNORED)
+    with memory_for("the model's tower for images"):
+        tower = spec.build(_builder(spec, parameters, kernels))
+        kernels.allocate(())
+        patches, connector = (
+            kernels.prepare(record(network), {**_NO_ROWS, Extent.ROWS: rows})
+            for network, rows in ((tower, spec.side**2), (tower.connector, spec.side**2 // spec.merge**2))
+        )
+    parameters.finish(_IGNORED)
+    return ImageTower(processor, kernels, patches, connector, spec.merge**2)
+
+
+def tower_bytes(source: ModelSource, config: ModelConfig) -> int:
+    """Return the bytes that a model's tower will take once loaded; 0 if it has none.
+
+    These are its matrices, and the buffers of its largest frame.
+    """
+    try:
+        spec, store = read_tower(source), tower_store(source)
+    except FerrumError:
+        return 0
+    asks = _asks(spec)
+    planned = PlannedParameters(with_views(store, asks), config.dtype)
+    sizes = [
+        planned.matrix(name, (shape[0], shape[1])).nbytes for name, shape in asks.shapes.items() if len(shape) == 2
+    ]
+    tower = spec.build(_builder(spec, planned, Formless()))
+    networks = (tower, spec.side**2), (tower.connector, spec.side**2 // spec.merge**2)
+    buffers = (rows * width for network, rows in networks for _, width in record(network).buffers)
+    return sum(sizes) + sum(buffers)
+
+
+_NO_ROWS: Final = {Extent.LOGITS: 0, Extent.HIDDEN: 0, Extent.SPANS: 1}
+
+
+def _asks(spec: TowerSpec) -> Inventory:
+    return list_parameters(lambda source, forms: _builder(spec, source, forms), spec.build)
+
+
+def _builder(spec: TowerSpec, source: ParameterReader, kernels: ParameterForms) -> Builder:
+    return Builder(source, kernels, spec.hidden_size, spec.norms, 0, spec.renames)

@@ -1,0 +1,78 @@
+"""Towers of images: pixels and rows next to `transformers`, and equal bits on all kernels, in any parts and company."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ferrum.core.config import ModelConfig
+from ferrum.kernels.cpu.native_kernels import NativeKernels
+from ferrum.kernels.interface import StepTables
+from ferrum.kernels.op_attributes import EncoderShape
+from ferrum.kernels.reference import ReferenceKernels
+from ferrum.runtime.image_tower import ImageTower, open_tower
+from ferrum.sources.open_model import open_model
+from image_models import CASES, random_image, seeing_directory, twin_rows
+from native_twin import TIERS, normal, require_native, same_bits
+
+SIZES = (37, 61), (8, 14), (200, 41), (32, 32), (5, 90)
+
+
+@cache
+def tower(name: str, kernels: str) -> ImageTower:
+    directory = str(seeing_directory(name))
+    return open_tower(open_model(directory), ModelConfig(model=directory, kernels=kernels))
+
+
+def rows_of(of: ImageTower, width: int, height: int) -> np.ndarray:
+    work = of.rows_of(of.prepare(random_image(width, height)))
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", CASES)
+def test_rows_equal_those_of_the_twin_within_rounding(name: str, size: tuple[int, int]) -> None:
+    ours, theirs = rows_of(tower(name, "reference"), *size), twin_rows(name, random_image(*size))
+    assert ours.shape == theirs.shape
+    assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_native_rows_equal_the_reference_bit_for_bit(name: str) -> None:
+    require_native()
+    for size in SIZES:
+        same_bits(rows_of(tower(name, "native"), *size), rows_of(tower(name, "reference"), *size))
+
+
+@pytest.mark.parametrize("format", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tier", ["reference", *TIERS])
+def test_other_images_change_no_bit_of_attention(tier: str, format: Any) -> None:
+    kernels: Any = ReferenceKernels() if tier == "reference" else NativeKernels(tier, 2)
+    kernels.allocate(())
+    counts, shape = (70, 1, 129), EncoderShape(3, 21, 0.3, format)
+    q, k, v = (normal(np.random.default_rng(seed), sum(counts), 63) for seed in range(3))
+    bounds = np.cumsum((0, *counts))
+    kernels.begin(tables_of_frames(counts))
+    together = np.array(kernels.attend_all(q, k, v, shape))
+    for begin, end in pairwise(map(int, bounds)):
+        kernels.begin(tables_of_frames((end - begin,)))
+        same_bits(kernels.attend_all(q[begin:end], k[begin:end], v[begin:end], shape), together[begin:end])
+    if tier != "reference":
+        reference = ReferenceKernels()
+        reference.begin(tables_of_frames(counts))
+        same_bits(together, reference.attend_all(q, k, v, shape))
+
+
+def tables_of_frames(counts: tuple[int, ...]) -> Any:
+    """Return the tables of frames with so many rows each."""
+    rows, none = sum(counts), np.array([], np.int32)
+    bounds = np.cumsum((0, *counts)).astype(np.int32)
+    return StepTables(np.zeros(rows, np.int32), np.arange(rows, dtype=np.int32), bounds, (), none, none)
