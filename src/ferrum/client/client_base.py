@@ -30,7 +30,9 @@ from ferrum.text.reranker import load_reranker
 
 if TYPE_CHECKING:
     from ferrum.client.engine_process import Child
+    from ferrum.images.image_processor import ImageProcessor
     from ferrum.sources.model_source import ModelSource
+    from ferrum.text.tokenizer import Tokenizer
 
 # ---- Builds the parts of a client from a model's name and options: host, tokenizer, chat template, defaults ----
 
@@ -102,7 +104,14 @@ def build(model: str, *, child: Child | None = None, source: ModelSource | None 
         pooling=source.pooling,
         embeds=module_file(source, "Pooling") is not None,
         reranker=partial(load_reranker, source, tokenizer),
+        images=partial(_image_processor, source, tokenizer),
     )
+
+
+def _image_processor(source: ModelSource, tokenizer: Tokenizer | None) -> ImageProcessor:
+    from ferrum.sources.tower_files import image_processor, read_tower  # texts need neither
+
+    return image_processor(read_tower(source), tokenizer)
 
 
 def _host(config: EngineConfig, recipe: EngineRecipe, child: Child | None) -> Host:

@@ -30,6 +30,8 @@ from ferrum.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from ferrum.grammar.constraint_grammars import GrammarCache
+    from ferrum.images.decoded_image import DecodedImage
+    from ferrum.images.image_processor import ImageProcessor
 
 MAX_BOUNDARIES: Final = 256
 """Starts of messages that a request names; each ends a span of a model with states."""
@@ -62,6 +64,7 @@ class RequestOptions:
         tenant: the owner, for fair scheduling and per-key limits.
         salt: requests share cached prefixes only with requests of the same salt.
         adapters: loaded adapters that change its results.
+        images: for the placeholders of the prompt, in their order.
         add_special_tokens: False for text that contains its special tokens, as rendered chats do.
         pooling: how to pool the prompt into a vector; requires `params.max_tokens` 0 and `n` 1.
         prediction: expected output (OpenAI's `prediction`); it changes the speed, never the output.
@@ -79,6 +82,7 @@ class RequestOptions:
     salt: str = ""
     trace_id: str | None = None
     adapters: tuple[NamedAdapter, ...] = ()
+    images: tuple[DecodedImage, ...] = ()
     add_special_tokens: bool = True
     pooling: Pooling | None = None
     prediction: Prompt | None = None
@@ -92,6 +96,11 @@ class RequestOptions:
 DEFAULT_OPTIONS: Final = RequestOptions()
 
 
+def no_images() -> ImageProcessor:
+    """Refuse images. Raises Unsupported."""
+    raise Unsupported("images", "this engine's model takes none")
+
+
 class InputProcessor:
     """Makes requests for one model.
 
@@ -103,6 +112,7 @@ class InputProcessor:
         clock: monotonic seconds.
         prioritised: the engine's scheduling policy is `priority`.
         turn_openers: returns the tokens that begin messages, before which states are worth a snapshot.
+        images: returns what the model makes of images. Raises Unsupported, CheckpointError.
     """
 
     def __init__(
@@ -115,6 +125,7 @@ class InputProcessor:
         clock: Callable[[], float] = time.monotonic,
         prioritised: bool = False,
         turn_openers: Callable[[], Collection[int]] = frozenset,
+        images: Callable[[], ImageProcessor] = no_images,
     ) -> None:
         self.eos_token_ids = tuple(eos_token_ids)
         self._vocab_size = vocab_size
@@ -123,6 +134,7 @@ class InputProcessor:
         self._clock = clock
         self._prioritised = prioritised
         self._turn_openers = turn_openers
+        self._images = images
         self._breakers = None if tokenizer is None else BreakerTokens(tokenizer, vocab_size)
 
     def process(self, prompt: Prompt, params: SamplingParams, options: RequestOptions = DEFAULT_OPTIONS) -> Request:
@@ -135,7 +147,7 @@ class InputProcessor:
 
         Raises:
             RequestError: a field cannot be served; `param` names it. ContextOverflow, InvalidToken say more.
-            Unsupported: a priority without the policy `priority`.
+            Unsupported: a priority without the policy `priority`, or images for a model that takes none.
         """
         self._check_params(params, options)
         given, names = options.request_id, options.names
@@ -143,6 +155,7 @@ class InputProcessor:
         if not name:
             raise RequestError("must not be empty", param="request_id")
         tokens = self._encoded(prompt, add_special_tokens=options.add_special_tokens, param=names.prompt)
+        tokens, places = self.image_processor.expand(tokens, options.images) if options.images else (tokens, ())
         required = int(params.max_tokens != 0) if options.required_output is None else options.required_output
         check_room(len(tokens), required, options.context or self._max_sequence_length, names)
         now, eos = self._clock(), () if params.ignore_eos else self.eos_token_ids
@@ -166,8 +179,15 @@ class InputProcessor:
             guidance=self._guidance(params, options),
             reading=options.reading,
             adapters=adapters_in(options.adapters, tokens) if options.adapters else (),
+            images=options.images,
+            image_places=places,
             boundaries=self._boundaries(tokens),
         )
+
+    @cached_property
+    def image_processor(self) -> ImageProcessor:
+        """What the model makes of images. Raises Unsupported, CheckpointError."""
+        return self._images()
 
     def _boundaries(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Return the last places where messages begin."""

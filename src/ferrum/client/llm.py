@@ -22,6 +22,7 @@ from ferrum.engine.progress import BarFactory, progress_bar
 if TYPE_CHECKING:
     from ferrum.client.records.resumption import Resumption
     from ferrum.grammar.reply_guidance import ChatOptions
+    from ferrum.images.decoded_image import DecodedImage
 
 Conversation: TypeAlias = Sequence[Message]
 
@@ -44,6 +45,7 @@ class LLM(EngineClient):
         priority: int = 0,
         deadline: float | None = None,
         lora_request: AdapterChoice | Sequence[AdapterChoice | None] | None = None,
+        images: Sequence[Sequence[DecodedImage]] | None = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or several, and return the outputs in order when all have finished.
 
@@ -57,6 +59,7 @@ class LLM(EngineClient):
             priority, deadline: see `RequestOptions`.
             lora_request: an adapter for all prompts, or one or None for each: the name of a loaded one, or a
                 `LoRARequest`, which is loaded at first use.
+            images: of each prompt, for its placeholders in their order.
 
         Raises:
             RequestError: an invalid prompt or parameter; `param` names the field.
@@ -66,11 +69,16 @@ class LLM(EngineClient):
         several = _prompts(prompts)
         every = self._each_params(sampling_params, len(several))
         adapters = self._each_adapter(lora_request, len(several))
+        seen: Sequence[Sequence[DecodedImage]] = [()] * len(several) if images is None else images
+        if len(seen) != len(several):
+            raise RequestError(f"{len(seen)} lists given for {len(several)} prompts", param="images")
         requests = [
             self.client.input_processor.process(
-                prompt, params, RequestOptions(priority=priority, deadline=deadline, adapters=chosen)
+                prompt,
+                params,
+                RequestOptions(priority=priority, deadline=deadline, adapters=chosen, images=tuple(shown)),
             )
-            for prompt, params, chosen in zip(several, every, adapters, strict=True)
+            for prompt, params, chosen, shown in zip(several, every, adapters, seen, strict=True)
         ]
         return self._run(requests, [p if isinstance(p, str) else None for p in several], use_tqdm)
 

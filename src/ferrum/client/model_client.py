@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ferrum.client.adapter_registry import AdapterRegistry
-from ferrum.client.input_processor import InputProcessor
+from ferrum.client.input_processor import InputProcessor, no_images
 from ferrum.client.output_stream import RequestStream
 from ferrum.client.records.recorder import Recorder
 from ferrum.client.router import DEFAULT_MAX_REQUESTS, Router, wake_here
@@ -35,6 +35,7 @@ from ferrum.text.turn_openers import turn_openers
 if TYPE_CHECKING:
     from ferrum.client.records.resumption import Resumption
     from ferrum.formats.find import FoundFormat
+    from ferrum.images.image_processor import ImageProcessor
 
 
 Message: TypeAlias = Mapping[str, Any]
@@ -58,6 +59,7 @@ class Parts:
         pooling: returns how hidden states become an embedding. Raises CheckpointError, Unsupported.
         embeds: the model's files say how it embeds texts.
         reranker: returns how the model scores documents; None if its files do not say. Raises as `pooling`.
+        images: returns what the model makes of images. Raises Unsupported, CheckpointError.
     """
 
     host: Host
@@ -72,6 +74,7 @@ class Parts:
     pooling: Callable[[], Pooling] = lambda: Pooling.MEAN
     embeds: bool = False
     reranker: Callable[[], Reranker | None] = lambda: None
+    images: Callable[[], ImageProcessor] = no_images
 
 
 class ModelClient:
@@ -123,6 +126,7 @@ class ModelClient:
             tokenizer=parts.tokenizer,
             eos_token_ids=parts.generation.eos_token_ids,
             prioritised=parts.config is not None and parts.config.policy == "priority",
+            images=parts.images,
             turn_openers=self._turn_openers if plan is not None and plan.states is not None else frozenset,
         )
 

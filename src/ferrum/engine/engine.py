@@ -19,6 +19,7 @@ from ferrum.core.errors import EngineDead, FerrumError, RequestError, as_step_er
 from ferrum.core.step import PendingStep
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.held_adapters import DEFAULT_ADAPTER_BYTES, HeldAdapters
+from ferrum.engine.held_images import DEFAULT_IMAGE_BYTES, SLICE_SECONDS, HeldImages, Tower
 from ferrum.engine.inbox import Inbox
 from ferrum.engine.messages import (
     Abort,
@@ -27,6 +28,7 @@ from ferrum.engine.messages import (
     ComputedStep,
     EngineStats,
     Events,
+    ImagePrepared,
     LoadAdapter,
     Message,
     Report,
@@ -34,7 +36,7 @@ from ferrum.engine.messages import (
     UnloadAdapter,
     computed_step,
 )
-from ferrum.engine.waiting_requests import CompilingRequests, last_events
+from ferrum.engine.waiting_requests import CompilingRequests, WaitingRequests, last_events
 from ferrum.scheduler.guides import Guides, StartGuide
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_plan import StepPlan
@@ -61,6 +63,7 @@ class Engine:
         depth: maximum number of uncommitted steps when the next one is planned.
         recorded: include the contents of every step in reports.
         adapter_bytes: limit of the adapters in memory.
+        open_tower, image_bytes: see `HeldImages`.
         clock: monotonic seconds, for deadlines.
 
     Attributes:
@@ -79,6 +82,8 @@ class Engine:
         depth: int = 0,
         recorded: bool = False,
         adapter_bytes: int = DEFAULT_ADAPTER_BYTES,
+        open_tower: Callable[[], Tower] | None = None,
+        image_bytes: int = DEFAULT_IMAGE_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._executor = executor
@@ -87,6 +92,8 @@ class Engine:
         self._post = post
         self._compiling = CompilingRequests(guides, inbox)
         self._adapters = HeldAdapters(executor, inbox, adapter_bytes, partial(_is_live, scheduler, self._compiling))
+        self._images = HeldImages(open_tower, inbox, image_bytes, clock)
+        self._outside: tuple[WaitingRequests, ...] = (self._images.waiting, self._adapters.waiting, self._compiling)
         self._depth = depth
         self._clock = clock
         self._submitted: deque[tuple[StepPlan, PendingStep | FerrumError]] = deque()
@@ -107,18 +114,22 @@ class Engine:
                 message = None if busy or not self._open else self._wait()
         finally:
             self._adapters.close()
+            self._images.close()
 
     def step(self, message: Message | None = None) -> bool:
-        """Run one iteration, starting with `message` if given; return whether a step was computed."""
+        """Run one iteration, starting with `message` if given; return whether a step or an image was computed."""
         events = [] if message is None else self._take(message)
         events += [] if self._inbox.empty() else self._drain_inbox()
+        if seeing := self._images.computing:
+            events += self._compute_images()
         events += self._begin_adapted() if self._adapters.waiting else []
         plan = self._scheduler.plan() if self._open else None
         if plan is not None:
             self._mark(plan)
             self._submitted.append((plan, self._submit(plan)))
         before = len(self._submitted)
-        while len(self._submitted) > (0 if plan is None else self._depth):
+        depth = 0 if plan is None or self._images.computing else self._depth  # a tower computes between steps
+        while len(self._submitted) > depth:
             events += self._commit(*self._submitted.popleft())
         now = self._clock()
         events += self._expire(now)
@@ -131,16 +142,22 @@ class Engine:
             stats = self._stats(now) if due else None
             self._post(Events(tuple(events), stats, tuple(self._computed_steps)))
             self._computed_steps.clear()
-        return before > 0
+        return before > 0 or seeing
+
+    def _compute_images(self) -> list[TokenEvent]:
+        """Run a slice of the tower, and begin the requests whose rows are there."""
+        events = self._images.advance(SLICE_SECONDS)
+        for request, left in self._images.ready():
+            events += self._begin_seen(request, left)
+        return events
 
     def _expire(self, now: float) -> list[TokenEvent]:
         """End requests whose deadline has passed; all of them once the engine is shut down."""
-        outside = (self._adapters.waiting, self._compiling)
         if not self._open:
-            events = [event for each in outside for event in each.abort_all()]
+            events = [event for each in self._outside for event in each.abort_all()]
             return events + self._scheduler.drain(FinishReason.ABORT)
         events = self._scheduler.expire(now)
-        for each in outside:
+        for each in self._outside:
             if each:
                 events += each.expire(now)
         return events
@@ -150,13 +167,14 @@ class Engine:
         live = self._scheduler.live
         stats = EngineStats(
             running=len(live.running),
-            waiting=len(live.waiting) + self._compiling.choices + self._adapters.waiting.choices,
+            waiting=len(live.waiting) + sum(each.choices for each in self._outside),
             kv_usage=live.pages.usage,
             preemptions=live.preemptions,
             prefixes=live.pages.prefix_counts(),
             speculation=live.drafter.counts,
             step_tokens=tuple(self._step_tokens),
             adapters=self._adapters.counts(),
+            images=self._images.counts(),
         )
         self._step_tokens.clear()
         self._reported_usage, self._stats_due = stats.kv_usage, now + STATS_SECONDS
@@ -174,7 +192,7 @@ class Engine:
 
     def _wait(self) -> Message | None:
         """Sleep until a message arrives or the deadlines of stalled requests are due for a check."""
-        outside = self._compiling or self._adapters.waiting
+        outside = any(self._outside)
         try:
             return self._inbox.get(timeout=STALLED_SECONDS if self._scheduler.has_work or outside else None)
         except Empty:
@@ -188,15 +206,15 @@ class Engine:
 
     def _take(self, message: Message) -> list[TokenEvent]:
         match message:
-            case Request(guidance=None, adapters=()):
+            case Request(guidance=None, adapters=(), images=()):
                 return self._add(message)
             case Request():
                 return self._begin(message)
             case Compiled(request, found):
                 return self._add_compiled(request, found)
             case Abort(request_id, choice):
-                outside = (self._adapters.waiting, self._compiling, self._scheduler)
-                return [event for each in outside for event in each.abort(request_id, choice=choice)]
+                events = [event for each in self._outside for event in each.abort(request_id, choice=choice)]
+                return events + self._scheduler.abort(request_id, choice=choice)
             case LoadAdapter():
                 self._adapters.load(message)
             case AdapterRead():
@@ -204,6 +222,8 @@ class Engine:
                 if reply is not None:
                     self._post(reply)
                 return events + self._begin_adapted()
+            case ImagePrepared():
+                return self._images.take(message)
             case UnloadAdapter(key):
                 self._adapters.unload(key)
             case Shutdown():
@@ -211,16 +231,25 @@ class Engine:
         return []
 
     def _begin(self, request: Request) -> list[TokenEvent]:
-        """Let a request wait for its adapters and its grammar; return its last events if it is refused."""
-        if (
-            _is_live(self._scheduler, self._compiling, request.request_id)
-            or request.request_id in self._adapters.waiting
-        ):
+        """Let a request wait for images, adapters and grammar; return its last events if it is refused."""
+        if request.request_id in self._scheduler.live.requests or self._waits(request.request_id):
             error = RequestError(f"{request.request_id!r} is in use", param="request_id")
             return last_events(request, FinishReason.ERROR, error)
-        if not request.adapters:
-            return self._compiling.add(request)
-        return self._adapters.add(request) + self._begin_adapted()
+        if not request.images:
+            return self._begin_seen(request)
+        events = self._images.add(request)
+        for each, left in self._images.ready():
+            events += self._begin_seen(each, left)
+        return events
+
+    def _begin_seen(self, request: Request, left: frozenset[int] = frozenset()) -> list[TokenEvent]:
+        """Let a request whose images have rows wait for the rest; `left` are the choices that have ended already."""
+        if request.adapters:
+            return self._adapters.add(request, left) + self._begin_adapted()
+        return self._add(request, None, left) if request.guidance is None else self._compiling.add(request, left)
+
+    def _waits(self, request_id: str) -> bool:
+        return any(request_id in each for each in self._outside)
 
     def _begin_adapted(self) -> list[TokenEvent]:
         """Begin the requests whose adapters are in memory."""
@@ -240,7 +269,7 @@ class Engine:
             left: the choices that have ended already.
         """
         try:
-            if request.request_id in self._compiling or request.request_id in self._adapters.waiting:
+            if self._waits(request.request_id):
                 raise RequestError(f"{request.request_id!r} is in use", param="request_id")
             self._scheduler.add(request, start_guide)
         except FerrumError as error:

@@ -123,8 +123,13 @@ class HeldAdapters:
 
     # Requests
 
-    def add(self, request: Request) -> list[TokenEvent]:
-        """Let a request wait for its adapters, see `ready`; return its last events if it is refused."""
+    def add(self, request: Request, ended: frozenset[int] = frozenset()) -> list[TokenEvent]:
+        """Let a request wait for its adapters, see `ready`; return its last events if it is refused.
+
+        Args:
+            request: the request, with adapters.
+            ended: the choices that have ended already.
+        """
         keys = keys_of(request)
         unknown = next((each.name for each in request.adapters if each.use.key not in self._known), None)
         error: FerrumError | None = None
@@ -133,8 +138,8 @@ class HeldAdapters:
         elif (nbytes := sum(self._known[key].facts.nbytes for key in keys)) > self._limit:
             error = CapacityError(self._too_large(nbytes))
         if error is not None:
-            return last_events(request, FinishReason.ERROR, error)
-        self.waiting.hold(request, frozenset())
+            return last_events(request, FinishReason.ERROR, error, ended)
+        self.waiting.hold(request, ended)
         return []
 
     def ready(self) -> list[tuple[Request, frozenset[int]]]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from ferrum.core.errors import EngineDead, FerrumError
 from ferrum.engine.engine import Engine
 from ferrum.engine.held_adapters import DEFAULT_ADAPTER_BYTES
+from ferrum.engine.held_images import Tower
 from ferrum.engine.inbox import Inbox
 from ferrum.engine.messages import Ended, EngineInfo, Message, Report, Shutdown, Wake
 from ferrum.scheduler.guides import Guides
@@ -39,6 +40,7 @@ class Built:
         recorded: reports include the contents of every step.
         depth: maximum number of uncommitted steps when the next one is planned.
         adapter_bytes: limit of the adapters in memory.
+        open_tower: opens the model's tower for images; None: it has none.
     """
 
     executor: EngineExecutor
@@ -48,6 +50,7 @@ class Built:
     recorded: bool = False
     depth: int = 0
     adapter_bytes: int = DEFAULT_ADAPTER_BYTES
+    open_tower: Callable[[], Tower] | None = None
 
 
 Recipe: TypeAlias = Callable[[], Built]
@@ -128,6 +131,7 @@ def serve(built: Built, inbox: Inbox, deliver: Deliver) -> None:
                 depth=built.depth,
                 recorded=built.recorded,
                 adapter_bytes=built.adapter_bytes,
+                open_tower=built.open_tower,
             )
             engine.run()
         _log_totals(built.scheduler)

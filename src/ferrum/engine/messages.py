@@ -78,7 +78,22 @@ class AdapterRead:
     key: str | None = None
 
 
-Message: TypeAlias = Request | Abort | Shutdown | Wake | Compiled | LoadAdapter | UnloadAdapter | AdapterRead
+@dataclass(frozen=True, slots=True)
+class ImagePrepared:
+    """Sent within the engine's process: an image is cut into patches, or cannot be.
+
+    Attributes:
+        key: of its rows.
+        found: the tower and the prepared image, or the error.
+    """
+
+    key: tuple[str, bytes]
+    found: tuple[Any, Any] | FerrumError
+
+
+Message: TypeAlias = (
+    Request | Abort | Shutdown | Wake | Compiled | LoadAdapter | UnloadAdapter | AdapterRead | ImagePrepared
+)
 """To the engine."""
 
 
@@ -143,6 +158,23 @@ class AdapterCounts(NamedTuple):
     waiting: tuple[str, ...] = ()
 
 
+class ImageCounts(NamedTuple):
+    """The images of an engine at one moment.
+
+    Attributes:
+        held, nbytes: images whose rows are in memory, and the bytes of these rows.
+        queries, hits: images of requests since the start, and those whose rows were there.
+        computed, evictions: images whose rows were computed, and freed, since the start.
+    """
+
+    held: int = 0
+    nbytes: int = 0
+    queries: int = 0
+    hits: int = 0
+    computed: int = 0
+    evictions: int = 0
+
+
 class EngineStats(NamedTuple):
     """The engine at one moment.
 
@@ -154,6 +186,7 @@ class EngineStats(NamedTuple):
         speculation: counts of draft tokens since the start.
         step_tokens: tokens of each step since the last report.
         adapters: the adapters.
+        images: the images.
     """
 
     running: int = 0
@@ -164,6 +197,7 @@ class EngineStats(NamedTuple):
     speculation: SpeculationCounts = SpeculationCounts()
     step_tokens: tuple[int, ...] = ()
     adapters: AdapterCounts = AdapterCounts()
+    images: ImageCounts = ImageCounts()
 
 
 class Events(NamedTuple):

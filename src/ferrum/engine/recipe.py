@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -46,10 +46,12 @@ class EngineRecipe:
 
     def __call__(self) -> Built:
         # These import numpy and the kernels: in the engine's process only.
+        from ferrum.runtime.image_tower import open_tower, tower_bytes
         from ferrum.runtime.load import build_executor
         from ferrum.runtime.local_executor import LocalStepExecutor
 
         config = self.config
+        of_tower = tower_bytes(self.source, config.model)
         with loading_bar(self.name) as progress:
             executor = build_executor(
                 LocalStepExecutor,
@@ -57,10 +59,11 @@ class EngineRecipe:
                 run_ahead=config.run_ahead,
                 checkpoint=self.source.checkpoint(),
                 progress=progress,
-                reserved=config.reserved_bytes,
+                reserved=config.reserved_bytes + of_tower,
             )
         draft = None if self.draft is None else load_draft_model(config, executor, self.source, self.draft)
-        return with_scheduler(executor, config, self.name, draft, self.source)
+        built = with_scheduler(executor, config, self.name, draft, self.source)
+        return replace(built, open_tower=partial(open_tower, self.source, config.model)) if of_tower else built
 
 
 def with_scheduler(

@@ -35,8 +35,8 @@ VERSION: Final = 1
 SEAL: Final = b',"sha256":"%s"'
 """The end of the last line: the SHA-256 of everything before it, in hexadecimal."""
 
-_LEFT_OUT: Final = frozenset({"inputs", "request_id", "deadline", "arrival"})
-"""Fields of a request that a replay cannot use."""
+_LEFT_OUT: Final = frozenset({"inputs", "images", "image_places", "request_id", "deadline", "arrival"})
+"""Fields of a request that a replay cannot use. Requests with images are not recorded."""
 
 _SHARE: Final = tuple(each.name for each in fields(StepShare) if each.name != "request_id")
 
@@ -163,7 +163,7 @@ def share_line(step: ComputedStep, share: StepShare) -> dict[str, Any]:
 
 def request_dict(request: Request) -> dict[str, Any]:
     """Return a request as JSON values."""
-    assert not request.inputs, "no client can give them yet, and JSON cannot hold them"
+    assert not (request.inputs or request.images), "JSON cannot hold them"
     values = {each.name: getattr(request, each.name) for each in fields(request) if each.name not in _LEFT_OUT}
     return {
         **values,

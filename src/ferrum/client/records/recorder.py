@@ -13,6 +13,7 @@ from ferrum.client.records.record import ChoiceEnd, Origin, Record, RequestEnd, 
 from ferrum.client.records.record_files import OpenRecord, RecordFiles, file_name
 from ferrum.client.request_output import Delta
 from ferrum.core.config import EngineConfig
+from ferrum.core.errors import Unsupported
 from ferrum.core.types import Request
 from ferrum.engine.messages import ComputedStep, EngineInfo
 
@@ -59,7 +60,12 @@ class Recorder:
         Args:
             request: its id is unique among live requests.
             id: the public request id.
+
+        Raises:
+            Unsupported: it has images, which records do not hold.
         """
+        if request.images:
+            raise Unsupported("images", "requests are recorded, and records hold no images (leave out --record-dir)")
         record = OpenRecord(file_name(request.tenant, id))
         self._live[request.request_id] = _Recorded(record)
         now = time.time()

@@ -71,6 +71,7 @@ GAUGES: Final[dict[str, tuple[str, str]]] = {
     "ferrum:prefix_cache_pages": ("Pages in the prefix cache.", "prefixes.cached_pages"),
     "ferrum:lora_adapters": ("Adapters in memory.", "adapters.loaded"),
     "ferrum:lora_bytes": ("Bytes of the adapters in memory.", "adapters.nbytes"),
+    "ferrum:image_rows_bytes": ("Bytes of the rows of images in memory.", "images.nbytes"),
     "ferrum:shared_pages": ("Pages held by several sequences.", "prefixes.shared_pages"),
     "ferrum:state_slots": ("Slots of states of recurrent layers.", "prefixes.state_slots"),
     "ferrum:state_bytes": ("Bytes of these slots.", "prefixes.state_bytes"),
@@ -91,6 +92,9 @@ TOTALS: Final[dict[str, tuple[str, str]]] = {
     "vllm:spec_decode_num_drafts": ("Verified drafts.", "speculation.drafts"),
     "vllm:spec_decode_num_draft_tokens": ("Tokens of these drafts.", "speculation.draft_tokens"),
     "vllm:spec_decode_num_accepted_tokens": ("Accepted draft tokens.", "speculation.accepted_tokens"),
+    "vllm:mm_cache_queries": ("Images of requests.", "images.queries"),
+    "vllm:mm_cache_hits": ("Images whose rows were in memory.", "images.hits"),
+    "ferrum:images_computed": ("Images whose rows were computed.", "images.computed"),
     "ferrum:lora_loads": ("Adapters that were read into memory.", "adapters.loads"),
     "ferrum:lora_evictions": ("Adapters that made room for others.", "adapters.evictions"),
     "ferrum:prefix_cache_evicted_pages": ("Evicted pages.", "prefixes.evicted_pages"),
@@ -103,8 +107,6 @@ TOTALS: Final[dict[str, tuple[str, str]]] = {
 COUNTERS: Final = {
     "vllm:prompt_tokens": "Prompt tokens of requests that were begun.",
     "vllm:prompt_tokens_cached": "Prompt tokens that came from a cache.",
-    "vllm:mm_cache_queries": "Always 0: images are not supported.",
-    "vllm:mm_cache_hits": "Always 0: images are not supported.",
     "vllm:corrupted_requests": "Choices that ended because of a NaN.",
 }
 

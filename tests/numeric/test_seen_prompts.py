@@ -1,0 +1,163 @@
+"""Prompts with images, from the library's face to logits, next to `transformers`; and rows that are computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+
+from ferrum.client.input_processor import RequestOptions
+from ferrum.client.llm import LLM
+from ferrum.core.errors import RequestError, Unsupported
+from ferrum.core.params import SamplingParams
+from ferrum.core.step import Inputs, Rows, Span, SpanExtras, StepBatch, Want
+from ferrum.engine.messages import EngineStats, ImageCounts
+from ferrum.images.decoded_image import DecodedImage
+from ferrum.verbs.load_executor import load_executor
+from image_models import (
+    CASES,
+    picture,
+    random_image,
+    seeing_directory,
+    seeing_model,
+    tokenizer_of,
+    twin_pixels,
+    twin_processor,
+)
+from native_twin import require_native
+from tiny import directory_of, find
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, logprobs=3, ignore_eos=True)
+WIDE, TALL = random_image(61, 37), random_image(29, 64, seed=4)
+
+
+def open_llm(name: str, **options: object) -> LLM:
+    return LLM(str(seeing_directory(name)), kernels=options.pop("kernels", "reference"), kv_capacity=2048, **options)
+
+
+@pytest.fixture(scope="module")
+def seeing() -> Iterator[LLM]:
+    require_native()
+    with open_llm("smolvlm", kernels="native") as llm:
+        yield llm
+
+
+def prompt_of(name: str, images: int = 1) -> str:
+    return "Look: " + f"{CASES[name].tokens[0]} and " * images + "say what it is."
+
+
+def twin_text(name: str, image: DecodedImage) -> str:
+    """Return a prompt of one image with the text that the processor of `transformers` puts there."""
+    tokens, prompt = CASES[name].tokens, prompt_of(name)
+    pixels = twin_pixels(name, image)
+    if len(tokens) == 3:
+        unit = CASES[name].values["patch_size"]
+        down, across = (int(size) // unit for size in pixels["image_sizes"][0])
+        row = tokens[0] * across + tokens[1]
+        return prompt.replace(tokens[0], (row * down).removesuffix(tokens[1]) + tokens[2])
+    found = twin_processor(name)([[picture(image)]], return_tensors="np", return_row_col_info=True)
+    config = seeing_model(name).config
+    per_tile = (config.vision_config.image_size // config.vision_config.patch_size // config.scale_factor) ** 2
+    text = get_image_prompt_string(found["rows"][0][0], found["cols"][0][0], per_tile, tokens[1], tokens[0], tokens[2])
+    return prompt.replace(tokens[0], text)
+
+
+@pytest.mark.parametrize("image", [WIDE, TALL], ids=["wide", "tall"])
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_and_log_probabilities_equal_those_of_the_twin(name: str, image: DecodedImage) -> None:
+    with open_llm(name) as llm:
+        (output,) = llm.generate(prompt_of(name), GREEDY, use_tqdm=False, images=[[image]])
+    choice = output.outputs[0]
+    assert list(output.prompt_token_ids) == tokenizer_of(CASES[name]).encode(twin_text(name, image)).ids
+    ids = torch.tensor([[*output.prompt_token_ids, *choice.token_ids]])
+    with torch.no_grad():
+        logits = seeing_model(name)(input_ids=ids, **twin_pixels(name, image)).logits[0]
+    expected = torch.log_softmax(logits[len(output.prompt_token_ids) - 1 : -1].double(), dim=-1)
+    assert choice.logprobs is not None
+    for position, found in enumerate(choice.logprobs):
+        for token, each in found.items():
+            assert abs(each.logprob - float(expected[position, token])) <= 1e-4 * float(logits.abs().max())
+
+
+class LastStats:
+    """An observer that keeps the last statistics."""
+
+    images = ImageCounts()
+
+    def step(self, stats: EngineStats) -> None:
+        self.images = stats.images
+
+    def delta(self, request: object, delta: object) -> None: ...
+
+
+def test_an_image_again_is_not_computed_again_except_under_another_salt(seeing: LLM) -> None:
+    last = LastStats()
+    seeing.client.router.observers = (last,)
+
+    def run(image: DecodedImage, salt: str) -> tuple[tuple[int, ...], ImageCounts]:
+        options = RequestOptions(images=(image, image), salt=salt)
+        request = seeing.client.input_processor.process(prompt_of("smolvlm", 2), GREEDY, options)
+        (output,) = seeing._run([request], [None], use_tqdm=False)
+        return tuple(output.outputs[0].token_ids), last.images
+
+    before = run(TALL, "")[1]
+    image = random_image(40, 33, seed=9)
+    runs = [run(image, ""), run(image, ""), run(image, "other tenant"), run(image, "")]
+    seeing.client.router.observers = ()
+    assert len({tokens for tokens, _ in runs}) == 1
+    assert [counts.computed - before.computed for _, counts in runs] == [1, 1, 2, 2]
+    assert [counts.hits - before.hits for _, counts in runs] == [0, 2, 2, 4]
+    assert runs[-1][1].queries - before.queries == 8
+
+
+def test_conversations_and_texts_without_images_run_next_to_images(seeing: LLM) -> None:
+    lists = [[WIDE, TALL], [], [TALL]]
+    prompts = [prompt_of("smolvlm", len(images)) for images in lists]
+    together = seeing.generate(prompts, GREEDY, use_tqdm=False, images=lists)
+    for prompt, images, output in zip(prompts, lists, together, strict=True):
+        (alone,) = seeing.generate(prompt, GREEDY, use_tqdm=False, images=[images])
+        assert alone.outputs[0].token_ids == output.outputs[0].token_ids
+        assert alone.outputs[0].logprobs == output.outputs[0].logprobs
+
+
+def test_placeholders_without_an_image_are_refused_with_their_number(seeing: LLM) -> None:
+    with pytest.raises(RequestError, match="2 placeholders for images, and 1 images were given") as caught:
+        seeing.generate(prompt_of("smolvlm", 2), GREEDY, use_tqdm=False, images=[[WIDE]])
+    assert caught.value.param == "images"
+
+
+def test_a_text_model_refuses_images_with_the_reason() -> None:
+    with LLM(str(directory_of(find("llama3"))), kernels="reference", kv_capacity=512) as llm:
+        with pytest.raises(Unsupported, match="images") as caught:
+            llm.generate([[1, 2]], GREEDY, use_tqdm=False, images=[[WIDE]])
+        assert "neither preprocessor_config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("kernels", ["reference", "native"])
+def test_any_cut_of_a_prompt_with_images_gives_the_same_logits(kernels: str) -> None:
+    if kernels == "native":
+        require_native()
+    directory = str(seeing_directory("smolvlm"))
+    rng = np.random.default_rng(2)
+    tokens = tuple(int(token) for token in rng.integers(2, 90, 60))
+    inputs = [
+        Inputs(tuple(range(start, end)), rng.normal(0, 0.2, (end - start, 48)).astype(np.float32), bytes([start]))
+        for start, end in ((3, 19), (21, 37))
+    ]
+    found = []
+    for cuts in ((60,), (10, 25, 60), (4, 30, 36, 60), tuple(range(1, 61))):
+        with load_executor(directory, kernels=kernels, kv_capacity=512, page_size=16) as executor:
+            rows = []
+            for start, end in pairwise((0, *cuts)):
+                given = tuple(part for each in inputs for part in each.within(start, end))
+                span = Span(
+                    "it", start, tokens[start:end], Want.LOGITS, Rows.ALL, extras=SpanExtras(inputs=given).or_none()
+                )
+                rows.append(executor.submit(StepBatch((span,))).result().results[0].logits)
+            found.append(np.concatenate(rows))
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)
