@@ -9,15 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
-
 from ferrum.core.errors import Unsupported
 from ferrum.core.registry import Registry
 from ferrum.images.image_processor import ImageFamily
 from ferrum.kernels.interface import NetworkOutput
 from ferrum.kernels.op_attributes import Activation, EncoderShape
 from ferrum.kernels.operations import F32, Array, Operations, Weight
-from ferrum.kernels.reference.reference_rows import rope_rows
+from ferrum.kernels.vectors import grid_rotations
 from ferrum.models.builder import Builder, LayerSpec, NormSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import load_families
@@ -25,7 +23,7 @@ from ferrum.models.tensor_names import Rows, View
 from ferrum.nn.block import Layer
 from ferrum.nn.encoder import EncoderAttention
 from ferrum.nn.linear import Linear, NamedWeight, Norm
-from ferrum.quant.dense import DenseWeight
+from ferrum.quant.dense import blank_row
 from ferrum.text.text_config import is_wrapped
 
 TokenOf = Callable[[str], int]
@@ -47,12 +45,7 @@ class GridRope:
 
     def tables(self) -> tuple[F32, F32]:
         """Return cosines and sines [places, pairs]."""
-        by_row, by_column = (rope_rows(each, 1.0, 0, self.side) for each in (self.rows, self.columns))
-        cosines, sines = (
-            np.concatenate((np.repeat(row, self.side, axis=0), np.tile(column, (self.side, 1))), axis=1)
-            for row, column in zip(by_row, by_column, strict=True)
-        )
-        return cosines, sines
+        return grid_rotations(self.rows, self.columns, self.side)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +140,7 @@ class TowerSpec:
         bias = make.vector(f"{self.projection}.bias", size) if self.projection_bias else None
         last = make if self.last_eps is None else replace(make, norms=replace(make.norms, eps=self.last_eps))
         return Tower(
-            Entry(make.kernels.weight(DenseWeight(np.zeros((1, inputs), np.float32)))),
+            Entry(make.kernels.weight(blank_row(inputs))),
             Linear((weight,), (bias,)),
             None if self.positions is None else make.matrix(f"{self.positions}.weight", (self.side**2, size)),
             None if self.first_norm is None else make.norm(self.first_norm),
@@ -158,7 +151,7 @@ class TowerSpec:
 
     def _connector(self, make: Builder) -> Connector:
         inputs, layers = self.hidden_size * self.merge**2, []
-        entry = Entry(make.kernels.weight(DenseWeight(np.zeros((1, inputs), np.float32))))
+        entry = Entry(make.kernels.weight(blank_row(inputs)))
         for each in self.connector:
             view = None if each.columns is None else View((f"{each.name}.weight",), columns=each.columns)
             weight = make.matrix(f"{each.name}.weight", (each.outputs, inputs), view)

@@ -114,3 +114,8 @@ def cast(values: NDArray[Any], format: str) -> NDArray[Any]:
             limit = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
             raise ConfigError(f"weight {piece[lost][0]:g} exceeds the range of {format} ({limit:g})", param="dtype")
     return out
+
+
+def blank_row(columns: int) -> DenseWeight:
+    """Return a table of one row of zeros, for rows of a step that are all given."""
+    return DenseWeight(np.zeros((1, columns), np.float32))
