@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from ferrum.scheduler.step_plan import StepCosts
 if TYPE_CHECKING:
     from ferrum.contract.model_info import ExecutorTraits
     from ferrum.engine.engine_executor import EngineExecutor
+    from ferrum.engine.held_images import Tower
     from ferrum.runtime.kv_tiers.page_tier import PageFiles
     from ferrum.sources.model_source import ModelSource
     from ferrum.speculative.draft_model import DraftModel
@@ -46,12 +48,11 @@ class EngineRecipe:
 
     def __call__(self) -> Built:
         # These import numpy and the kernels: in the engine's process only.
-        from ferrum.runtime.image_tower import open_tower, tower_bytes
         from ferrum.runtime.load import build_executor
         from ferrum.runtime.local_executor import LocalStepExecutor
 
         config = self.config
-        of_tower = tower_bytes(self.source, config.model)
+        tower, nbytes = _tower(self.source, config)
         with loading_bar(self.name) as progress:
             executor = build_executor(
                 LocalStepExecutor,
@@ -59,11 +60,20 @@ class EngineRecipe:
                 run_ahead=config.run_ahead,
                 checkpoint=self.source.checkpoint(),
                 progress=progress,
-                reserved=config.reserved_bytes + of_tower,
+                reserved=config.reserved_bytes + nbytes,
             )
         draft = None if self.draft is None else load_draft_model(config, executor, self.source, self.draft)
-        built = with_scheduler(executor, config, self.name, draft, self.source)
-        return replace(built, open_tower=partial(open_tower, self.source, config.model)) if of_tower else built
+        return replace(with_scheduler(executor, config, self.name, draft, self.source), open_tower=tower)
+
+
+def _tower(source: ModelSource, config: EngineConfig) -> tuple[Callable[[], Tower] | None, int]:
+    """Return what opens a model's tower for images, and its bytes; None and 0 without one."""
+    if not {"preprocessor_config.json", "processor_config.json"}.intersection(source.file_names()):
+        return None, 0  # most models, which need not wait for the modules below
+    from ferrum.runtime.image_tower import open_tower, tower_bytes
+
+    nbytes = tower_bytes(source, config.model)
+    return (partial(open_tower, source, config.model), nbytes) if nbytes else (None, 0)
 
 
 def with_scheduler(

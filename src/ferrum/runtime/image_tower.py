@@ -13,6 +13,7 @@ import numpy as np
 
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import FerrumError, StepError
+from ferrum.core.logging import warn_once
 from ferrum.images.decoded_image import DecodedImage
 from ferrum.images.image_processor import Frame, ImageProcessor, PreparedImage
 from ferrum.kernels.interface import Kernels, ParameterForms, Replay
@@ -128,16 +129,21 @@ def load_tower(spec: TowerSpec, store: TensorStore, processor: ImageProcessor, c
 
 
 def tower_bytes(source: ModelSource, config: ModelConfig) -> int:
-    """Return the bytes that a model's tower will take once loaded; 0 if it has none.
+    """Return the bytes that a model's tower will take once loaded; 0 if it has none, or one that would not load.
 
     These are its matrices, and the buffers of its largest frame.
     """
     try:
         spec, store = read_tower(source), tower_store(source)
-    except FerrumError:
+    except FerrumError:  # which requests with images get
         return 0
     asks = _asks(spec)
-    planned = PlannedParameters(with_views(store, asks), config.dtype)
+    try:
+        planned = PlannedParameters(with_views(store, asks), config.dtype)
+        planned.expect(asks.shapes, _IGNORED)
+    except FerrumError as error:
+        warn_once(f"{source.where('')}: images are refused, because its tower would not load: {error}")
+        return 0
     sizes = [
         planned.matrix(name, (shape[0], shape[1])).nbytes for name, shape in asks.shapes.items() if len(shape) == 2
     ]

@@ -100,10 +100,13 @@ def plan_model(config: ModelConfig, reserved: int = 0) -> ModelPlan:
     """Return the plan of `build_executor` for a configuration. Errors as there, except that nothing is too large.
 
     No tensor is read or fetched, and no memory is taken for matrices and pages. A pool without a given capacity is
-    sized as if the weights were loaded, and has at least one page.
+    sized as if the weights were loaded, and has at least one page. It leaves room for a tower of images.
     """
+    from ferrum.runtime.image_tower import tower_bytes  # few loads need it
+
     source = open_model(config.model, headers_only=True, models_dir=config.models_dir)
-    return assemble(config, Bounds(reserved=reserved), source.checkpoint(), planning=True)[1]
+    bounds = Bounds(reserved=reserved + tower_bytes(source, config))
+    return assemble(config, bounds, source.checkpoint(), planning=True)[1]
 
 
 # ---- From a configuration to a language model, in three steps: the spec, the sized pool, the weights ----
