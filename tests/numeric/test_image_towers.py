@@ -72,7 +72,7 @@ def test_other_images_change_no_bit_of_attention(tier: str, format: Any) -> None
 
 
 def tables_of_frames(counts: tuple[int, ...]) -> Any:
-    """Return the tables of frames with so many rows each."""
+    """Return the tables of frames with these numbers of rows."""
     rows, none = sum(counts), np.array([], np.int32)
     bounds = np.cumsum((0, *counts)).astype(np.int32)
     return StepTables(np.zeros(rows, np.int32), np.arange(rows, dtype=np.int32), bounds, (), none, none)

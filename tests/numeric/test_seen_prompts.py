@@ -12,7 +12,7 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 
 from ferrum.client.input_processor import RequestOptions
 from ferrum.client.llm import LLM
-from ferrum.core.errors import RequestError, Unsupported
+from ferrum.core.errors import ContextOverflow, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Inputs, Rows, Span, SpanExtras, StepBatch, Want
 from ferrum.engine.messages import EngineStats, ImageCounts
@@ -122,6 +122,37 @@ def test_conversations_and_texts_without_images_run_next_to_images(seeing: LLM) 
         (alone,) = seeing.generate(prompt, GREEDY, use_tqdm=False, images=[images])
         assert alone.outputs[0].token_ids == output.outputs[0].token_ids
         assert alone.outputs[0].logprobs == output.outputs[0].logprobs
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"host": "process"},
+        {"run_ahead": 1},
+        {"max_tokens_per_step": 16},
+        {"speculative": "ngram"},
+        {"prefix_cache": False},
+        {"kv_dtype": "int8", "kernels": "reference"},
+    ],
+    ids=str,
+)
+def test_options_change_no_token_of_prompts_with_images(seeing: LLM, options: dict[str, object]) -> None:
+    require_native()
+    prompts, lists = [prompt_of("smolvlm", 2), prompt_of("smolvlm")], [[WIDE, TALL], [TALL]]
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=8, n=2, ignore_eos=True)
+    expected = seeing.generate(prompts, params, use_tqdm=False, images=lists)
+    with open_llm("smolvlm", **{"kernels": "native", **options}) as llm:
+        found = llm.generate(prompts, params, use_tqdm=False, images=lists)
+        again = llm.generate(prompts, params, use_tqdm=False, images=lists)
+    tokens = [[each.token_ids for each in output.outputs] for output in found]
+    assert tokens == [[each.token_ids for each in output.outputs] for output in again]
+    if "kv_dtype" not in options:
+        assert tokens == [[each.token_ids for each in output.outputs] for output in expected]
+
+
+def test_prompts_beyond_the_context_are_refused_with_the_tokens_of_images() -> None:
+    with open_llm("smolvlm", max_sequence_length=100) as llm, pytest.raises(ContextOverflow, match="164 tokens"):
+        llm.generate(prompt_of("smolvlm"), GREEDY, use_tqdm=False, images=[[WIDE]])
 
 
 def test_placeholders_without_an_image_are_refused_with_their_number(seeing: LLM) -> None:

@@ -92,9 +92,9 @@ CASES = {
             {
                 "scale_factor": 3,
                 "text_config": {"model_type": "llama", "head_dim": 16},
-                "vision_config": {"num_attention_heads": 4, "image_size": 30, "patch_size": 5, "num_hidden_layers": 3},
+                "vision_config": {"num_attention_heads": 4, "image_size": 32, "patch_size": 5, "num_hidden_layers": 3},
             },
-            {"size": {"longest_edge": 60}, "max_image_size": {"longest_edge": 30}, "resample": 3},
+            {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}, "resample": 3},
             _TILED,
         ),
         ImageCase(
