@@ -154,6 +154,9 @@ class ChatTemplate:
             chat = turns.with_system_first(chat)
         if turns.has_calls_together(chat) and self._splits_calls:
             chat = turns.with_calls_apart(chat)
+        if turns.shows_results(chat) and not self.reads_result_images:
+            move = turns.with_results_shown_after if self._reads_after_results else turns.with_results_shown_before
+            chat = move(chat, as_parts=self.reads_parts)
         return self._content_move(chat) if turns.says_and_calls(chat) else chat
 
     def _formed(self, chat: turns.Chat) -> turns.Chat:
@@ -210,6 +213,22 @@ class ChatTemplate:
         """Whether the template renders all system messages; some refuse or omit those after others."""
         chats = [for_template(chat, as_parts=self.reads_parts) for chat in probes.SYSTEMS]
         return all(set(probes.SYSTEM_MARKS) <= probes.found(text) for text in self._probe(*chats))
+
+    @cached_property
+    def reads_result_images(self) -> bool:
+        """Whether the template renders images in results of tools; some render the list of parts as JSON there."""
+        without, shown = self._probe(*map(self._formed, deepcopy(probes.RESULTS)))
+        if without is None or shown is None or probes.SAID not in shown:
+            return False
+        return shown != without and shown.count("type") == without.count("type")
+
+    @cached_property
+    def _reads_after_results(self) -> bool:
+        """Whether a message of the user may follow results; some templates demand an answer first."""
+        [moved] = self._probe(
+            self._formed(turns.with_results_shown_after(probes.RESULTS[1], as_parts=self.reads_parts))
+        )
+        return moved is not None
 
     @cached_property
     def _splits_calls(self) -> bool:

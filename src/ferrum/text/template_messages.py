@@ -21,6 +21,15 @@ REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 """Clients' names for a message's reasoning. Most templates read the first, some the second."""
 
 
+IMAGE: Final[Mapping[str, str]] = {"type": "image"}
+"""The part of a content that stands for an image."""
+
+
+def is_image(part: Any) -> bool:
+    """Return whether a part of a content stands for an image."""
+    return isinstance(part, Mapping) and part == IMAGE
+
+
 def json_objects(values: Sequence[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
     """Return copies of objects in exact JSON types. Raises RequestError about `param` for anything else."""
     if not isinstance(values, list | tuple) or not all(isinstance(value, Mapping) for value in values):
@@ -76,7 +85,7 @@ def for_template(
 ) -> list[dict[str, Any]]:
     """Convert messages for a template: plain text, tool arguments as objects, `developer` as `system`.
 
-    A missing content of an assistant's message becomes an empty text.
+    A missing content of an assistant's message becomes an empty text. A content with images stays a list of parts.
 
     Args:
         messages: in OpenAI's form. Further fields are kept for the template.
@@ -85,7 +94,7 @@ def for_template(
 
     Raises:
         RequestError: the messages are not a list of objects, or one is malformed; `param` names the place.
-        Unsupported: content that is not text.
+        Unsupported: content that is neither text nor `IMAGE`.
     """
     chat = []
     call_id = "call00000"  # OpenAI's older form has no ids: the place of the message stands for one
@@ -130,7 +139,9 @@ def _message(message: dict[str, Any], where: str, as_parts: bool, argument_text:
         content = _without_thoughts(message, content, f"{where}.content")
     if content is None and message.get("role") == "assistant":
         content = ""
-    if isinstance(content, str | list):
+    if isinstance(content, list) and any(map(is_image, content)):
+        message["content"] = _shown_parts(content, f"{where}.content")
+    elif isinstance(content, str | list):
         texts = [content] if isinstance(content, str) else _texts(content, f"{where}.content")
         # What a model wrote in parts is one text, as `output_text` of OpenAI's client; others give separate texts.
         between = "" if message.get("role") == "assistant" else "\n"
@@ -165,6 +176,14 @@ def _texts(parts: Sequence[Mapping[str, Any]], where: str) -> list[str]:
     if not parts:
         raise RequestError("must not be empty", param=where)
     return [_part(part, f"{where}[{place}]") for place, part in enumerate(parts)]
+
+
+def _shown_parts(parts: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
+    """Return the texts and images of a content in their order, as templates of models that see read them."""
+    return [
+        dict(IMAGE) if is_image(part) else {"type": "text", "text": _part(part, f"{where}[{place}]")}
+        for place, part in enumerate(parts)
+    ]
 
 
 def _part(part: Mapping[str, Any], where: str) -> str:

@@ -84,6 +84,16 @@ def parallel_calls(*, argument_text: bool) -> list[dict[str, Any]]:
     return [QUESTION, {"role": "assistant", "content": "", "tool_calls": made}, *results]
 
 
+RESULTS: Final[list[list[dict[str, Any]]]] = [
+    [
+        *calls(argument_text=False, content="")[:2],
+        {"role": "tool", "name": "f", "tool_call_id": IDS[0], "content": each},
+    ]
+    for each in ([{"type": "text", "text": SAID}], [{"type": "image"}, {"type": "text", "text": SAID}])
+]
+"""A result of a tool without an image, and one with an image."""
+
+
 def found(text: str | None) -> set[str]:
     """Return those of the marks that a text contains."""
     return {mark for mark in (*SYSTEM_MARKS, *ARGUMENTS) if mark in (text or "")}

@@ -1,4 +1,4 @@
-"""Messages moved to where a chat template renders them: late system messages, and content next to calls.
+"""Messages moved to where a chat template renders them: late system messages, content next to calls, images of results.
 
 Which move a template needs is decided in `chat_template`.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from itertools import takewhile
 from typing import Any, Final, TypeAlias
 
-from ferrum.text.template_messages import REASONING, reasoning_of
+from ferrum.text.template_messages import REASONING, is_image, reasoning_of
 
 Chat: TypeAlias = list[dict[str, Any]]
 """Messages as `for_template` returns them."""
@@ -119,6 +119,64 @@ def with_calls_apart(chat: Chat) -> Chat:
     return moved
 
 
+def shows_results(chat: Chat) -> bool:
+    """Return whether a result of a tool has images."""
+    return any(message.get("role") == "tool" and _images(message) for message in chat)
+
+
+def with_results_shown_after(chat: Chat, *, as_parts: bool) -> Chat:
+    """Make the images of results a message of the user after them, or the begin of the one that is there.
+
+    `as_parts` is as of `for_template`.
+    """
+    moved: Chat = []
+    images: list[Any] = []
+    for message in [*chat, {}]:
+        if message.get("role") == "tool":
+            if found := _images(message):
+                images += found
+                texts = [part for part in message["content"] if not is_image(part)]
+                message = {**message, "content": texts if as_parts else text_of(texts)}
+        elif images:
+            shown = {"role": "user", "content": images}
+            images = []
+            if message.get("role") == "user":
+                message = _joined(shown, message, "\n")
+            else:
+                moved.append(shown)
+        moved.append(message)
+    return moved[:-1]
+
+
+def with_results_shown_before(chat: Chat, *, as_parts: bool) -> Chat:
+    """Append the images of results to the last message of the user, for templates where users and answers alternate.
+
+    `as_parts` is as of `for_template`.
+    """
+    moved: Chat = []
+    asked: int | None = None
+    for message in chat:
+        asked = len(moved) if message.get("role") == "user" else asked
+        if message.get("role") == "tool" and asked is not None and (found := _images(message)):
+            moved[asked] = _joined(moved[asked], {"content": found}, "\n")
+            texts = [part for part in message["content"] if not is_image(part)]
+            message = {**message, "content": texts if as_parts else text_of(texts)}
+        moved.append(message)
+    return moved
+
+
+def _images(message: Mapping[str, Any]) -> list[Any]:
+    content = message.get("content")
+    return [part for part in content if is_image(part)] if isinstance(content, list) else []
+
+
+def _parts(content: Any) -> list[Any]:
+    """Return a content as parts; an empty one has none."""
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
+
+
 def _calls_before(chat: Chat, place: int) -> int:
     """Return the number of calls of the message before the results that end at a place."""
     before = next((each for each in reversed(chat[:place]) if each.get("role") != "tool"), {})
@@ -165,7 +223,7 @@ def _says_and_calls(message: Mapping[str, Any]) -> bool:
 def _joined(message: Mapping[str, Any], other: Mapping[str, Any], separator: str) -> dict[str, Any]:
     """Return a message with the text of another appended."""
     first, second = message.get("content"), other.get("content")
-    if isinstance(first, list) and isinstance(second, list):
-        return {**message, "content": [*first, *second]}
+    if isinstance(first, list) or isinstance(second, list):
+        return {**message, "content": [*_parts(first), *_parts(second)]}
     texts = filter(None, (text_of(first), text_of(second)))
     return {**message, "content": separator.join(texts)}
