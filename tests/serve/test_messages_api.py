@@ -235,7 +235,7 @@ BAD = [
     ({"top_p": 2}, "top_p"),
     ({"stop_sequences": [""]}, "stop_sequences[0]"),
     ({"messages": []}, "messages"),
-    ({"messages": said({"type": "image", "source": {}})}, "messages[0].content[0]"),
+    ({"messages": said({"type": "image", "source": {}})}, "messages[0].content[0].source.type"),
     ({"messages": said({"type": "document", "source": {"type": "url", "url": "a"}})}, "messages[0].content[0].source"),
     ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0]"),
     ({"tools": [{"name": "a"}]}, "tools[0].input_schema"),

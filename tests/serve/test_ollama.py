@@ -211,7 +211,11 @@ def test_a_long_input_is_cut_or_refused(server: Served) -> None:
         ("/api/chat", {"options": {"num_predict": 65_536}}, "options.num_predict: "),
         ("/api/chat", {"options": {"repeat_penalty": 0}}, "options.repeat_penalty: "),
         ("/api/chat", {"options": {"temperature": "hot"}}, "options.temperature: "),
-        ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "messages[0].images: "),
+        (
+            "/api/chat",
+            {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]},
+            "messages[0].images[0] is not supported: the model",
+        ),
         ("/api/chat", {"messages": [{"role": "user", "content": "a" * 70_000}]}, "messages: This model's maximum"),
         ("/api/chat", {"messages": [{"role": "robot"}]}, "messages[0].role: "),
         ("/api/chat", {"format": "xml"}, "format: must be 'json'"),
@@ -219,7 +223,7 @@ def test_a_long_input_is_cut_or_refused(server: Served) -> None:
         ("/api/chat", {"tools": [{"type": "retrieval"}]}, "tools[0].type: "),
         ("/api/chat", {"think": "deeply"}, "think: "),
         ("/api/chat", {"logprobs": True}, "logprobs: "),
-        ("/api/generate", {"images": ["aGk="]}, "images: "),
+        ("/api/generate", {"images": ["aGk="]}, "images[0] is not supported: the model"),
         ("/api/generate", {"context": [1]}, "context: "),
         ("/api/generate", {"template": "{{ .Prompt }}"}, "template: "),
         ("/api/generate", {"raw": True, "system": "a"}, "system: cannot be combined with raw"),
@@ -304,7 +308,7 @@ def test_a_message_may_have_empty_fields(assistant: Served) -> None:
     for fields in (empty, dict.fromkeys(empty)):
         assert ask(assistant, messages=[{**QUESTION[0], **fields}])["message"]["content"] == "Hello."
     refused = assistant.post("/api/chat", messages=[{**QUESTION[0], "images": ["aGk="]}])
-    assert refused.status_code == 400 and "only text is served" in refused.json()["error"]
+    assert refused.status_code == 400 and "does not read images" in refused.json()["error"]
 
 
 def test_a_stream_without_text_has_its_last_line() -> None:

@@ -200,11 +200,11 @@ def test_items_without_meaning_are_named(assistant: Served) -> None:
     ]
     response = assistant.post(PATH, input=items)
     assert response.headers["x-ferrum-ignored"].split(", ") == [
+        "input[7].output[0]",
         "input[0].compaction",
         "input[1].configuration_update",
         "input[2].web_search_call",
         "input[3].reasoning",
-        "input[7].output[0]",
     ]
     assert "a.txt" in prompt_of(assistant) and '"command": ["ls"]' in prompt_of(assistant)
 
@@ -279,7 +279,7 @@ def test_codex_is_served(assistant: Served) -> None:
         ({"input": [3]}, "input[0]"),
         ({"input": [{"content": "x"}]}, "input[0].type"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
         ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0].name"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ({"tools": [BAD]}, "tools[0].format.syntax"),

@@ -30,6 +30,7 @@ from ferrum.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from ferrum.client.records.resumption import Resumption
+    from ferrum.images.decoded_image import DecodedImage
 
 
 class AsyncEngine(EngineClient):
@@ -60,6 +61,7 @@ class AsyncEngine(EngineClient):
         trace_id: str | None = None,
         add_special_tokens: bool = True,
         lora_request: AdapterChoice | Sequence[AdapterChoice] | None = None,
+        images: Sequence[DecodedImage] = (),
     ) -> AsyncGenerator[Delta, None]:
         """Return an async iterator of deltas: `n` choices interleaved, one delta of each with a finish reason.
 
@@ -85,6 +87,7 @@ class AsyncEngine(EngineClient):
             salt=salt,
             trace_id=trace_id,
             add_special_tokens=add_special_tokens,
+            images=tuple(images),
         )
         params = self.default_sampling_params if sampling_params is None else sampling_params
         chosen, adapters = choices_of(lora_request), self.client.adapters

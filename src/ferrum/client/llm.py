@@ -103,7 +103,8 @@ class LLM(EngineClient):
         Each choice has `text`, the content, `reasoning` and `tool_calls`.
 
         Args:
-            messages: a list of messages with `role` and `content`, or a list of such lists.
+            messages: a list of messages with `role` and `content`, or a list of such lists. A content may have parts
+                with images, see `message_images`.
             sampling_params, use_tqdm: as for `generate`.
             chat_template, ...: see `ModelClient.render`.
             tools: in OpenAI's form.

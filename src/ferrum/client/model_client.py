@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ferrum.client.adapter_registry import AdapterRegistry
@@ -16,7 +17,7 @@ from ferrum.client.output_stream import RequestStream
 from ferrum.client.records.recorder import Recorder
 from ferrum.client.router import DEFAULT_MAX_REQUESTS, Router, wake_here
 from ferrum.core.config import EngineConfig
-from ferrum.core.errors import RequestError
+from ferrum.core.errors import CheckpointError, RequestError, Unsupported
 from ferrum.core.output_format import OutputFormat
 from ferrum.core.params import over_recommended
 from ferrum.core.types import Pooling, Request
@@ -82,6 +83,7 @@ class ModelClient:
 
     Attributes:
         info: what the engine serves, and how.
+        name: of the model in errors.
         adapters: the loaded adapters by name.
         router: the queue of requests to the engine.
         input_processor: makes requests from prompts and parameters.
@@ -116,6 +118,7 @@ class ModelClient:
         self._openers: frozenset[int] | None = None  # unknown until the first request
         self.router = Router(parts.host, max_requests=parts.max_requests, wake_all=wake_all)
         self.info = self.router.info
+        self.name = self.info.model
         self.adapters = AdapterRegistry(self.router)
         if parts.recorder is not None:
             self.router.recorder = parts.recorder(self.info)
@@ -146,6 +149,17 @@ class ModelClient:
             None,
         )  # they describe what the model's own template writes
         self.chat_template = ChatTemplate(source, self._special_tokens, origin=origin)
+
+    @cached_property
+    def reads_images(self) -> bool:
+        """Whether the model reads images in conversations."""
+        if self.chat_template is None or self.tokenizer is None:
+            return False
+        try:
+            self.input_processor.image_processor  # noqa: B018 - it is read from files here
+        except (Unsupported, CheckpointError):
+            return False
+        return True
 
     @property
     def recorder(self) -> Recorder | None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
+from ferrum.client.message_images import SentImage
 from ferrum.client.model_client import ModelClient
 from ferrum.core.logging import info_once
+from ferrum.core.values import shown
 from ferrum.server.anthropic.fields import (
     AnyDocument,
     AssistantBlock,
     CountRequest,
+    ImageBlock,
     Message,
     MessagesRequest,
     ResultBlock,
@@ -36,6 +39,9 @@ _FAILED: Final = "Error: "
 Found: TypeAlias = dict[str, Any]
 """A message in OpenAI's form."""
 
+Part: TypeAlias = str | SentImage
+"""A text or an image."""
+
 
 def message_ask(client: ModelClient, body: CountRequest, earlier: Sequence[Message] = ()) -> tuple[Ask, Sequence[str]]:
     """Return what a body asks for, and the paths of what the prompt has in another form.
@@ -49,7 +55,8 @@ def message_ask(client: ModelClient, body: CountRequest, earlier: Sequence[Messa
         RequestError: the last message cannot be continued.
     """
     template = client.chat_template
-    history = History(late_system=template is not None and template.reads_late_system)
+    late = template is not None and template.reads_late_system
+    history = History(late_system=late, sees=client.reads_images)
     history.add_system(body.system)
     for place, message in enumerate(earlier):
         history.add(message, f"thread.messages[{place}]")
@@ -115,6 +122,7 @@ class History:
 
     Args:
         late_system: the template renders system messages after others; otherwise it gets them as text of the user.
+        sees: the model reads images; otherwise those in results of tools are replaced by a text.
 
     Attributes:
         messages: so far.
@@ -122,11 +130,12 @@ class History:
         sources: of each message, what it is put together from.
     """
 
-    def __init__(self, *, late_system: bool) -> None:
+    def __init__(self, *, late_system: bool, sees: bool) -> None:
         self.messages: list[Found] = []
         self.sources: list[list[Source]] = []
         self.replaced: list[str] = []
         self._late_system = late_system
+        self._sees = sees
         self._names: dict[str, str] = {}
 
     def add_system(self, system: str | Sequence[TextBlock] | None) -> None:
@@ -160,30 +169,39 @@ class History:
         self._say("system", texts, where)
 
     def _add_user(self, blocks: Sequence[UserBlock], where: str) -> None:
-        """Add results of tools, in order, and then the text around them."""
-        texts: list[str] = []
+        """Add results of tools, in order, and then the texts and images around them."""
+        parts: list[Part] = []
         for place, block in enumerate(blocks):
             if isinstance(block, ToolResultBlock):
                 self._add_result(block, f"{where}.content[{place}]")
                 self.sources.append([(where, block)])
+            elif isinstance(block, ImageBlock):
+                parts.append(_image_of(block, f"{where}.content[{place}]"))
             else:
-                texts.append(_text_of(block))
-        self._say("user", texts, where)
+                parts.append(_text_of(block))
+        self._say("user", parts, where)
 
     def _add_result(self, block: ToolResultBlock, where: str) -> None:
-        content = block.content or ""
-        text = content if isinstance(content, str) else "\n".join(self._result(content, f"{where}.content"))
-        result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": (_FAILED * bool(block.is_error)) + text}
+        content, failed = block.content or "", _FAILED * bool(block.is_error)
+        said = [content] if isinstance(content, str) else list(self._result(content, f"{where}.content"))
+        texts = [each for each in said if isinstance(each, str)]
+        answer: Any = failed + "\n".join(texts)
+        if len(texts) < len(said):
+            answer = _parts([failed, *said] if failed else said)
+        result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": answer}
         name = self._names.get(block.tool_use_id)
         self.messages.append(result if name is None else {**result, "name": name})
 
-    def _result(self, blocks: Sequence[ResultBlock], where: str) -> Iterable[str]:
+    def _result(self, blocks: Sequence[ResultBlock], where: str) -> Iterable[Part]:
         for place, block in enumerate(blocks):
             if isinstance(block, TextBlock | SearchResultBlock):
                 yield _text_of(block)
                 continue
             if isinstance(block, AnyDocument) and block.source.get("type") == "text":
                 yield _titled(block.title, block.context, str(block.source.get("data", "")))
+                continue
+            if isinstance(block, ImageBlock) and self._sees:
+                yield _image_of(block, f"{where}[{place}]")
                 continue
             self.replaced.append(f"{where}[{place}].{block.type}")
             if isinstance(block, ToolReferenceBlock):
@@ -216,10 +234,10 @@ class History:
         if calls:
             reply["tool_calls"] = [*reply.get("tool_calls", ()), *calls]
 
-    def _say(self, role: str, texts: Sequence[str], where: str) -> None:
-        if texts:
-            self._turn(role)["content"] += _parts(texts)
-            self.sources[-1] += [(where, text) for text in texts]
+    def _say(self, role: str, parts: Sequence[Part], where: str) -> None:
+        if parts:
+            self._turn(role)["content"] += _parts(parts)
+            self.sources[-1] += [(where, part) for part in parts]
 
     def _turn(self, role: str) -> Found:
         """Return the last message if it has this role, else a new one."""
@@ -240,8 +258,21 @@ class History:
         return self.messages
 
 
-def _parts(texts: Iterable[str]) -> list[Found]:
-    return [{"type": "text", "text": text} for text in texts]
+def _parts(parts: Iterable[Part]) -> list[Found]:
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part} for part in parts
+    ]
+
+
+def _image_of(block: ImageBlock, where: str) -> SentImage:
+    """Return an image in base64. Raises RequestError for one that had to be fetched."""
+    match block.source:
+        case {"type": "base64", "data": str(data)}:
+            return SentImage(data, f"{where}.source.data")
+        case {"type": "base64"}:
+            raise invalid(f"{where}.source.data", "must be the image in base64")
+    kind = shown(block.source.get("type"))
+    raise invalid(f"{where}.source.type", f"must be 'base64', not {kind}: nothing is fetched; send the image itself")
 
 
 def _texts(content: str | Sequence[TextBlock] | None) -> list[str]:

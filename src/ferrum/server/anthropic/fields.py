@@ -37,7 +37,7 @@ class TextBlock(Block):
 
 
 class ImageBlock(Block):
-    """An image, which only results of tools may have; a fixed text replaces it."""
+    """An image in base64. In a result of a tool a fixed text replaces it if the model does not read images."""
 
     type: Literal["image"]
     source: dict[str, Any]
@@ -125,7 +125,7 @@ class ToolResultBlock(Block):
 
 
 UserBlock: TypeAlias = Annotated[
-    TextBlock | TextDocument | SearchResultBlock | ToolResultBlock,
+    TextBlock | ImageBlock | TextDocument | SearchResultBlock | ToolResultBlock,
     Field(discriminator="type"),
 ]
 AssistantBlock: TypeAlias = Annotated[
@@ -271,6 +271,13 @@ class CountRequest(Body):
     def thinks(self) -> bool:
         """Whether reasoning is asked for."""
         return self.thinking is not None and self.thinking.type != "disabled"
+
+    def has_images(self) -> bool:
+        lists = [message.content for message in self.messages if isinstance(message.content, list)]
+        blocks = [block for blocks in lists for block in blocks]
+        results = [block.content for block in blocks if isinstance(block, ToolResultBlock)]
+        inner = [block for blocks in results if isinstance(blocks, list) for block in blocks]
+        return any(isinstance(block, ImageBlock) for block in (*blocks, *inner))
 
     def variables(self, client: ModelClient) -> dict[str, Any]:
         """Return the variables for the template, those that it reads."""

@@ -128,7 +128,9 @@ def add_anthropic_routes(router: APIRouter, service: Service) -> None:
             ask, replaced = message_ask(model.client, *completed(body, held))
             return prompt_length(model.client, ask), replaced
 
-        count, replaced = await service.worker_pools.run(len(await request.body()) + size, work)
+        count, replaced = await service.worker_pools.run(
+            len(await request.body()) + size, work, images=body.has_images()
+        )
         made = reply(TokenCount(input_tokens=count))
         made.headers.update({**headers, **replaced_header(replaced)})
         return made

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ferrum.client.adapter_registry import NamedAdapter
-from ferrum.client.chat_prompt import ChatPrompt, chat_prompt
+from ferrum.client.chat_prompt import ChatPrompt, chat_prompt, images_apart, prompt_tokens
 from ferrum.client.diagnosis.prefix_explainer import Explanation
 from ferrum.client.diagnosis.prompt_history import PromptPaths, fragments
 from ferrum.client.input_processor import FieldNames, RequestOptions
@@ -24,6 +24,7 @@ from ferrum.core.structured_outputs import StructuredOutputs
 from ferrum.core.types import Request
 from ferrum.grammar.reply_guidance import ChatOptions
 from ferrum.grammar.tools import tools_of
+from ferrum.images.decoded_image import DecodedImage
 from ferrum.server.common.error_replies import invalid, unsupported
 from ferrum.server.common.key_limits import Caller
 from ferrum.server.common.served_model import ServedModel, part_id, truncated
@@ -80,6 +81,8 @@ class Names:
     def _renamed(self, param: str) -> str:
         if param in self.fields:
             return self.fields[param]
+        if param == "images":  # the placeholders of the prompt are not those of its images
+            return self.prompt
         if self.places is not None and (tool := _TOOL.match(param)):
             rest = param[tool.end() :]
             for ours, name in self.of_tool.items():
@@ -105,7 +108,7 @@ class Ask:
 
     Attributes:
         names: its names of fields.
-        messages: the conversation; None: `prompts` are used as they are.
+        messages: the conversation, with a `SentImage` in each part of an image; None: `prompts` are used as they are.
         prompts: texts, or their token ids.
         given: sampling parameters.
         top_tokens: most likely tokens per position that the reply shows, by the client's fields; -1: all.
@@ -179,9 +182,10 @@ def asked(model: ServedModel, ask: Ask, caller: Caller, name: str) -> Asked:
     for shown, count in ask.top_tokens.items():
         if count is not None and (count != ALL_TOKENS or model.client.info.vocab_size > caller.max_logprobs):
             check_top_tokens(shown, count, caller.max_logprobs)
+    ask, images = _seen(model.client, ask)
     with ask.names.in_errors():
         params = params_of(model.client, ask)
-        chat = None if ask.messages is None else _rendered(model.client, ask, params)
+        chat = None if ask.messages is None else _rendered(model.client, ask, params, images)
         prompts = ask.prompts if chat is None else [chat.text]
         options = RequestOptions(
             priority=ask.priority,
@@ -195,6 +199,7 @@ def asked(model: ServedModel, ask: Ask, caller: Caller, name: str) -> Asked:
             required_output=1 if ask.limit is None or not ask.fits else ask.limit,
             guidance=None if chat is None else chat.guidance,
             reading=None if chat is None else chat.reading,
+            images=images,
         )
         requests = []
         for place, prompt in enumerate(prompts):
@@ -205,7 +210,7 @@ def asked(model: ServedModel, ask: Ask, caller: Caller, name: str) -> Asked:
     if chat is None:
         return Asked(tuple(requests), model.cache_page)
     explanation = None
-    if model.explainer is not None and ask.keep is None:  # tokens of a truncated prompt are not those of its text
+    if model.explainer is not None and ask.keep is None and not images:  # else tokens are not those of the text
         explanation = model.explainer.explain(requests[0], chat, _paths(ask), ask.compared)
     return Asked(tuple(requests), model.cache_page, chat.free, explanation, chat=True)
 
@@ -218,10 +223,17 @@ def check_top_tokens(field: str, count: int, limit: int) -> None:
 
 def prompt_length(client: ModelClient, ask: Ask) -> int:
     """Return the number of tokens of a conversation's prompt. Raises as `asked`."""
+    ask, images = _seen(client, ask)
     with ask.names.in_errors():
-        text = _rendered(client, ask, params_of(client, ask)).text
-    assert client.tokenizer is not None, "conversations without one are refused"
-    return len(client.tokenizer.encode(text, add_special_tokens=False))
+        return len(prompt_tokens(client, _rendered(client, ask, params_of(client, ask), images)))
+
+
+def _seen(client: ModelClient, ask: Ask) -> tuple[Ask, tuple[DecodedImage, ...]]:
+    """Return what a client asks for with images apart. Errors name its fields already. Raises as `images_apart`."""
+    messages, images = images_apart(client, ask.messages or ())
+    if images and ask.keep is not None:
+        raise unsupported("truncate_prompt_tokens", "a prompt with images is not cut")
+    return (replace(ask, messages=messages) if images else ask), images
 
 
 def params_of(client: ModelClient, ask: Ask) -> SamplingParams:
@@ -241,13 +253,13 @@ def _constraint(constraint: Mapping[str, Any], name: str | None) -> StructuredOu
         raise error.about(name or own) from None
 
 
-def _rendered(client: ModelClient, ask: Ask, params: SamplingParams) -> ChatPrompt:
+def _rendered(client: ModelClient, ask: Ask, params: SamplingParams, images: tuple[DecodedImage, ...]) -> ChatPrompt:
     names, messages = ask.names, ask.messages
     assert messages is not None, "a conversation"
     engine_names = names.of_engine(0, 1)
     choice = tools_of(ask.tools, names.tools).choice(ask.choice, names.choice)
     options = ChatOptions(choice=choice, parallel=ask.parallel, budget=ask.budget)
-    prompt = chat_prompt(client, messages, params, options, names=engine_names, **ask.rendering)
+    prompt = chat_prompt(client, messages, params, options, names=engine_names, images=images, **ask.rendering)
     if ask.rendering.get("chat_template") is not None:
         check_rendered(client, prompt.text)
     return prompt

@@ -68,10 +68,12 @@ async def generate(
     name = uuid.uuid4().hex if body.request_id is None else body.request_id
     header = ReplyHeader(kind + name, int(time.time()), model.name, model.engine.info.numerics_id)
     work = partial(make, model, body, caller, header)
-    size, template = len(await request.body()) + extra_bytes, has_template(body)
+    size, template, images = len(await request.body()) + extra_bytes, has_template(body), body.has_images()
     # A long check would delay the streams of others.
-    slow = template or size > MAX_LOOP_BYTES or model.explainer is not None or body.takes_long(model.client)
-    builder = await service.worker_pools.run(size, work, template=template) if slow else work()
+    slow = template or images or size > MAX_LOOP_BYTES or model.explainer is not None or body.takes_long(model.client)
+    run = partial(service.worker_pools.run, size, work, template=template, images=images)
+    builder = await run() if slow else work()
+    request.state.hold(sum(image.pixels.nbytes for each in builder.requests for image in each.images))
     dialect, streamed = request.state.dialect, body.streamed
     return (respond or Generation)(
         service, model, builder, dialect=dialect, stream=streamed, tenant=caller.tenant, headers=headers

@@ -195,7 +195,6 @@ HARMLESS: Final[Mapping[str, Sequence[Any]]] = MappingProxyType(
         "truncation_side": ("left",),
         "modalities": (["text"],),
         "parse_special": (True,),
-        "images": ([],),
         "top_logprobs": (0,),
         "logprobs": (False,),
         "logits_processors": ([],),

@@ -60,8 +60,9 @@ def dialect_of(dialects: Sequence[Dialect], path: str, headers: Container[str]) 
 class Guard:
     """ASGI middleware around the whole application.
 
-    It sets in the scope's state: `request_id`, `tenant`, `service`, `dialect`, `log` (fields of the request's log line)
-    and `send` (sends parts of a response past the middleware in between).
+    It sets in the scope's state: `request_id`, `tenant`, `service`, `dialect`, `log` (fields of the request's log
+    line), `send` (sends parts of a response past the middleware in between) and `hold` (counts further bytes in memory
+    until the request ends).
 
     Args:
         app: the application.
@@ -91,7 +92,7 @@ class Guard:
         config = self._service.config
         body = _Body(receive, config.max_body_bytes, config.body_seconds, self._count_held)
         sender = _Sender(send, state, self._service.limits, body.drain)
-        state["send"] = sender
+        state["send"], state["hold"] = sender, body.hold
         began = time.monotonic()
         try:
             self._admit(scope, headers)
@@ -99,7 +100,7 @@ class Guard:
         except Exception as error:  # noqa: BLE001 - a client gets no traceback, whatever happens
             await self._answer(error, scope, receive, sender)
         finally:
-            self._held -= body.received
+            self._held -= body.held
             self._record(scope, sender, body, time.monotonic() - began)
             state.clear()  # breaks a reference cycle, which would keep the body until the next garbage collection
 
@@ -110,7 +111,10 @@ class Guard:
         if self._held > limit:
             wait = {"retry-after": str(self._service.retry_after()), **CLOSE}
             raise ApiError(
-                429, f"request bodies exceed {limit} bytes in total; retry later", code="queue_full", headers=wait
+                429,
+                f"request bodies and images exceed {limit} bytes in total; retry later",
+                code="queue_full",
+                headers=wait,
             )
 
     def _record(self, scope: Scope, sender: _Sender, body: _Body, seconds: float) -> None:
@@ -202,6 +206,7 @@ class _Body:
 
     Attributes:
         received: bytes so far.
+        held: bytes in memory: those received, and pixels of images.
         cut: whether the client left before the end.
     """
 
@@ -209,7 +214,7 @@ class _Body:
         self._receive = receive
         self._limit = limit
         self._count_held = hold
-        self.received = 0
+        self.received = self.held = 0
         self.cut = False
         self._until = time.monotonic() + seconds
         self._complete = False
@@ -226,10 +231,15 @@ class _Body:
         self.cut = message["type"] == "http.disconnect"
         size = len(message.get("body", b""))
         self.received += size
-        self._count_held(size)
+        self.hold(size)
         if self.received > self._limit:
             raise too_large(self._limit)
         return message
+
+    def hold(self, size: int) -> None:
+        """Count bytes in memory. Raises ApiError, 429, above `max_held_bytes`."""
+        self.held += size
+        self._count_held(size)
 
     async def drain(self) -> None:
         """Receive and drop the rest of the body, up to `LINGER_BYTES` and the body's deadline."""

@@ -70,6 +70,10 @@ class Body(BaseModel):
             resolved["allOf"] = [each.document() for each in cls.RULES]
         return schema
 
+    def has_images(self) -> bool:
+        """Return whether the conversation has images, which take long to decode."""
+        return False
+
     def given(self) -> dict[str, Any]:
         """Return the sampling parameters that a client sends, by our names."""
         sent = {name: getattr(self, field) for name, field in self.SAMPLING.items()}

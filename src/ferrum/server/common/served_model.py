@@ -72,7 +72,7 @@ class ServedModel:
         self.explainer = PrefixExplainer(self.client) if config.explain_prefixes else None
         self.root = public_name(info.model)
         self.names: Sequence[str] = config.served_model_name or (self.root,)
-        self.name = self.names[0]
+        self.name = self.client.name = self.names[0]
         self.accepted = (*self.names, *(() if config.served_model_name else (info.model,)))
         self.context = min(info.max_sequence_length, info.kv_capacity + 1)
         self.applied: dict[str, float] = {}

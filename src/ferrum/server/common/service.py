@@ -306,12 +306,16 @@ class WorkerPools:
     def __init__(self) -> None:
         self._templates = _Pool("a chat_template in the body")
         self._large = _Pool(f"a body over {LARGE_BYTES} bytes")
+        self._images = _Pool("images")
 
-    async def run(self, size: int, work: Callable[[], Result], *, template: bool = False) -> Result:
+    async def run(
+        self, size: int, work: Callable[[], Result], *, template: bool = False, images: bool = False
+    ) -> Result:
         """Run the work for a body of `size` bytes; large bodies queue for a few threads.
 
         Args:
             template: the body has a chat template, which may take long; such bodies have threads for themselves.
+            images: the body has images, which are decoded; the same holds for such bodies.
 
         Raises:
             QueueFull: too many large bodies are waiting.
@@ -319,11 +323,14 @@ class WorkerPools:
         """
         if template:
             return await self._templates.run(work)
+        if images:
+            return await self._images.run(work)
         return await (asyncio.to_thread(work) if size <= LARGE_BYTES else self._large.run(work))
 
     def close(self) -> None:
         """Start no more queued work. Running work finishes first."""
         self._templates.close()
+        self._images.close()
         self._large.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from ferrum.client.message_images import SentImage
 from ferrum.client.model_client import Message
 from ferrum.formats.output_parts import new_id
 from ferrum.grammar.tools import tools_of
@@ -41,9 +42,14 @@ def generate_ask(model: ServedModel, body: GenerateRequest) -> Ask:
     if body.raw or client.chat_template is None:
         if body.system:
             raise unsupported("system", "the model has no chat template; put it into the prompt")
+        if body.images:
+            raise unsupported("images", "the model has no chat template, which would say where they belong")
         return _ask(model, body, "prompt", prompts=[prompt])
     said = {"system": body.system, "prompt": prompt} if body.system else {"prompt": prompt}
-    messages = [{"role": "user" if name == "prompt" else name, "content": text} for name, text in said.items()]
+    messages: list[dict[str, Any]] = [
+        {"role": "user" if name == "prompt" else name, "content": text} for name, text in said.items()
+    ]
+    messages[-1]["content"] = _content(prompt, body.images or (), "images")
     return _ask(model, body, "prompt", messages, [[(name, 0)] for name in said])
 
 
@@ -126,7 +132,8 @@ def openai_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     pending: list[dict[str, Any]] = []
     for place, message in enumerate(messages):
-        each: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        content = _content(message.content or "", message.images or (), f"messages[{place}].images")
+        each: dict[str, Any] = {"role": message.role, "content": content}
         if message.thinking:
             each["thinking"] = message.thinking
         if message.tool_calls:
@@ -136,6 +143,14 @@ def openai_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
             each |= _answered(message, pending)
         made.append(each)
     return made
+
+
+def _content(text: str, images: Sequence[str], field: str) -> str | list[dict[str, Any]]:
+    """Return the content of a message; `field` is that of its images, which come first."""
+    if not images:
+        return text
+    shown = [{"type": "image", "image": SentImage(data, f"{field}[{place}]")} for place, data in enumerate(images)]
+    return [*shown, {"type": "text", "text": text}] if text else shown
 
 
 def _calls(message: ChatMessage, place: int) -> Iterator[dict[str, Any]]:

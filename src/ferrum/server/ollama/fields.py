@@ -24,7 +24,6 @@ KeepAlive: TypeAlias = str | int | float
 
 _ONE_MODEL: Final = "the model stays loaded"
 _NO_CUT: Final = "prompts are never cut"
-_ONLY_TEXT: Final = "only text is served"
 _LOGPROBS: Final = "use /v1/chat/completions or /v1/completions for log-probabilities"
 _CONTEXT: Final[Any] = optional("Context that the client needs; above the server's: 400.")
 _KEEP_ALIVE: Final[Any] = optional(f"No effect: {_ONE_MODEL}.")
@@ -107,10 +106,9 @@ class OllamaBody(GeneratingBody):
 class ChatMessage(Body):
     """One message of a conversation."""
 
-    REFUSED = MappingProxyType({"images": _ONLY_TEXT})
-
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
+    images: Items[str] | None = optional("Images in base64, which come before the text.")
     thinking: str | None = optional("The assistant's reasoning.")
     tool_calls: Items[ToolCall] | None = optional("The assistant's calls.")
     tool_name: str | None = optional("The tool whose result this is.")
@@ -143,6 +141,9 @@ class OllamaChatRequest(OllamaBody):
         default=None, description="Functions that the model may call.", json_schema_extra=_TOOLS
     )
 
+    def has_images(self) -> bool:
+        return any(message.images for message in self.messages or ())
+
 
 class GenerateRequest(OllamaBody):
     """The body of /api/generate."""
@@ -150,11 +151,12 @@ class GenerateRequest(OllamaBody):
     RULES: ClassVar[Sequence[Rule]] = (
         rule("system", "cannot be combined with raw", one_of("system", None, ""), isnt("raw", True)),
         rule("system", "cannot be combined with suffix", one_of("system", None, ""), one_of("suffix", None, "")),
+        rule("images", "cannot be combined with raw", one_of("images", None, []), isnt("raw", True)),
+        rule("images", "cannot be combined with suffix", one_of("images", None, []), one_of("suffix", None, "")),
     )
     REFUSED = MappingProxyType(
         {
             **OllamaBody.REFUSED,
-            "images": _ONLY_TEXT,
             "context": "send the conversation to /api/chat, which finds it in the prefix cache",
             "template": "Ollama's templates are not read; set --chat-template, or send raw = true",
         }
@@ -164,6 +166,10 @@ class GenerateRequest(OllamaBody):
     suffix: str | None = optional("Text after the completion, for models trained to fill in the middle; empty: none.")
     system: str | None = optional("The system message.")
     raw: bool | None = optional("Use the prompt as it is, without the chat template.")
+    images: Items[str] | None = optional("Images in base64, which come before the prompt.")
+
+    def has_images(self) -> bool:
+        return bool(self.images)
 
 
 class EmbedRequest(Body):

@@ -96,6 +96,8 @@ def capabilities(model: ServedModel) -> list[str]:
             found.append("tools")
         if format is not None and format.reasoning is not None:
             found.append("thinking")
+    if client.reads_images:
+        found.append("vision")
     if client.tokenizer is not None and infill_prompt(client.tokenizer, [], "", begin=False) is not None:
         found.append("insert")
     return found

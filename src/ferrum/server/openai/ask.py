@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ferrum.client.message_images import sent_by_url
 from ferrum.client.model_client import ModelClient
+from ferrum.core.errors import Unsupported
 from ferrum.core.params import ALL_TOKENS, SamplingParams
 from ferrum.core.types import Request
 from ferrum.server.chat.ask import Ask, Asked, Names, asked, infilled
@@ -108,8 +110,30 @@ def continued(body: ChatRequest) -> str:
 
 
 def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages of a body as templates read them."""
-    return [message.model_dump(exclude_none=True) for message in messages]
+    """Return the messages of a body as templates read them, with a `SentImage` in parts of images.
+
+    Raises:
+        RequestError: an image is not a data URL.
+        Unsupported: a part has an image in another form.
+    """
+    made = [message.model_dump(exclude_none=True) for message in messages]
+    for place, message in enumerate(made):
+        if isinstance(message.get("content"), list):
+            where = f"messages[{place}].content"
+            message["content"] = [_part(part, f"{where}[{at}]") for at, part in enumerate(message["content"])]
+    return made
+
+
+def _part(part: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a part of a content; a path or an object in place of an image is never read."""
+    kind = part.get("type")
+    if kind == "image_url":
+        link = part.get("image_url")
+        field = f"{where}.image_url.url" if isinstance(link, dict) else f"{where}.image_url"
+        return {"type": "image", "image": sent_by_url(link["url"] if isinstance(link, dict) else link, field)}
+    if kind == "image":
+        raise Unsupported(f"{where}.type", "'image'; send an image as image_url with a data URL")
+    return part
 
 
 def rendering_of(client: ModelClient, body: Templated) -> dict[str, Any]:

@@ -50,7 +50,11 @@ from ferrum.server.common.top_tokens import MAX_TOP_LOGPROBS, TopTokens
 
 # Conversations
 
-_PART: Final = either(*(of_kind(kind, {kind: TEXT}, kind) for kind in ("text", "refusal")))
+_LINK: Final = form({"url": TEXT, "detail": {"enum": ["auto", "low", "high", "original", None]}}, "url")
+_PART: Final = either(
+    *(of_kind(kind, {kind: TEXT}, kind) for kind in ("text", "refusal")),
+    of_kind("image_url", {"image_url": either(_LINK, TEXT)}, "image_url"),
+)
 _ARGUMENTS: Final = either({"type": "object"}, {"type": "string", "contentMediaType": "application/json"}, NULL)
 _FUNCTION_CALL: Final = form({"name": TEXT, "arguments": _ARGUMENTS}, "name")
 _CALL_ID: Final[Form] = {"id": either(TEXT, NULL)}
@@ -61,14 +65,23 @@ _TOOL_CALL: Final = either(
 """Parts and calls are checked in `text`, for all callers."""
 
 
+class ImageUrl(Body):
+    """An image as a data URL; nothing is fetched."""
+
+    NO_OPS = MappingProxyType({"detail": "the model's own image processor decides on sizes"})
+
+    url: str
+
+
 class ContentPart(Body):
-    """A part of a message; only `text` and an assistant's `refusal` are served."""
+    """A part of a message: `text`, `image_url` or an assistant's `refusal`."""
 
     model_config = ConfigDict(json_schema_extra=_PART)
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | ImageUrl | None = None
 
 
 class Message(Body):
@@ -115,6 +128,14 @@ class Templated(Body):
     continue_final_message: bool | None = optional("Continue the last message.")
     chat_template: str | None = optional("Replaces the model's template.")
     chat_template_kwargs: dict[str, Any] | None = optional("Variables for the template.")
+
+    def has_images(self) -> bool:
+        return any(
+            part.image_url is not None
+            for message in getattr(self, "messages", None) or ()
+            if isinstance(message.content, list)
+            for part in message.content
+        )
 
     def reads(self, client: ModelClient, name: str) -> bool:
         """Return whether the template of this request reads a variable."""

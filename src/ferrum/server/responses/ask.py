@@ -20,7 +20,7 @@ def response_ask(client: ModelClient, body: PromptBody, earlier: Sequence[Any] =
     Raises:
         RequestError, ApiError: an item or a tool cannot be served, by its path.
     """
-    history, offered = body.conversation(before=earlier)
+    history, offered = body.conversation(before=earlier, sees=client.reads_images)
     constraint, constraint_name = (None, "text.format") if body.text is None else body.text.constraint()
     variables = None if body.reasoning is None else body.reasoning.variables(client)
     request = body if isinstance(body, ResponsesRequest) else None

@@ -28,7 +28,7 @@ from ferrum.server.common.error_replies import invalid
 from ferrum.server.common.field_rules import Integer, Items, Rule, one_of, rule
 from ferrum.server.common.json_bodies import MODEL, Body, GeneratingBody, optional
 from ferrum.server.common.served_model import read_variables, template_reads
-from ferrum.server.responses.history import OUTPUTS, History, OfferedTools, waiting_tools
+from ferrum.server.responses.history import IMAGE_KIND, OUTPUTS, History, OfferedTools, waiting_tools
 
 ENCRYPTED: Final = "reasoning.encrypted_content"
 LOGPROBS: Final = "message.output_text.logprobs"
@@ -54,6 +54,7 @@ _CONTENT: Final = either(
     _list(
         of_kind(("input_text", "output_text", "text"), {"text": TEXT}, "text"),
         of_kind("refusal", {"refusal": TEXT}, "refusal"),
+        of_kind(IMAGE_KIND, {"image_url": TEXT}, "image_url"),
     ),
 )
 _KNOWN: Final = (
@@ -169,7 +170,7 @@ class StreamOptions(Body):
 class PromptBody(Body):
     """The fields that decide what the model reads."""
 
-    FOR_TEMPLATE = frozenset({"tools", "reasoning"})
+    FOR_TEMPLATE = frozenset({"tools", "reasoning", "input"})
     REFUSED = MappingProxyType({"conversation": "conversations are not stored; send previous_response_id"})
 
     input: str | Items[dict[str, Any]] | None = Field(
@@ -195,18 +196,24 @@ class PromptBody(Body):
         """The items of the input."""
         return [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input or []
 
-    def conversation(self, *, before: Sequence[Any] = ()) -> tuple[History, OfferedTools]:
+    def has_images(self) -> bool:
+        lists = [item.get(name) for item in self.items if isinstance(item, Mapping) for name in ("content", "output")]
+        parts = [part for each in lists if isinstance(each, list) for part in each]
+        return any(isinstance(part, Mapping) and part.get("type") == IMAGE_KIND for part in parts)
+
+    def conversation(self, *, before: Sequence[Any] = (), sees: bool = True) -> tuple[History, OfferedTools]:
         """Return the finished messages, and the tools.
 
         Args:
             before: items of the stored response that is continued.
+            sees: the model reads images.
 
         Raises:
             RequestError, ApiError: an item or a tool cannot be served, by its path.
         """
         tools = OfferedTools()
         tools.add(self.tools or [], "tools")
-        history = History(tools)
+        history = History(tools, sees=sees)
         history.add_instructions(self.instructions)
         for item in before:
             history.add(item, "previous_response_id")
@@ -222,11 +229,13 @@ class PromptBody(Body):
             unread.append("reasoning.effort")
         if self.tools and not template_reads(client, "tools"):
             unread.append("tools")
+        if self.has_images() and not client.reads_images:
+            unread += self.conversation(sees=False)[0].result_images
         return unread
 
     def check_fields(self, *, strict: bool, path: tuple[str | int, ...] = ()) -> list[str]:
         ignored = super().check_fields(strict=strict, path=path)
-        history, tools = self.conversation()
+        history, tools = self.conversation(sees=False)  # `unread_fields` names images of results
         dropped = [f"{place}.{kind}" for place, kind in tools.dropped]
         return [*dropped, *waiting_tools(self.tools or []), *history.left_out, *ignored]
 

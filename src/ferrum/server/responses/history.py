@@ -9,14 +9,20 @@ import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from ferrum.client.message_images import HOW_TO_SEND, SentImage, sent_by_url
 from ferrum.core.values import shown
 from ferrum.server.chat.ask import Source
 from ferrum.server.common.error_replies import ApiError, invalid, unsupported
 
 OMITTED: Final = "[content that is not text was left out]"
-"""Stands for images and files in the results of tools."""
+"""Stands for files in the results of tools, and for images if the model does not read them."""
+
+IMAGE_KIND: Final = "input_image"
+
+Content: TypeAlias = str | list[dict[str, Any]]
+"""The content of a message in the form of chats."""
 
 _SEAL: Final = "ferrum1:"
 _TEXTS: Final = {
@@ -64,16 +70,20 @@ class History:
 
     Args:
         tools: gets the tools that items bring.
+        sees: the model reads images.
 
     Attributes:
         messages: so far.
         left_out: paths of items and parts that have no meaning for the model.
         sources: of each message, the items that it is put together from.
+        result_images: paths of images in results of tools.
     """
 
-    def __init__(self, tools: OfferedTools) -> None:
+    def __init__(self, tools: OfferedTools, *, sees: bool = True) -> None:
         self.messages: list[dict[str, Any]] = []
         self.left_out: list[str] = []
+        self.result_images: list[str] = []
+        self._sees = sees
         self.sources: list[list[Source]] = []
         self._items: list[Source] = []  # of the assistant's turn
         self._tools = tools
@@ -121,7 +131,14 @@ class History:
         role = item.get("role")
         if role not in _ROLES:
             raise invalid(f"{where}.role", f"must be one of {', '.join(_ROLES)}, not {shown(role)}")
-        text = ("" if role == "assistant" else "\n").join(_message_texts(item.get("content"), f"{where}.content"))
+        parts = _message_parts(item.get("content"), f"{where}.content", images=role == "user")
+        content = _content(parts)
+        if role == "user":
+            self._end_turn()
+            self.messages.append({"role": "user", "content": content})
+            self.sources.append([(where, content)])
+            return
+        text = ("" if role == "assistant" else "\n").join(part for part in parts if isinstance(part, str))
         if role == "assistant":
             if "content" in self._turn and not self._turn.get("tool_calls"):
                 self._end_turn()
@@ -130,11 +147,7 @@ class History:
             self._items.append((where, text))
             return
         self._end_turn()
-        if role == "user":
-            self.messages.append({"role": "user", "content": text})
-            self.sources.append([(where, text)])
-        else:
-            self._add_system(text, where)
+        self._add_system(text, where)
 
     def _add_system(self, text: str, where: str) -> None:
         """Add a system message: to the first one, if nothing stands between."""
@@ -174,26 +187,30 @@ class History:
         self._turn.setdefault("tool_calls", []).append(call)
         self._items.append((where, call))
 
-    def _add_result(self, call_id: str, text: str, where: str) -> None:
+    def _add_result(self, call_id: str, content: Content, where: str) -> None:
         self._end_turn()
-        self.sources.append([(where, [call_id, text])])
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        self.sources.append([(where, [call_id, content])])
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
-    def _output(self, output: Any, where: str) -> str:
-        """Return the result of a tool as text."""
+    def _output(self, output: Any, where: str) -> Content:
+        """Return the result of a tool as text, or as parts if it has images."""
         if isinstance(output, str):
             return output
         if not isinstance(output, list):
             return "" if output is None else _json_text(output)
-        texts = []
+        texts: list[str | SentImage] = []
         for place, part in enumerate(output):
+            if isinstance(part, Mapping) and part.get("type") == IMAGE_KIND:
+                self.result_images.append(f"{where}[{place}]")
+                texts.append(_image_of(part, f"{where}[{place}]") if self._sees else OMITTED)
+                continue
             text = _part_text(part)
             if text is None and isinstance(part, Mapping) and not isinstance(part.get("type"), str):
                 text = _json_text(part)  # the output of a shell: objects without a type
             if text is None:
                 self.left_out.append(f"{where}[{place}]")
             texts.append(OMITTED if text is None else text)
-        return "\n".join(texts)
+        return _content(texts)
 
     def _end_turn(self) -> None:
         """Add the assistant's message; reasoning alone is none."""
@@ -228,19 +245,41 @@ def _json_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps({} if value is None else value, ensure_ascii=False)
 
 
-def _message_texts(content: Any, where: str) -> list[str]:
+def _content(parts: Sequence[str | SentImage]) -> Content:
+    """Return a text, or texts and images in their order."""
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) == len(parts):
+        return "\n".join(texts)
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part} for part in parts
+    ]
+
+
+def _image_of(part: Mapping[str, Any], where: str) -> SentImage:
+    """Return an image that is sent as a data URL. Raises RequestError for one that had to be fetched."""
+    if part.get("image_url") is None and part.get("file_id") is not None:
+        raise invalid(f"{where}.file_id", f"files are not stored: {HOW_TO_SEND}")
+    return sent_by_url(part.get("image_url"), f"{where}.image_url")
+
+
+def _message_parts(content: Any, where: str, *, images: bool) -> list[str | SentImage]:
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
         raise invalid(where, f"must be a string or a list of parts, not {shown(content)}")
-    texts = []
+    parts: list[str | SentImage] = []
     for place, part in enumerate(content):
+        if images and isinstance(part, Mapping) and part.get("type") == IMAGE_KIND:
+            parts.append(_image_of(part, f"{where}[{place}]"))
+            continue
         text = _part_text(part)
         if text is None:
             kind = part.get("type") if isinstance(part, Mapping) else part
-            raise unsupported(f"{where}[{place}]", f"{shown(kind)}; only parts of text are supported")
-        texts.append(text)
-    return texts
+            raise unsupported(
+                f"{where}[{place}]", f"{shown(kind)}; only parts of text, and images of the user, are supported"
+            )
+        parts.append(text)
+    return parts
 
 
 def _part_text(part: Any) -> str | None:

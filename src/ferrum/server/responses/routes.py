@@ -80,7 +80,8 @@ def _add_generating(router: APIRouter, service: Service, store: ReplyStore) -> N
             ask, _ = response_ask(model.client, body, all_items(before))
             return InputTokens(object="response.input_tokens", input_tokens=prompt_length(model.client, ask))
 
-        made = reply(await service.worker_pools.run(len(await request.body()) + size, work))
+        length = len(await request.body()) + size
+        made = reply(await service.worker_pools.run(length, work, images=body.has_images()))
         made.headers.update(headers)
         return made
 

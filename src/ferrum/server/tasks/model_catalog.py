@@ -23,7 +23,10 @@ from ferrum.server.common.service import Service
 
 
 class Model(Reply):
-    """A served model; `parent` is the base model of an adapter, whose `root` is the last part of its path."""
+    """A served model; `parent` is the base model of an adapter, whose `root` is the last part of its path.
+
+    `capabilities` are in Ollama's words.
+    """
 
     id: str
     object: Literal["model"]
@@ -32,6 +35,7 @@ class Model(Reply):
     root: str
     parent: str | None
     max_model_len: int
+    capabilities: list[str]
 
 
 def add_model_routes(router: APIRouter, service: Service) -> None:
@@ -46,6 +50,7 @@ def add_model_routes(router: APIRouter, service: Service) -> None:
             root=model.root,
             parent=model.parent,
             max_model_len=model.context,
+            capabilities=capabilities(model),
         )
 
     page = {"model": ModelList | ModelPage}
@@ -74,6 +79,11 @@ def add_model_routes(router: APIRouter, service: Service) -> None:
         return reply(model_info(service, model, name) if wants_anthropic(request) else described(model, name))
 
 
+def capabilities(model: ServedModel) -> list[str]:
+    """Return `completion`, and `vision` if the model reads images."""
+    return ["completion", "vision"] if model.client.reads_images else ["completion"]
+
+
 # Anthropic's shape
 
 
@@ -87,6 +97,7 @@ class ModelInfo(Reply):
     lifecycle: Literal["active"]
     max_input_tokens: int
     max_tokens: int
+    capabilities: dict[str, dict[str, bool]]
 
 
 class ModelPage(Reply):
@@ -113,6 +124,7 @@ def model_info(service: Service, model: ServedModel, name: str) -> ModelInfo:
         lifecycle="active",
         max_input_tokens=model.context,
         max_tokens=model.context,
+        capabilities={"image_input": {"supported": model.client.reads_images}},
     )
 
 
@@ -165,7 +177,7 @@ class CodexModel(Reply):
     context_window: int
     max_context_window: int
     experimental_supported_tools: list[str]
-    input_modalities: list[Literal["text"]]
+    input_modalities: list[Literal["text", "image"]]
 
 
 class ModelList(Reply):
@@ -200,5 +212,5 @@ def codex_model(model: ServedModel, name: str, place: int) -> CodexModel:
         context_window=model.context,
         max_context_window=model.context,
         experimental_supported_tools=[],
-        input_modalities=["text"],
+        input_modalities=["text", "image"] if model.client.reads_images else ["text"],
     )

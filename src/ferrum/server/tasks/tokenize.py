@@ -14,7 +14,9 @@ from pydantic_core import to_json
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
+from ferrum.client.chat_prompt import images_apart, tokens_of
 from ferrum.client.model_client import ModelClient
+from ferrum.core.errors import RequestError
 from ferrum.core.param_values import TOKEN_SCHEMA
 from ferrum.server.chat.ask import check_rendered
 from ferrum.server.common.error_replies import unsupported
@@ -151,7 +153,7 @@ def tokenize(model: ServedModel, body: TokenizeRequest) -> Tokens:
     elif body.prompt is not None:
         ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
-        ids = tokenizer.encode(render(model.client, body), add_special_tokens=bool(body.add_special_tokens))
+        ids = render(model.client, body)[1]
     strings = _each(ids, lambda token: tokenizer.piece(token) or "") if body.return_token_strs else None
     pieces = _each(ids, partial(_piece, tokenizer)) if body.with_pieces else None
     return Tokens(
@@ -184,22 +186,26 @@ def detokenize(model: ServedModel, body: DetokenizeRequest) -> Text:
 
 def rendered(model: ServedModel, body: RenderRequest) -> Rendered:
     """Return the text of a conversation and its tokens, as a chat would use them."""
-    tokenizer = tokenizer_of(model.client)
-    text = render(model.client, body)
-    ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    tokenizer_of(model.client)
+    text, ids = render(model.client, body)
     return Rendered(prompt=text, token_ids=ids, count=len(ids))
 
 
-def render(client: ModelClient, body: RenderRequest | TokenizeRequest) -> str:
-    """Render a body's conversation with the chat template.
+def render(client: ModelClient, body: RenderRequest | TokenizeRequest) -> tuple[str, list[int]]:
+    """Render a body's conversation with the chat template; return its text and tokens, those of images included.
 
     Raises:
         RequestError, Unsupported: the messages or the template cannot be used.
     """
-    text = client.render(messages_of(body.messages or ()), tools=body.tools or None, **rendering_of(client, body))
+    messages, images = images_apart(client, messages_of(body.messages or ()))
+    text = client.render(messages, tools=body.tools or None, **rendering_of(client, body))
     if body.chat_template is not None:
         check_rendered(client, text)
-    return text
+    special = bool(body.add_special_tokens)
+    try:
+        return text, list(tokens_of(client, text, images, add_special_tokens=special))
+    except RequestError as error:
+        raise error.about("messages") from None
 
 
 # Routes
@@ -215,7 +221,8 @@ def add_token_routes(router: APIRouter, service: Service) -> None:
         def make() -> Response:  # the JSON too: a text of megabytes has millions of tokens
             return reply(work(model, body))
 
-        made = await service.worker_pools.run(len(await request.body()), make, template=has_template(body))
+        own = {"template": has_template(body), "images": body.has_images()}
+        made = await service.worker_pools.run(len(await request.body()), make, **own)
         made.headers.update(headers)
         return made
 
