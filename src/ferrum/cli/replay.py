@@ -60,7 +60,7 @@ def _run_again(recorded: Record, model: str | None, digests: Path, top: int, opt
     Args:
         recorded: the record.
         model: where the model is now, if given.
-        digests: directory with cached digests of models.
+        digests: directory of the record, with cached digests of models.
         top: likeliest tokens to print.
         options: given options of the engine.
 
@@ -69,6 +69,7 @@ def _run_again(recorded: Record, model: str | None, digests: Path, top: int, opt
     """
     from ferrum.client.llm import LLM
     from ferrum.client.offline_batch import stream
+    from ferrum.client.records.image_store import recorded_images
     from ferrum.client.records.recorder import RecordedEngine
     from ferrum.client.records.replayer import Replay, check_adapters, check_origin, check_room, engine_options
     from ferrum.sources.open_model import open_model
@@ -78,12 +79,13 @@ def _run_again(recorded: Record, model: str | None, digests: Path, top: int, opt
     name = model or (origin.directory if here and origin.directory else origin.model)
     source = open_model(name, models_dir=options.get("models_dir"))
     check_origin(origin, replace(origin, digest=source.digest(digests)))  # fails before the model is loaded
+    images = recorded_images(digests, recorded.images)
     with LLM(source.name, source=source, **engine_options(origin, options)) as llm:
         assert llm.client.config is not None
         check_origin(origin, RecordedEngine(llm.client.config, source, digests).origin(llm.info))
         check_room(recorded, min(llm.info.max_sequence_length, llm.info.kv_capacity + 1))
         check_adapters(recorded, [each.facts.digest for each in llm.client.adapters])
-        again = Replay(recorded, top)
+        again = Replay(recorded, top, images)
         for delta in stream(llm.client.router, llm.client.tokenizer, again.request):
             again.push(delta)
         differences = again.differences()

@@ -2,7 +2,7 @@
 
 A record is a file of JSON lines:
 
-    {"version": 1, "id", "time", "origin", "request"}                                         first
+    {"version": 1, "id", "time", "origin", "request", "images"}                               first
     {"step", "rows", "choice", "start", "tokens", "sampled", "logprobs", ...}                 one for each share
     {"choices", "cached_tokens", "prompt_logprobs", "embedding", "sha256"}                    last, when it is over
 
@@ -25,7 +25,7 @@ from ferrum.core.json_record import JsonRecord
 from ferrum.core.output_format import Reading
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import TokenLogprobs
-from ferrum.core.types import Adapter, Made, Pooling, Request
+from ferrum.core.types import Adapter, ImagePlace, Made, Pooling, Request
 from ferrum.engine.messages import ComputedStep, StepShare
 
 _Kind = TypeVar("_Kind", bound=JsonRecord)
@@ -35,8 +35,8 @@ VERSION: Final = 1
 SEAL: Final = b',"sha256":"%s"'
 """The end of the last line: the SHA-256 of everything before it, in hexadecimal."""
 
-_LEFT_OUT: Final = frozenset({"inputs", "images", "image_places", "request_id", "deadline", "arrival"})
-"""Fields of a request that a replay cannot use. Requests with images are not recorded."""
+_LEFT_OUT: Final = frozenset({"inputs", "images", "request_id", "deadline", "arrival"})
+"""Fields of a request that a record lacks: pixels are in files of their own, and a replay uses none of the others."""
 
 _SHARE: Final = tuple(each.name for each in fields(StepShare) if each.name != "request_id")
 
@@ -122,6 +122,7 @@ class Record:
     Attributes:
         id: the public request id.
         time: seconds since 1970 when it was queued.
+        images: digests of the request's images, in hexadecimal; `recorded_images` reads them.
         shares: in the order of the steps.
         end: None while the request runs, or if its engine was killed.
     """
@@ -130,6 +131,7 @@ class Record:
     time: float
     origin: Origin
     request: Request
+    images: tuple[str, ...] = ()
     shares: tuple[RecordedShare, ...] = ()
     end: RequestEnd | None = None
 
@@ -151,7 +153,9 @@ class Record:
 
 def header_line(id: str, time: float, origin: Origin, request: Request) -> dict[str, Any]:
     """Return the first line of a record."""
-    return {"version": VERSION, "id": id, "time": time, "origin": origin.to_dict(), "request": request_dict(request)}
+    images = {"images": [each.digest.hex() for each in request.images]} if request.images else {}
+    about = {"version": VERSION, "id": id, "time": time, "origin": origin.to_dict()}
+    return {**about, "request": request_dict(request), **images}
 
 
 def share_line(step: ComputedStep, share: StepShare) -> dict[str, Any]:
@@ -162,8 +166,8 @@ def share_line(step: ComputedStep, share: StepShare) -> dict[str, Any]:
 
 
 def request_dict(request: Request) -> dict[str, Any]:
-    """Return a request as JSON values."""
-    assert not (request.inputs or request.images), "JSON cannot hold them"
+    """Return a request as JSON values, without the pixels of its images."""
+    assert not request.inputs, "JSON cannot hold them"
     values = {each.name: getattr(request, each.name) for each in fields(request) if each.name not in _LEFT_OUT}
     return {
         **values,
@@ -171,6 +175,7 @@ def request_dict(request: Request) -> dict[str, Any]:
         "adapters": [
             {"digest": each.digest.hex(), "scale": each.scale, "start": each.start} for each in request.adapters
         ],
+        "image_places": [{"positions": each.positions, "digest": each.digest.hex()} for each in request.image_places],
         "stop_token_ids": sorted(request.stop_token_ids),
         "pooling": None if request.pooling is None else str(request.pooling),
         "guidance": None if request.guidance is None else request.guidance.to_dict(),
@@ -195,6 +200,7 @@ def request_of(id: str, values: Mapping[str, Any]) -> Request:
             "prediction": tuple(values["prediction"]),
             "boundaries": tuple(values.get("boundaries", ())),
             "adapters": tuple(map(_adapter, values.get("adapters", ()))),
+            "image_places": tuple(map(_place, values.get("image_places", ()))),
             "guidance": _optional(Guidance, values.get("guidance")),
             "reading": _optional(Reading, values.get("reading")),
             "made": None if values.get("made") is None else made_of(values["made"]),
@@ -225,6 +231,10 @@ def _adapter(values: Mapping[str, Any]) -> Adapter:
     """Return an adapter of the request; a record has no name for it, since names may change."""
     digest = bytes.fromhex(values["digest"])
     return Adapter("", digest, float(values["scale"]), int(values["start"]))
+
+
+def _place(values: Mapping[str, Any]) -> ImagePlace:
+    return ImagePlace(tuple(values["positions"]), bytes.fromhex(values["digest"]))
 
 
 def _optional(kind: type[_Kind], values: Mapping[str, Any] | None) -> _Kind | None:
@@ -268,6 +278,7 @@ def _record(parsed: list[dict[str, Any]], lines: list[bytes]) -> Record:
         time=header["time"],
         origin=Origin.from_dict(header["origin"]),
         request=request_of(header["id"], header["request"]),
+        images=tuple(header.get("images", ())),
         shares=tuple(_share(header["id"], line) for line in body),
         end=end,
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
+from ferrum.client.records.image_store import SUFFIX as IMAGE_SUFFIX
 from ferrum.client.records.record import SEAL
 from ferrum.core.errors import ConfigError, RecordNotFound, RequestError
 
@@ -143,6 +144,22 @@ class RecordFiles:
             if len(self._queued) == 1:
                 self._changed.notify_all()
 
+    def keep(self, name: str, make: Callable[[], bytes]) -> None:
+        """Write a file that records refer to unless it is there; then it counts as written now. For `Line`s only.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = self.directory / name
+        if path.exists():
+            os.utime(path)
+            return
+        data, part = make(), path.with_suffix(".part")
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+        part.rename(path)
+        self._bytes += len(data)
+
     def flush(self) -> None:
         """Wait until all lines so far are written or dropped."""
         with self._changed:
@@ -210,9 +227,9 @@ class RecordFiles:
                 (self.directory / record.name).unlink(missing_ok=True)
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """Return modification time, size and path of each record."""
+        """Return modification time, size and path of each record and image."""
         found = []
-        for path in self.directory.glob(f"*{SUFFIX}"):
+        for path in (path for suffix in (SUFFIX, IMAGE_SUFFIX) for path in self.directory.glob(f"*{suffix}")):
             with suppress(OSError):  # another process may have deleted it
                 state = path.stat()
                 found.append((state.st_mtime, state.st_size, path))

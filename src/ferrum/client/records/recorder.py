@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ferrum.client.records.image_store import image_files
 from ferrum.client.records.record import ChoiceEnd, Origin, Record, RequestEnd, header_line, read_record, share_line
 from ferrum.client.records.record_files import OpenRecord, RecordFiles, file_name
 from ferrum.client.request_output import Delta
@@ -62,14 +63,22 @@ class Recorder:
             id: the public request id.
 
         Raises:
-            Unsupported: it has images, which records do not hold.
+            Unsupported: it has given rows, which records do not hold.
         """
-        if request.images:
-            raise Unsupported("images", "requests are recorded, and records hold no images (leave out --record-dir)")
+        if request.inputs:
+            raise Unsupported(
+                "inputs", "requests are recorded, and records hold no given rows (leave out --record-dir)"
+            )
         record = OpenRecord(file_name(request.tenant, id))
         self._live[request.request_id] = _Recorded(record)
         now = time.time()
-        self.files.put(record, lambda: header_line(id, now, self.origin(), request))
+
+        def header() -> Mapping[str, Any]:
+            for name, make in image_files(request.images).items():
+                self.files.keep(name, make)
+            return header_line(id, now, self.origin(), request)
+
+        self.files.put(record, header)
         if request.params.logprobs is not None:
             return request
         return replace(request, params=request.params.but(logprobs=0))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ferrum.client.records.record import Origin, Record
 from ferrum.client.request_output import Collector, CompletionOutput, Delta, RequestOutput
@@ -14,6 +14,9 @@ from ferrum.core.config import EngineConfig
 from ferrum.core.errors import RecordMismatch
 from ferrum.core.params import ALL_TOKENS
 from ferrum.core.types import FinishReason, Request
+
+if TYPE_CHECKING:
+    from ferrum.images.decoded_image import DecodedImage
 
 BITS: Final = ("digest", "numerics_id", "weights", "kv_format")
 """Fields of an origin that the bits of a result depend on."""
@@ -110,14 +113,15 @@ class Replay:
     Args:
         record: the record.
         top: number of most likely tokens to report at every position.
+        images: those of the record, see `recorded_images`.
 
     Attributes:
         request: the request to run. If all of its choices were interrupted, it stops where they did.
     """
 
-    def __init__(self, record: Record, top: int) -> None:
+    def __init__(self, record: Record, top: int, images: tuple[DecodedImage, ...] = ()) -> None:
         self.record = record
-        self.request = _request_again(record, top)
+        self.request = replace(_request_again(record, top), images=images)
         self._collector = Collector(self.request.request_id, None, self.request.prompt, self.request.arrival)
         self._embedding: tuple[float, ...] | None = None
 

@@ -40,10 +40,12 @@ class Resumption:
         """Return the resumption of a choice of a request, which may have had several.
 
         Raises:
-            RequestError: the request has no such choice, or generates nothing.
+            RequestError: the request has no such choice, has images, or generates nothing.
         """
         if made.choice not in request.choices or request.params.max_tokens == 0:
             raise RequestError(f"the request generates no choice {made.choice}", param="choice")
+        if request.image_places:
+            raise RequestError("are not in a resumption: send the request again", param="images")
         params = request.params if request.params.n == 1 else request.params.but(n=1)
         return cls(request=replace(request, params=params, made=made), origin=origin)
 

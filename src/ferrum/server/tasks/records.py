@@ -16,12 +16,14 @@ from starlette.types import Receive
 
 from ferrum.client.async_engine import AsyncStream
 from ferrum.client.records.explain import Passage, passages
+from ferrum.client.records.image_store import recorded_images
 from ferrum.client.records.record import Record, request_dict
 from ferrum.client.records.recorder import Recorder
 from ferrum.client.records.replayer import Difference, Replay, check_origin, check_room
 from ferrum.client.request_output import Logprob, Logprobs
 from ferrum.core.errors import RecordNotFound
 from ferrum.core.types import FinishReason
+from ferrum.images.decoded_image import DecodedImage
 from ferrum.server.chat.ask import check_top_tokens
 from ferrum.server.chat.generation import watched
 from ferrum.server.chat.turn import finish_of
@@ -270,7 +272,7 @@ def add_record_routes(router: APIRouter, service: Service) -> None:
             check_room(each, model.context)
         with service.reserve(model, 1, caller.tenant) as slots:
             for each in records:
-                again = Replay(each, top)
+                again = Replay(each, top, await _images(service, each))
                 name = _free_name(service, again.request.request_id, caller.tenant)
                 wanted = replace(again.request, request_id=name, deadline=deadline)
                 with service.run(model, wanted.request_id, [wanted], caller.tenant, slots) as running:
@@ -287,6 +289,14 @@ def add_record_routes(router: APIRouter, service: Service) -> None:
         """Cancel a live request of the same API key, by reply id or `request_id`."""
         name = service.cancel(request_id, request.state.tenant)
         return reply(Cancelled(id=name, object="request", cancelled=True))
+
+
+async def _images(service: Service, record: Record) -> tuple[DecodedImage, ...]:
+    """Return the images of a record. Raises as `recorded_images`."""
+    recorder = service.model().client.recorder
+    if recorder is None or not record.images:
+        return ()
+    return await asyncio.to_thread(recorded_images, recorder.files.directory, record.images)
 
 
 def _free_name(service: Service, name: str, tenant: str) -> str:
