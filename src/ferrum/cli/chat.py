@@ -20,9 +20,9 @@ from ferrum.cli.options import (
     sampling_params,
     with_options,
 )
-from ferrum.cli.run import echo_text, show_log
+from ferrum.cli.run import ImageFiles, content_of, echo_text, show_log
 from ferrum.client.request_output import Delta
-from ferrum.core.errors import KvExhausted, RequestError
+from ferrum.core.errors import KvExhausted, RequestError, Unsupported
 from ferrum.core.output_format import ToolKind
 from ferrum.core.types import FinishReason
 from ferrum.formats.output_parts import Message, Part, PartKind, message_of
@@ -89,6 +89,7 @@ KEPT: Final = 0.5
 HELP: Final = '''\
 /system TEXT   set the system message; without TEXT remove it
 /reset         start over, keeping the system message
+/image FILE    show an image with the next message
 /lora NAME     answer with an adapter of --lora; without NAME with the model alone
 /save FILE     write the conversation to FILE as JSON
 /quit          leave (also Ctrl-D); Ctrl-C stops an answer
@@ -105,6 +106,7 @@ def chat(
     chat_template: Annotated[
         str | None, typer.Option(metavar="FILE", help="File with a chat template that replaces the model's own.")
     ] = None,
+    image: ImageFiles = None,
     tools: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="JSON file with a list of tools in OpenAI's form; you answer their calls."),
@@ -112,6 +114,7 @@ def chat(
     **options: Any,
 ) -> None:
     """Talk with a model that has a chat template. /help lists the commands, Ctrl-D ends the conversation."""
+    from ferrum.client.chat_prompt import images_apart
     from ferrum.client.llm import LLM
     from ferrum.grammar.reply_guidance import ChatOptions
     from ferrum.text.sandbox import template_of
@@ -130,10 +133,11 @@ def chat(
                 "template with --chat-template FILE"
             )
             raise RequestError(problem, param="model")
-        conversation = Conversation(llm, params, described)
+        conversation = Conversation(llm, params, described, images=list(image or ()))
         if system is not None:
             conversation.set_system(system)
-        llm.client.render([*conversation.messages, {"role": "user", "content": "?"}])  # fails before the first prompt
+        first = {"role": "user", "content": content_of("?", conversation.images)}
+        llm.client.render(images_apart(llm.client, [*conversation.messages, first])[0])  # fails before the first prompt
         if sys.stdin.isatty():
             typer.echo("(/help lists the commands)", err=True)
         while (text := ask()) is not None:
@@ -146,27 +150,33 @@ def chat(
 
 @dataclass(slots=True)
 class Conversation:
-    """The messages so far, and the model that answers them with the help of tools."""
+    """The messages so far, and the model that answers them with the help of tools.
+
+    Attributes:
+        images: files that the next message shows.
+    """
 
     llm: LLM
     params: SamplingParams
     options: ChatOptions
     messages: list[dict[str, Any]] = field(default_factory=list)
     adapter: str | None = None
+    images: list[Path] = field(default_factory=list)
 
     def say(self, text: str) -> None:
         """Print the answer to a message. A message that fails or is stopped is not kept.
 
         The results of tool calls are asked for.
         """
-        messages, shortened = [*self.messages, {"role": "user", "content": text}], False
+        messages, shortened = [*self.messages, {"role": "user", "content": content_of(text, self.images)}], False
+        self.images = []
         try:
             while True:
                 shortened |= self._shorten(messages)
                 if not (calls := self._answer(messages)):
                     break
                 messages += [self._result(call) for call in calls]
-        except (RequestError, KvExhausted) as error:
+        except (RequestError, Unsupported, KvExhausted) as error:
             typer.echo(f"({error})", err=True)
         except KeyboardInterrupt:
             typer.echo("\n(stopped; this message and its answer are not kept)", err=True)
@@ -209,6 +219,9 @@ class Conversation:
                 self.set_system(argument)
             case "reset":
                 self.messages = [each for each in self.messages if each["role"] == "system"]
+            case "image" if argument:
+                self.images.append(Path(argument))
+                typer.echo(f"(the next message shows {argument})", err=True)
             case "lora":
                 self.use_adapter(argument)
             case "save" if argument:
@@ -220,7 +233,7 @@ class Conversation:
             case "help":
                 typer.echo(HELP, err=True)
             case _:
-                problem = "/save requires a FILE" if name == "save" else f"unknown command /{name}"
+                problem = f"/{name} requires a FILE" if name in ("save", "image") else f"unknown command /{name}"
                 typer.echo(f"({problem}; /help lists the commands)", err=True)
         return True
 
@@ -256,10 +269,12 @@ class Conversation:
 
     def _tokens(self, messages: list[dict[str, Any]]) -> int:
         """Return the length of the prompt of a conversation, with the descriptions of the tools."""
+        from ferrum.client.chat_prompt import images_apart, tokens_of
+
         client = self.llm.client
-        assert client.tokenizer is not None, "a model with a chat template has a tokenizer"
-        text = client.render(messages, tools=self.options.choice.tools.descriptions or None)
-        return len(client.tokenizer.encode(text, add_special_tokens=False))
+        apart, images = images_apart(client, messages)
+        text = client.render(apart, tools=self.options.choice.tools.descriptions or None)
+        return len(tokens_of(client, text, images))
 
 
 def tools_in(path: Path | None) -> Tools:

@@ -6,9 +6,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
@@ -32,6 +32,11 @@ DEMONSTRATION: Final = '''def read_lines(path, encoding="utf-8"):
 
 DEFAULT_MAX_TOKENS: Final = 200
 
+ImageFiles: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="Image before the prompt: PNG, JPEG, WebP, GIF or BMP; repeat for more."),
+]
+
 
 @with_options(engine_fields(), "Model and engine")
 @with_options(sampling_fields(), "Sampling", {"max_tokens": DEFAULT_MAX_TOKENS})
@@ -45,12 +50,13 @@ def run(
             metavar="PROMPT", help="The text to complete; `-` reads standard input.", show_default="Python code"
         ),
     ] = None,
+    image: ImageFiles = None,
     **options: Any,
 ) -> None:
     """Complete a text and print it as it is generated; the speed goes to standard error.
 
     A single argument with a space is a prompt for the built-in model: ferrum run "def add(a, b):"
-    Adapters of --lora add their results.
+    Adapters of --lora add their results. With --image the model answers PROMPT as in a chat.
     """
     from ferrum.client.llm import LLM
     from ferrum.sources.hub import BUILT_IN
@@ -62,6 +68,8 @@ def run(
         typer.echo(f"[completed by the built-in model {BUILT_IN}]", err=True)
     name = BUILT_IN if model is None else model
     text = DEMONSTRATION if prompt is None else _standard_input() if prompt == "-" else prompt
+    if image and prompt is None:
+        raise RequestError("is required with --image: what shall the model answer?", param="PROMPT")
     try:
         llm = LLM(name, **checked_engine(name, chosen(engine_fields(), options)))
     except ModelNotFound as error:
@@ -71,9 +79,20 @@ def run(
         raise ModelNotFound(f"{error.message}; {hint}", param="model") from None
     with llm:
         params = sampling_params({"max_tokens": DEFAULT_MAX_TOKENS, **llm.client.recommended}, options)
-        deltas = llm.stream(text, params, lora_request=[each.name for each in llm.client.adapters])
+        adapters = [each.name for each in llm.client.adapters]
+        if image:
+            asked = [{"role": "user", "content": content_of(text, image)}]
+            deltas = llm.stream_chat(asked, params, lora_request=adapters)
+        else:
+            deltas = llm.stream(text, params, lora_request=adapters)
         typer.echo(text if prompt is None else "", nl=False)
         echo_text(deltas)
+
+
+def content_of(text: str, images: Sequence[Path]) -> str | list[dict[str, str]]:
+    """Return the content of a message; images come before its text."""
+    shown = [{"type": "image", "image": str(path)} for path in images]
+    return [*shown, {"type": "text", "text": text}] if shown else text
 
 
 def _is_text(word: str, models_dir: str | None) -> bool:
