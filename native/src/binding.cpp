@@ -15,6 +15,7 @@
 #include "arrays.hpp"
 #include "attention_binding.hpp"
 #include "block_types.hpp"
+#include "exchange.hpp"
 #include "expert_binding.hpp"
 #include "format_names.hpp"
 #include "codebooks.hpp"
@@ -223,6 +224,23 @@ OperationPointer gather(const In<float>& x, const Out<float>& out, int64_t colum
     return std::make_shared<Gather>(x.data(), Rows{out.data(), extent}, columns);
 }
 
+// An exchange over shared memory; see exchange.hpp.
+std::shared_ptr<Exchange> exchange(const Out<uint8_t>& memory, int64_t rank, int64_t ranks) {
+    const int64_t slots = static_cast<int64_t>(memory.size()) - Exchange::memory_bytes(ranks, 0);
+    require(rank >= 0 && rank < ranks, "rank out of range");
+    require(slots > 0 && slots % (2 * Exchange::kLine) == 0, "the memory does not hold two slots of whole lines");
+    return std::make_shared<Exchange>(reinterpret_cast<std::byte*>(memory.data()), slots / 2, rank, ranks);
+}
+
+OperationPointer join(std::shared_ptr<Exchange> exchange, const In<float>& x, std::vector<int64_t> starts, const Out<float>& out,
+                      int64_t extent) {
+    require(starts.size() == (exchange == nullptr ? 2 : static_cast<size_t>(exchange->ranks()) + 1), "expected a start for each rank");
+    require(starts.front() == 0 && std::is_sorted(starts.begin(), starts.end()), "starts must ascend from 0");
+    require(exchange == nullptr || starts.back() * static_cast<int64_t>(sizeof(float)) <= exchange->slot_bytes(),
+            "a slot does not hold a row");
+    return std::make_shared<Join>(std::move(exchange), x.data(), Rows{out.data(), extent}, std::move(starts));
+}
+
 OperationPointer finite_spans(const In<float>& x, const Out<bool>& out, int64_t columns) {
     return std::make_shared<Finite>(x.data(), columns, out.data());
 }
@@ -364,6 +382,13 @@ NB_MODULE(_native, module) {
         .def(nb::init<const std::string&, int, int64_t>())
         .def("read", &Probe::read, released)
         .def("peak", &Probe::peak, released);
+    nb::class_<Exchange>(module, "Exchange")
+        .def("begin", &Exchange::begin)
+        .def("end", &Exchange::end)
+        .def_prop_ro("ended", &Exchange::ended)
+        .def_prop_ro("bytes_read", &Exchange::bytes_read);
+    module.def("exchange", &exchange, as_is, nb::arg(), nb::arg());
+    module.def("join", &join, nb::arg().none(), as_is, nb::arg(), as_is, nb::arg());
     module.def("time_all", &time_all, released);
     module.def("embed", &embed, nb::arg(), nb::arg(), nb::arg(), nb::arg(), as_is, nb::arg());
     module.def("embed_positions", &embed_positions, nb::arg(), as_is, nb::arg());

@@ -70,6 +70,7 @@ OPERATIONS = {
     "rope_store": "rotation",
     "attention": "attention over",
     "gather": "selection of rows",
+    "join": "selection of rows",
     "gather_hidden": "selection of rows",
     "best": "selection of rows",
     "finite": "selection of rows",

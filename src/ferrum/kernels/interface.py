@@ -286,6 +286,24 @@ class RawSlots(Protocol):
         """Write the bytes from `read_slot` to any slot of a pool with the same shapes."""
 
 
+class RankExchange(Protocol):
+    """The end of one rank in the exchange of columns between ranks (`Operations.join`). Ranks share its memory."""
+
+    def begin(self, step: int) -> None:
+        """Begin a step, whose number all ranks know and increase. No rank is in an earlier step."""
+
+    def end(self, step: int) -> None:
+        """End a step and all before it on all ranks, because one has failed. Any thread may call it."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the step has ended early, so that its results are undefined."""
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that this rank has read from others so far."""
+
+
 class Kernels(Operations, ParameterForms, RawPages, RawSlots, Protocol):
     """A backend bound to one pool. `begin` sets the step's tables; the operations then read them.
 
@@ -353,6 +371,18 @@ class Kernels(Operations, ParameterForms, RawPages, RawSlots, Protocol):
     def device_memory(self) -> int | None:
         """Return the free bytes of the device's own memory; None: the pool is in the memory of this process."""
         return None
+
+    def share(self, memory: Bytes, rank: int, ranks: int) -> RankExchange:  # noqa: ARG002 - for backends with ranks
+        """Exchange columns with other ranks through memory that all share, zeroed. Called before `prepare`.
+
+        Args:
+            memory: u8 [`exchange.memory_bytes`].
+            rank, ranks: which one this is, and how many there are.
+
+        Raises:
+            Unsupported: these kernels compute on one rank only.
+        """
+        raise Unsupported(f"several ranks with the {self.name} kernels", "they exchange nothing: load the model on one")
 
     @property
     def scratch_bytes(self) -> int:

@@ -362,6 +362,15 @@ class Operations(Protocol):
         return x.like()
 
     @operation()
+    def join(self, x: Array, starts: tuple[int, ...]) -> Array:
+        """Return the columns of all ranks, in their order: [R, own columns] -> [R, starts[-1]].
+
+        Args:
+            starts: the first column of each rank, and the number of all. With one rank this copies x.
+        """
+        return x.like(starts[-1])
+
+    @operation()
     def best(self, logits: Array) -> Array:
         """Return the most likely token of each row, the lowest id among equals: [G, V] -> int32 [G, 1].
 

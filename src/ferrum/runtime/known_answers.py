@@ -410,7 +410,8 @@ def _selection(kernels: Kernels, inputs: Inputs) -> list[Answer]:
     x = inputs.rows(_INPUTS)
     x[4, 9], x[5, 11] = np.nan, np.inf
     kernels.begin(known_tables([(0, 3), (5, 2), (0, 8)], logit_rows=[0, 5, 12], hidden_rows=[1, 2]))
-    return [kernels.gather(x), kernels.gather_hidden(x), kernels.best(x), kernels.finite(x)]
+    chosen = kernels.gather(x)
+    return [kernels.join(chosen, (0, _INPUTS)), kernels.gather_hidden(x), kernels.best(x), kernels.finite(x)]
 
 
 def _sampling(kernels: Kernels, inputs: Inputs) -> list[Answer]:

@@ -56,11 +56,13 @@ class Lowering:
         library: the compiled module.
         runtime: a `Runtime` of the library with its pool allocated.
         sites: the adapters' sites in the library.
+        exchange: with the other ranks, of the library; None: there are none.
     """
 
     library: Any
     runtime: Any
     sites: NativeSites = field(default_factory=NativeSites)
+    exchange: Any = None
 
     def operation(self, name: str, arguments: tuple[Any, ...], results: Sequence[Operand]) -> Native:
         """Make the native form of an operation.
@@ -75,6 +77,9 @@ class Lowering:
 
     def embed(self, table: NativeWeight, scale: float, stride: int, offset: int, out: Operand) -> Native:
         return self.library.embed(table.native, scale, stride, offset, out.array, out.extent)
+
+    def join(self, x: Operand, starts: tuple[int, ...], out: Operand) -> Native:
+        return self.library.join(self.exchange, x.array, list(starts), out.array, x.extent)
 
     def multiply(self, x: Operand, y: Operand, out: Operand) -> Native:
         return self.library.multiply(x.array, y.array, x.columns, out.array, x.extent)

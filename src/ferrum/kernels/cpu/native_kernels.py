@@ -29,6 +29,7 @@ from ferrum.kernels.interface import (
     Kernels,
     NetworkOutput,
     PoolGroup,
+    RankExchange,
     Replay,
     StatePool,
     StepTables,
@@ -118,6 +119,7 @@ class NativeKernels(Kernels):
         self._ropes: list[GrowingRope] = []
         self._groups: dict[str, int] = {}
         self._tables: StepTables | None = None
+        self._shared: Bytes | None = None
 
     @property
     def threads(self) -> int:
@@ -133,6 +135,12 @@ class NativeKernels(Kernels):
     def scratch_bytes(self) -> int:
         """Bytes of rows packed for products, and of the memory of each thread including its stack."""
         return int(self.lowering.runtime.scratch_bytes) + self.threads * _THREAD_BYTES
+
+    def share(self, memory: Bytes, rank: int, ranks: int) -> RankExchange:
+        self._shared = memory  # the library borrows it
+        exchange: RankExchange = self.lowering.library.exchange(memory, rank, ranks)
+        self.lowering = replace(self.lowering, exchange=exchange)
+        return exchange
 
     def allocate(self, groups: tuple[PoolGroup, ...], states: StatePool | None = None) -> None:
         self._groups = {group.name: index for index, group in enumerate(groups)}

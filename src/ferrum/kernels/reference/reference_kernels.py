@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.adapters import AdapterSite, Change, SiteKind
+from ferrum.kernels.exchange import Exchange
 from ferrum.kernels.interface import Kernels, PoolGroup, StatePool, StepTables, with_carried
 from ferrum.kernels.numerics import NUMERICS_ID
 from ferrum.kernels.op_attributes import SILU, Activation, AttentionShape, DeltaShape, EncoderShape, Routing
@@ -61,6 +62,11 @@ class ReferenceKernels(Kernels):
         self._values: list[Store] = []
         self._tables: StepTables | None = None
         self.states: StateMemory | None = None
+        self.exchange: Exchange | None = None
+
+    def share(self, memory: Bytes, rank: int, ranks: int) -> Exchange:
+        self.exchange = Exchange(memory, rank, ranks)
+        return self.exchange
 
     def allocate(self, groups: tuple[PoolGroup, ...], states: StatePool | None = None) -> None:
         self._groups = groups
@@ -178,6 +184,9 @@ class ReferenceKernels(Kernels):
 
     def add(self, x: F32, y: F32, factor: float = 1.0, scale: float = 1.0, gate: F32 | None = None) -> F32:
         return fused(y, np.float32(factor) if gate is None else sigmoid(gate), x) * np.float32(scale)
+
+    def join(self, x: F32, starts: tuple[int, ...]) -> F32:
+        return x.copy() if self.exchange is None else self.exchange.join(x, starts)
 
     def multiply(self, x: F32, y: F32) -> F32:
         return x * y
