@@ -37,9 +37,9 @@ from ferrum.sources.adapters.open_adapter import open_adapter
 from ferrum.sources.read_model import read_spec
 from ferrum.verbs.load_executor import LocalExecutor
 from lora_files import write_lora
+from rank_threads import RankThreads
 from tiny import directory_of, find
 from tiny_with_tokenizer import spoken
-from two_ranks import TwoRanks
 
 CASE = find("qwen3")
 PROMPT = (3, 1, 4, 1, 5, 9)
@@ -142,7 +142,7 @@ def test_named_verbs_use_adapters_by_their_keys(executor: LocalExecutor, files: 
 
 
 def test_several_ranks_refuse_adapters(files: list[Path]) -> None:
-    with closing(TwoRanks(lambda: load_executor(directory_of(CASE), kv_capacity=256, dtype="float32"))) as ranks:
+    with closing(RankThreads(2, directory_of(CASE), kv_capacity=256, dtype="float32", threads=1)) as ranks:
         with pytest.raises(Unsupported, match="several ranks"):
             load(ranks.executor, "a", files[0])
         extras = SpanExtras(adapters=(AdapterUse("a"),))

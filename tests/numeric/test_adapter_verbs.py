@@ -26,12 +26,11 @@ from ferrum import (
     UnifiedBatchItem,
     Unsupported,
     Want,
-    load_executor,
 )
 from ferrum.core.errors import KvExhausted, RequestError, UnknownSequence
 from ferrum.verbs.load_executor import LocalExecutor
+from rank_threads import RankThreads
 from tiny import directory_of
-from two_ranks import TwoRanks
 
 PROMPT, NEXT = (3, 1, 4, 1, 5, 9), (2, 6, 5)
 
@@ -169,7 +168,7 @@ def test_adapters_of_latent_keys_stay_from_the_first_token_on(latent: LocalExecu
 
 def test_several_ranks_refuse_the_verb() -> None:
     directory = directory_of(BASES["qwen3"])
-    with closing(TwoRanks(lambda: load_executor(directory, kv_capacity=256, dtype="float32"))) as ranks:
+    with closing(RankThreads(2, directory, kv_capacity=256, dtype="float32", threads=1)) as ranks:
         with pytest.raises(Unsupported, match="several ranks"):
             ranks.executor.set_lora_adapter("x", "k0")
         assert "x" not in ranks.executor.pages

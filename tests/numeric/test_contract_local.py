@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,17 +19,20 @@ from contract_verbs import *  # noqa: F403 - the tests themselves
 from contract_verbs.pages import *  # noqa: F403 - and those of pages
 from emulated_cuda import emulated_device
 from ferrum.verbs.load_executor import LocalExecutor, load_executor
+from rank_threads import RankThreads
 from shared_models import folder
-from tiny import directory_of, find
+from tiny import Case, directory_of, find
 from toy_backend import toy_backend
-from two_ranks import TwoRanks
+
+WINDOWED = Case("windows-of-wide-heads", "MistralConfig", {"sliding_window": 20, "head_dim": 16})
+"""Ranks cut it at whole panels."""
 
 
 @cache
-def poisoned(name: str) -> Path:
+def poisoned(case: Case) -> Path:
     """Return the checkpoint with a NaN in the embedding of one token."""
-    directory = folder(f"poisoned-{name}")
-    shutil.copytree(directory_of(find(name)), directory, dirs_exist_ok=True)
+    directory = folder(f"poisoned-{case.name}")
+    shutil.copytree(directory_of(case), directory, dirs_exist_ok=True)
     tensors = load_file(directory / "model.safetensors")
     tensors["model.embed_tokens.weight"][POISON] = np.nan
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
@@ -46,7 +50,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Maker]:
     - on an event loop
     - on another backend, with other arrays and its sampler
     - on the emulated CUDA device
-    - on two ranks, whose results and pages are compared after the test
+    - on two ranks, whose results are compared after the test
     """
     way = request.param
     stack = ExitStack()
@@ -57,7 +61,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Maker]:
             with {"toy": toy_backend, "cuda": emulated_device}.get(way, nullcontext)():
                 executor = _load(chosen, walked=way == "walked")
             return counted_kit(executor, executor.pages.check)
-        ranks = TwoRanks(lambda: _load(chosen))
+        ranks = RankThreads(2, **_options(chosen), threads=1)
         stack.callback(ranks.close)
 
         def check() -> None:
@@ -71,14 +75,17 @@ def make(request: pytest.FixtureRequest) -> Iterator[Maker]:
 
 
 def _load(chosen: Options, *, walked: bool = False) -> LocalExecutor:
-    return load_executor(
-        poisoned("qwen3" if chosen.window is None else "mistral"),
-        page_size=chosen.page_size,
-        kv_capacity=chosen.num_pages * chosen.page_size,
-        max_batch_size=chosen.max_batch_size,
-        max_sequence_length=chosen.max_sequence_length,
-        **({"kernels": "reference", "replay": False} if walked else {}),
-    )
+    return load_executor(**_options(chosen), **({"kernels": "reference", "replay": False} if walked else {}))
+
+
+def _options(chosen: Options) -> dict[str, Any]:
+    return {
+        "model": poisoned(find("qwen3") if chosen.window is None else WINDOWED),
+        "page_size": chosen.page_size,
+        "kv_capacity": chosen.num_pages * chosen.page_size,
+        "max_batch_size": chosen.max_batch_size,
+        "max_sequence_length": chosen.max_sequence_length,
+    }
 
 
 def counted_kit(executor: LocalExecutor, check: Callable[[], None]) -> Kit:

@@ -1,12 +1,13 @@
-"""One language model on two ranks: tables and page copies are all that a rank needs of a step.
+"""A model on several ranks in one process: the bits of one rank, in any step, and pages of one layout.
 
-`test_contract_local` runs the contract on two ranks.
+Processes are in `tests/process/test_rank_processes.py`. `test_contract_local` runs the contract on two ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,32 +18,49 @@ from test_span_property import SEQUENCES, Player, options_of
 from ferrum.client.client_base import engine_config
 from ferrum.client.llm import LLM
 from ferrum.client.model_client import Parts
-from ferrum.core.errors import StepError
+from ferrum.core.errors import StepError, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.engine.host import ThreadHost
 from ferrum.engine.recipe import with_scheduler
+from ferrum.runtime.rank_model import RankCall
 from ferrum.verbs.load_executor import LocalExecutor, load_executor
+from rank_threads import RankThreads
 from tiny import directory_of, find, tokens_of
-from two_ranks import TwoRanks
+
+WINDOWS = "qwen3-windows"
+TOKENS = [token % 97 for token in tokens_of(find(WINDOWS), 40, seed=1)]  # in every vocabulary
+ONE_RANK = {"page_size": 16, "max_rows": 64}
 
 
-def load(name: str, format: str, capacity: int = 16 * 64) -> LocalExecutor:
-    small = {"page_size": 16, "kv_capacity": capacity, "max_rows": 64}
-    return load_executor(directory_of(find(name)), kernels="reference", **options_of(format), **small)
+def on_ranks(count: int, name: str, format: str = "float32", capacity: int = 16 * 64, **options: Any) -> RankThreads:
+    options = {"kernels": "reference", **options_of(format), **options}
+    return RankThreads(count, directory_of(find(name)), kv_capacity=capacity, **options)
+
+
+def on_one(name: str, format: str = "float32", capacity: int = 16 * 64, **options: Any) -> LocalExecutor:
+    options = {"kernels": "reference", **options_of(format), **options}
+    return load_executor(directory_of(find(name)), kv_capacity=capacity, **ONE_RANK, **options)
 
 
 @pytest.fixture
-def ranks() -> Iterator[TwoRanks]:
-    with closing(TwoRanks(lambda: load("qwen3-windows", "float32"))) as both:
+def ranks() -> Iterator[RankThreads]:
+    with closing(on_ranks(2, WINDOWS)) as both:
         yield both
 
 
-@pytest.mark.parametrize(("name", "format"), [("qwen3-windows", "float32"), ("llama3", "int8"), ("mistral", "kv-int8")])
+def step(executor: LocalExecutor, *spans: tuple[str, int, int]) -> list[np.ndarray | Exception]:
+    """Run tokens `start` to `end` of each sequence, and return logits or errors."""
+    batch = StepBatch(tuple(Span(name, a, tuple(TOKENS[a:b]), Want.LOGITS, Rows.ALL) for name, a, b in spans))
+    results = executor.submit(batch).result().results
+    return [result if isinstance(result, Exception) else result.logits.copy() for result in results]
+
+
+@pytest.mark.parametrize(("name", "format"), [(WINDOWS, "float32"), ("llama3", "int8"), (WINDOWS, "kv-int8")])
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_logits_on_two_ranks_do_not_depend_on_spans_or_batch(name, format, data):
-    with closing(TwoRanks(lambda: load(name, format))) as ranks:
+    with closing(on_ranks(2, name, format)) as ranks:
         player = Player(name, format, data, ranks.executor)
         for _ in range(SEQUENCES):
             player.begin(seed=player.draw(0, 2))
@@ -53,62 +71,83 @@ def test_logits_on_two_ranks_do_not_depend_on_spans_or_batch(name, format, data)
         player.executor.lm.pages.check()
 
 
-TOKENS = tokens_of(find("qwen3-windows"), 40, seed=1)
+NATIVE = {"kernels": "native", "threads": 1}
+CASES = (
+    ("qwen3-mqa-wide-head-tied", "bfloat16", 2),
+    ("qwen3-gqa7", "int8", 2),
+    ("qwen3-bias", "int4", 2),
+    ("mistral-mixed", "kv-int8", 2),
+)
+"""One KV head that two ranks keep, uneven query heads, biases, and windows with int8 keys."""
 
 
-def step(executor: LocalExecutor, *spans: tuple[str, int, int]) -> list[np.ndarray | Exception]:
-    """Run tokens `start` to `end` of each sequence, and return logits or errors."""
-    batch = StepBatch(tuple(Span(name, a, tuple(TOKENS[a:b]), Want.LOGITS, Rows.ALL) for name, a, b in spans))
-    results = executor.submit(batch).result().results
-    return [result if isinstance(result, Exception) else result.logits for result in results]
-
-
-def forked(executor: LocalExecutor) -> None:
-    """Begin a sequence and a copy of it, which share a partial page."""
-    step(executor, ("a", 0, 20))
-    executor.pages.fork("a", "b")
-
-
-@pytest.mark.parametrize("fault", ["copies", "tables"])
-def test_a_rank_that_misses_copies_or_tables_differs(ranks: TwoRanks, fault: str) -> None:
-    forked(ranks.executor)
-    ranks.check()
-    if fault == "copies":
-        ranks.kernels[1].dropped = True
-    else:
-        ranks.replays[1].change = lambda tables: tables._replace(positions=tables.positions + 1)
-    step(ranks.executor, ("a", 20, 22), ("b", 20, 22))
-    with pytest.raises(AssertionError, match="differ"):
+@pytest.mark.parametrize(("name", "format", "count"), CASES)
+def test_native_ranks_give_the_bits_of_one(name: str, format: str, count: int) -> None:
+    spans = [("a", 0, 17)], [("a", 17, 18), ("b", 0, 9)], [("a", 18, 40)]
+    with closing(on_ranks(count, name, format, **NATIVE)) as ranks, on_one(name, format, **NATIVE) as alone:
+        for batch in spans:
+            for found, expected in zip(step(ranks.executor, *batch), step(alone, *batch), strict=True):
+                assert found.tobytes() == expected.tobytes()
         ranks.check()
+        assert ranks.executor.memory_plan.weights < alone.memory_plan.weights
+        assert ranks.executor.info.num_parameters == alone.info.num_parameters
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_failure_of_one_rank_fails_the_step_on_all_and_the_next_step_runs(ranks: TwoRanks, rank: int) -> None:
-    (expected,) = step(load("qwen3-windows", "float32"), ("a", 0, 30))
-    forked(ranks.executor)
-    ranks.replays[rank].error = RuntimeError("this rank is ill")
-    for outcome in step(ranks.executor, ("a", 20, 25), ("b", 20, 30), ("c", 0, 9)):
-        assert isinstance(outcome, StepError) and "this rank is ill" in str(outcome)
-    assert ranks.replays[0].steps == ranks.replays[1].steps, "no rank is a step ahead"
+def test_a_failure_of_one_rank_fails_the_step_on_all_and_the_next_step_runs(ranks: RankThreads, rank: int) -> None:
+    (expected,) = step(on_one(WINDOWS), ("a", 0, 30))
+    step(ranks.executor, ("a", 0, 20))
+    ranks.executor.pages.fork("a", "b")
+
+    def ill(*_: Any) -> Any:
+        raise RuntimeError("this rank is ill")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks.models[rank].kernels, "attention", ill)
+        for outcome in step(ranks.executor, ("a", 20, 25), ("b", 20, 30), ("c", 0, 9)):
+            assert isinstance(outcome, StepError) and "this rank is ill" in str(outcome)
     assert [ranks.executor.pages.length(name) for name in ranks.executor.pages.ids()] == [20, 20]
-    ranks.replays[rank].error = None
     first, second, third = step(ranks.executor, ("a", 20, 30), ("b", 20, 30), ("c", 0, 30))
     for found in (first, second, third[20:]):
         np.testing.assert_array_equal(found, expected[20:])
-    for ours, theirs in zip(*(replay.output for replay in ranks.replays), strict=True):
-        assert ours.tobytes() == theirs.tobytes()
+    ranks.check()
 
 
-def test_copies_that_failed_on_one_rank_are_made_again_on_all(ranks: TwoRanks) -> None:
-    (expected,) = step(load("qwen3-windows", "float32"), ("a", 0, 30))
-    forked(ranks.executor)
-    ranks.kernels[1].error = RuntimeError("no copies")
+@pytest.mark.parametrize("fault", ["copies", "tables"])
+def test_a_rank_that_misses_copies_or_tables_gives_other_logits(ranks: RankThreads, fault: str) -> None:
+    (expected,) = step(on_one(WINDOWS), ("a", 0, 22))
+    step(ranks.executor, ("a", 0, 20))
+    ranks.executor.pages.fork("a", "b")  # a copy of the partial page at the next step
+
+    def led_astray(call: RankCall) -> RankCall:
+        if call.method == "copy_pages" and fault == "copies":
+            return RankCall("copy_pages", ([],))
+        if call.method == "compute" and fault == "tables":
+            number, tables = call.arguments
+            return RankCall("compute", (number, tables._replace(positions=tables.positions + 1)))
+        return call
+
+    ranks.others[0].before = led_astray
+    found = step(ranks.executor, ("a", 20, 22), ("b", 20, 22))
+    assert any(each.tobytes() != expected[20:].tobytes() for each in found)
+
+
+def test_copies_that_failed_on_one_rank_are_made_again_on_all(ranks: RankThreads) -> None:
+    (expected,) = step(on_one(WINDOWS), ("a", 0, 30))
+    step(ranks.executor, ("a", 0, 20))
+    ranks.executor.pages.fork("a", "b")
+
+    def refused(call: RankCall) -> RankCall:
+        if call.method == "copy_pages":
+            raise RuntimeError("no copies")
+        return call
+
+    ranks.others[0].before = refused
     for outcome in step(ranks.executor, ("a", 20, 25), ("b", 20, 25)):
         assert isinstance(outcome, StepError)
-    ranks.kernels[1].error = None
+    ranks.others[0].before = lambda call: call
     for found in step(ranks.executor, ("a", 20, 30), ("b", 20, 30)):
         np.testing.assert_array_equal(found, expected[20:])
-    assert ranks.kernels[1].copies > 0
 
 
 def test_engine_on_two_ranks_gives_the_same_answers_and_restores_pages_on_both() -> None:
@@ -123,20 +162,38 @@ def test_engine_on_two_ranks_gives_the_same_answers_and_restores_pages_on_both()
             restored = executor.cache_metrics_snapshot().restored_pages
         return [list(output.outputs[0].token_ids) for run in found for output in run], restored
 
-    with closing(TwoRanks(lambda: load("llama3", "bfloat16", capacity=16 * 14))) as ranks:
-        restored, (expected, _) = answers(ranks.executor), answers(load("llama3", "bfloat16"))
+    with closing(on_ranks(2, "llama3", "bfloat16", capacity=16 * 14)) as ranks:
+        restored, (expected, _) = answers(ranks.executor), answers(on_one("llama3", "bfloat16"))
         assert restored[0] == expected and restored[1] > 0
         ranks.check()
 
 
-def test_a_page_of_all_ranks_is_read_and_written_part_by_part(ranks: TwoRanks) -> None:
-    step(ranks.executor, ("a", 0, 20))
-    pool, group = ranks.executor.lm.pool, ranks.executor.pages.groups[0].name
-    page = ranks.executor.pages.row("a", group)[0]
-    content = pool.read_page(group, page)
-    assert len(content) == pool.page_bytes(group) == 2 * ranks.kernels[0].page_bytes(group)
-    content[-1] ^= 1  # the last byte is the second rank's
-    pool.write_page(group, page, content)
-    assert pool.read_page(group, page).tobytes() == content.tobytes()
-    with pytest.raises(AssertionError, match="differs"):
-        ranks.check()
+@pytest.mark.parametrize("format", ["float32", "kv-int8"])
+def test_pages_have_one_layout_at_every_degree(format: str) -> None:
+    with closing(on_ranks(2, WINDOWS, format)) as ranks, on_one(WINDOWS, format) as alone:
+        for executor in (ranks.executor, alone):
+            step(executor, ("a", 0, 20))
+        many, one = ranks.executor.lm.pool, alone.lm.pool
+        for group in alone.pages.groups:
+            assert many.page_bytes(group.name) == one.page_bytes(group.name)
+            rows = (executor.pages.row("a", group.name) for executor in (ranks.executor, alone))
+            for ours, theirs in zip(*rows, strict=True):
+                if theirs >= 0:  # else no window reaches it
+                    page = one.read_page(group.name, theirs)
+                    assert many.read_page(group.name, ours).tobytes() == page.tobytes()
+                    many.write_page(group.name, ours, np.zeros_like(page))
+                    many.write_page(group.name, ours, page)
+        assert step(ranks.executor, ("a", 20, 40))[0].tobytes() == step(alone, ("a", 20, 40))[0].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "reason"),
+    [
+        ("qwen2", 2, "k_proj.weight would be cut at output 16, within a panel of 32"),
+        ("qwen3", 4, "6 query heads and 3 KV heads, which 4 ranks cannot share"),
+        ("qwen3-mqa-wide-head-tied", 4, "o_proj has 48 outputs, and a rank takes at least 32"),
+    ],
+)
+def test_a_degree_without_a_cut_is_refused_by_tensor(name: str, count: int, reason: str) -> None:
+    with pytest.raises(Unsupported, match=f"tensor_parallel_size {count}.*{reason}"):
+        on_ranks(count, name)

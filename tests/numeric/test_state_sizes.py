@@ -95,7 +95,7 @@ def test_published_models_take_little_more_than_their_weights(
     monkeypatch.setattr(memory, "available_memory", lambda: 1 << 40)  # no machine is too large
     config = json.loads((FOLDER / f"{name}.json").read_text())["config"]
     options = ModelConfig(model=name, quantize=quantize)
-    _, plan = assemble(options, Bounds(), RandomCheckpoint(name, config), planning=True)
+    plan = assemble(options, Bounds(), RandomCheckpoint(name, config), planning=True).plan
     assert plan.traits.memory.total <= 1.3 * plan.traits.memory.weights + (2 << 30)
     assert plan.traits.max_batch_size >= 3 and plan.kv_capacity >= 32_768
 

@@ -59,7 +59,7 @@ def planned_bytes(file: str) -> int:
     config = json.loads((FOLDER / f"{file}.json").read_text())["config"]
     options = ModelConfig(model=file, quantize="q4_k_m", kv_capacity=TOKENS, max_batch_size=USERS, threads=2)
     with patch.object(memory, "available_memory", lambda: 1 << 44):  # no machine is too small to plan
-        _, plan = assemble(options, Bounds(), RandomCheckpoint(file, config), planning=True)
+        plan = assemble(options, Bounds(), RandomCheckpoint(file, config), planning=True).plan
     return plan.traits.memory.total
 
 

@@ -8,6 +8,7 @@ from ferrum.core.kv_shape import KvShape
 from ferrum.kernels.op_attributes import AttentionShape
 from ferrum.kernels.operations import Array
 from ferrum.models.builder import Builder, Place
+from ferrum.models.rank_cuts import HeadCut, cut_heads
 from ferrum.models.tensor_names import Runs
 from ferrum.nn.attention import Attention
 from ferrum.nn.linear import Linear, Norm
@@ -113,12 +114,14 @@ class AttentionSpec:
     def build(self, make: Builder) -> Attention:
         """Return the part with its parameters."""
         dim, rope, norm = self.head_dim, self.rope, self.qk_norm
-        slot = make.slot_before(self.stored()) if self.reuses else make.slot(self)
+        cut = self._cut(make)
+        slot = make.slot_before(self.stored()) if self.reuses else make.slot(self, () if cut is None else cut.stored)
         scale = dim**-0.5 if self.scale is None else self.scale
-        heads = self.num_heads, self.num_kv_heads
+        queries, stored = self._heads(make, cut)
+        heads = queries.stop - queries.start, stored.stop - stored.start
         by_head = norm is not None and not norm.whole
         return Attention(
-            inputs=self._inputs(make),
+            inputs=self._inputs(make, None if cut is None else (queries, stored)),
             output=make.linear(
                 ("o_proj",), (make.hidden_size,), self.num_heads * self.value_width, bias=self.output_bias
             ),
@@ -130,10 +133,28 @@ class AttentionSpec:
             v_norm=make.ones(self.value_width) if self.v_norm and not self.reuses else None,
             norm_last=norm is not None and norm.last,
             temperature=self._temperature(make),
-            sinks=make.vector("sinks", self.num_heads) if self.sinks else None,
+            sinks=self._sinks(make, cut, queries),
             eps=make.norms.eps,
             gated=self.gated,
+            join=None if cut is None else tuple(head * self.value_width for head in cut.queries),
         )
+
+    def _cut(self, make: Builder) -> HeadCut | None:
+        """Return how ranks share the heads; None if each has all, as a norm over all heads at once needs."""
+        if make.ranks.count == 1 or (self.qk_norm is not None and self.qk_norm.whole):
+            return None
+        return cut_heads(make.ranks, make.prefix, self.num_heads, self.num_kv_heads)
+
+    def _heads(self, make: Builder, cut: HeadCut | None) -> tuple[slice, slice]:
+        """Return the query heads and the KV heads of this rank."""
+        if cut is None:
+            return slice(0, self.num_heads), slice(0, self.num_kv_heads)
+        return make.ranks.own(cut.queries), slice(*cut.stored[make.ranks.rank])
+
+    def _sinks(self, make: Builder, cut: HeadCut | None, queries: slice) -> Array | None:
+        if not self.sinks:
+            return None
+        return make.vector("sinks", self.num_heads, part=None if cut is None else queries)
 
     def _temperature(self, make: Builder) -> Array | None:
         given = self.temperature
@@ -141,7 +162,8 @@ class AttentionSpec:
             return None
         return make.temperature(given.scale, given.period, given.shift)
 
-    def _inputs(self, make: Builder) -> Linear:
+    def _inputs(self, make: Builder, own: tuple[slice, slice] | None) -> Linear:
+        """Return the projections, of the own query and KV heads or of all."""
         sizes = {
             "q_proj": self.num_heads * self.head_dim,
             "k_proj": self.num_kv_heads * self.head_dim,
@@ -163,7 +185,14 @@ class AttentionSpec:
                 places[name] = Place("q_proj", Runs(self.num_heads, 2 * width, first, width))
         named = tuple(f"{name}.halves" if f"{name}.halves" in places else name for name in names)
         counts = tuple(sizes[name] for name in names)
-        return make.linear(named, counts, make.hidden_size, bias=self.bias, places=places)
+        parts = None if own is None else tuple(self._rows(name, *own) for name in names)
+        return make.linear(named, counts, make.hidden_size, bias=self.bias, places=places, parts=parts)
+
+    def _rows(self, name: str, queries: slice, stored: slice) -> slice:
+        """Return the rows of heads in a projection."""
+        heads = stored if name in ("k_proj", "v_proj") else queries
+        width = self.value_width if name == "v_proj" else self.head_dim
+        return slice(width * heads.start, width * heads.stop)
 
     def _whole_norms(self, make: Builder) -> tuple[Norm, Norm]:
         q, k = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim

@@ -20,9 +20,10 @@ from ferrum.kernels.op_attributes import Activation
 from ferrum.kernels.operations import F32, Array
 from ferrum.kernels.reference.reference_math import exp
 from ferrum.kernels.vectors import ones, temperatures
-from ferrum.models.tensor_names import ParameterReader, Rows, View
+from ferrum.models.rank_cuts import ONE_RANK, Ranks
+from ferrum.models.tensor_names import ParameterReader, Rows, Runs, View
 from ferrum.nn.block import Layer, Part
-from ferrum.nn.linear import Linear, NamedNorm, NamedWeight, Norm
+from ferrum.nn.linear import Linear, NamedNorm, NamedWeight, Norm, Starts
 
 
 class PartSpec(Protocol):
@@ -113,6 +114,9 @@ class Builder:
         stores: the specs that store per token, by what they store. A shape's position is its layer group.
         states: how many parts store each state so far. A shape's position is its state group.
         views: where the numbers of parameters are, for those that are not tensors of their own in every checkpoint.
+        ranks: which part of each matrix this rank has.
+        wholes: the shape of every parameter that is cut so far, by name.
+        kept: the KV heads of each rank that stores a part of them, by what all ranks store.
     """
 
     source: ParameterReader
@@ -130,6 +134,9 @@ class Builder:
     stores: dict[KvShape, list[StoringSpec]] = field(default_factory=dict)
     states: Counter[StateShape] = field(default_factory=Counter)
     views: dict[str, View] = field(default_factory=dict)
+    ranks: Ranks = ONE_RANK
+    wholes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    kept: dict[KvShape, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     @property
     def kv_layers(self) -> tuple[KvShape, ...]:
@@ -146,9 +153,22 @@ class Builder:
         return replace(self, prefix=self._full(name)) if name else self
 
     def matrix(
-        self, name: str, shape: tuple[int, int], view: View | None = None, *, exact: bool = False
+        self,
+        name: str,
+        shape: tuple[int, int],
+        view: View | None = None,
+        *,
+        exact: bool = False,
+        part: Rows | None = None,
     ) -> NamedWeight:
-        """Return the matrix [N, K] of that name, which may be a view of tensors; if `exact`, in float32."""
+        """Return the matrix [N, K] of that name, which may be a view of tensors; if `exact`, in float32.
+
+        Args:
+            part: the rows that this rank has, whole panels; None: all.
+        """
+        if part is not None:
+            self._check_part(name, part, shape[0])
+            view, shape = self._cut(name, shape, view, part), (_count(part), shape[1])
         name = self._placed(name, view)
         given = self.source.matrix(name, shape, exact=exact)
         weight = self.kernels.weight(given)
@@ -163,9 +183,22 @@ class Builder:
         return self.weights[name] if name in self.weights else self.matrix(name, shape, view)
 
     def vector(
-        self, name: str, size: int, view: View | None = None, *, offset: float = 0.0, factor: float = 1.0
+        self,
+        name: str,
+        size: int,
+        view: View | None = None,
+        *,
+        offset: float = 0.0,
+        factor: float = 1.0,
+        part: Rows | None = None,
     ) -> Array:
-        """Return the vector of that name, which may be a view of tensors, times a factor plus an offset."""
+        """Return the vector of that name, which may be a view of tensors, times a factor plus an offset.
+
+        Args:
+            part: the numbers that this rank has; None: all.
+        """
+        if part is not None:
+            view, size = self._cut(name, (size,), view, part), _count(part)
         values = self.source.vector(self._placed(name, view), size)
         if (offset, factor) != (0.0, 1.0):
             values = values * factor + offset
@@ -206,17 +239,25 @@ class Builder:
         places: Mapping[str, Place] | None = None,
         activation: Activation | None = None,
         exact: bool = False,
+        whole: bool = False,
+        parts: tuple[slice | None, ...] | None = None,
     ) -> Linear:
         """Return the linear layers of these names and numbers of outputs, over one input.
 
+        Each rank has a part of the outputs, and the layer joins the parts.
+
         Args:
-            names, sizes: of the layers.
+            names, sizes: of the layers, of all ranks together.
             inputs: numbers of the input.
             bias: whether they have biases.
             places: where their rows are, for those that are not tensors of their own.
             activation: of all outputs.
             exact: keep the weights in float32.
+            whole: every rank has all outputs.
+            parts: the outputs of this rank, which stay apart; None joins them.
         """
+        cuts = [None if whole or parts is not None else self.cut(n, s) for n, s in zip(names, sizes, strict=True)]
+        own = parts or tuple(None if cut is None else self.ranks.own(cut) for cut in cuts)
 
         def view(name: str, kind: str) -> View | None:
             place = (places or {}).get(name)
@@ -224,10 +265,16 @@ class Builder:
                 return None
             return View((f"{place.source}.{kind}",), place.rows, place.columns if kind == "weight" else None)
 
-        parts = list(zip(names, sizes, strict=True))
-        weights = tuple(self.matrix(f"{n}.weight", (size, inputs), view(n, "weight"), exact=exact) for n, size in parts)
-        biases = tuple(self.vector(f"{n}.bias", size, view(n, "bias")) for n, size in parts) if bias else ()
-        return Linear(weights, biases, activation)
+        layers = list(zip(names, sizes, own, strict=True))
+        weights = tuple(
+            self.matrix(f"{n}.weight", (size, inputs), view(n, "weight"), exact=exact, part=p) for n, size, p in layers
+        )
+        biases = tuple(self.vector(f"{n}.bias", size, view(n, "bias"), part=p) for n, size, p in layers) if bias else ()
+        return Linear(weights, biases, activation, tuple(cuts) if any(cuts) else ())
+
+    def cut(self, name: str, outputs: int) -> Starts | None:
+        """Return how ranks share the outputs of a matrix; None with one rank. Raises Unsupported."""
+        return None if self.ranks.count == 1 else self.ranks.panels(self._full(name), outputs)
 
     def rope(self, frequencies: tuple[float, ...], scaling: float) -> Array:
         """Return the rope table of these frequencies. Parts with equal ones share a table."""
@@ -250,10 +297,16 @@ class Builder:
             self.temperatures[key] = self.kernels.vector(temperatures(*key, self.positions))
         return self.temperatures[key]
 
-    def slot(self, spec: StoringSpec) -> Slot:
-        """Return a new slot of the KV pool for what a part stores."""
+    def slot(self, spec: StoringSpec, kept: tuple[tuple[int, int], ...] = ()) -> Slot:
+        """Return a new slot of the KV pool for what a part stores.
+
+        Args:
+            kept: the KV heads of each rank, from the first to before the last; none: each rank keeps all.
+        """
         shape = spec.stored()
         self.stores.setdefault(shape, []).append(spec)
+        if self.kept.setdefault(shape, kept) != kept:
+            raise self.ranks.refusal(f"{self.prefix} keeps other KV heads than a layer before it")
         return self.slot_before(shape)
 
     def slot_before(self, shape: KvShape) -> Slot:
@@ -270,6 +323,18 @@ class Builder:
         shape = spec.stored()
         self.states[shape] += 1
         return Slot(list(self.states).index(shape), self.states[shape] - 1)
+
+    def _check_part(self, name: str, part: Rows, outputs: int) -> None:
+        """Refuse a part of a matrix that does not consist of whole panels. Raises Unsupported."""
+        if isinstance(part, Runs):
+            self.ranks.check(self._full(name), slice(part.first, part.first + part.count), part.whole)
+        elif isinstance(part, slice):
+            self.ranks.check(self._full(name), part, outputs)
+
+    def _cut(self, name: str, shape: tuple[int, ...], view: View | None, part: Rows) -> View:
+        """Return the view of a part of a parameter, and note the shape of the whole."""
+        self.wholes[self._full(name)] = shape
+        return _parted(View((name,)) if view is None else view, part)
 
     def _placed(self, name: str, view: View | None) -> str:
         """Return the full name of a parameter, and note its view."""
@@ -294,3 +359,15 @@ class Builder:
         if name.startswith("model."):
             return name
         return f"{self.prefix}.{name}" if self.prefix else name
+
+
+def _parted(view: View, part: Rows) -> View:
+    """Return a view of some rows of what another one, or the one otherwise, gives."""
+    return replace(view, part=part, otherwise=view.otherwise and _parted(view.otherwise, part))
+
+
+def _count(part: Rows) -> int:
+    """Return the number of rows of a part."""
+    if isinstance(part, slice):
+        return int(part.stop - part.start)
+    return sum(each.parts * each.count for each in ((part,) if isinstance(part, Runs) else part))

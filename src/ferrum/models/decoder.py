@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,11 @@ from ferrum.kernels.interface import NetworkOutput, ParameterForms
 from ferrum.kernels.operations import Array, Operations, Weight
 from ferrum.kernels.vectors import zeros
 from ferrum.models.builder import Builder
+from ferrum.models.rank_cuts import ONE_RANK, Ranks
 from ferrum.models.spec import DecoderSpec
 from ferrum.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, LAYERS, ParameterReader, View
 from ferrum.nn.block import Layer
-from ferrum.nn.linear import NamedNorm, NamedWeight, Norm
+from ferrum.nn.linear import NamedNorm, NamedWeight, Norm, Starts, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Decoder:
         norms: the weights of norms that a checkpoint has.
         kv_layers: what layers store per token, by layer group.
         state_layers: what they store per sequence, by state group.
+        join: where the logits of ranks begin, or None.
     """
 
     spec: DecoderSpec
@@ -39,6 +41,7 @@ class Decoder:
     kv_layers: tuple[KvShape, ...]
     state_layers: tuple[StateShape, ...] = ()
     norms: tuple[NamedNorm, ...] = ()
+    join: Starts | None = None
 
     def __call__(self, kernels: Operations, states: list[Array] | None = None) -> NetworkOutput:
         """Run one step; `states` collects the input of each layer and the final states, [R, H] each."""
@@ -52,12 +55,17 @@ class Decoder:
         _, x = self.final_norm.add(kernels, residual, delta)
         if states is not None:
             states.append(x)
-        logits = kernels.head(kernels.gather(x), self.head.weight, spec.logit_scale, spec.softcap)  # [G, V]
+        logits = kernels.head(kernels.gather(x), self.head.weight, spec.logit_scale, spec.softcap)
+        logits = joined(kernels, logits, self.join)  # [G, V]
         return NetworkOutput(logits, kernels.best(logits), kernels.gather_hidden(x), kernels.finite(x))
 
 
 def build_decoder(
-    spec: DecoderSpec, source: ParameterReader, kernels: ParameterForms, max_sequence_length: int
+    spec: DecoderSpec,
+    source: ParameterReader,
+    kernels: ParameterForms,
+    max_sequence_length: int,
+    ranks: Ranks = ONE_RANK,
 ) -> Decoder:
     """Build a decoder with the parameters of a source.
 
@@ -66,8 +74,12 @@ def build_decoder(
         source: of its parameters.
         kernels: converts parameters to the backend's form.
         max_sequence_length: positions of the rope tables.
+        ranks: which part of each matrix the decoder has.
+
+    Raises:
+        Unsupported: the model cannot be cut for that number of ranks.
     """
-    return _decoder(spec, _builder(spec, source, kernels, max_sequence_length))
+    return _decoder(spec, _builder(spec, source, kernels, max_sequence_length, ranks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +94,9 @@ class Inventory:
         views: where parameters are that are not tensors of their own, by name.
         exact: names of the matrices that stay in float32 (routers).
         norms: what is added to the weights of norms in the Hugging Face layout, by name.
+        wholes: the shapes of the parameters of which this rank has a part, by name.
+        kept: the KV heads of each rank, by layer group; empty: each rank keeps all.
+        ranks: which rank asks.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -92,21 +107,43 @@ class Inventory:
     views: Mapping[str, View]
     exact: Collection[str]
     norms: Mapping[str, float]
+    wholes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    kept: tuple[tuple[tuple[int, int], ...], ...] = ()
+    ranks: Ranks = ONE_RANK
+
+    @property
+    def own_layers(self) -> tuple[KvShape, ...]:
+        """What the layers of this rank store per token, by layer group."""
+        pairs = zip(self.kv_layers, self.kept or ((),) * len(self.kv_layers), strict=True)
+        return tuple(
+            kv if not kept else replace(kv, num_heads=kept[self.ranks.rank][1] - kept[self.ranks.rank][0])
+            for kv, kept in pairs
+        )
+
+    @property
+    def widest(self) -> int:
+        """The most columns that ranks exchange in one row."""
+        return max(size for shape in self.wholes.values() for size in shape)
 
 
-def inventory(spec: DecoderSpec) -> Inventory:
-    """Return the inventory of a model."""
-    return list_parameters(lambda source, kernels: _builder(spec, source, kernels, 0), partial(_decoder, spec))
+def inventory(spec: DecoderSpec, ranks: Ranks = ONE_RANK) -> Inventory:
+    """Return the inventory of a model, or of one rank of it. Raises Unsupported if it cannot be cut."""
+    return list_parameters(
+        lambda source, kernels: _builder(spec, source, kernels, 0, ranks), partial(_decoder, spec), ranks
+    )
 
 
 def list_parameters(
-    builder: Callable[[ParameterReader, ParameterForms], Builder], build: Callable[[Builder], object]
+    builder: Callable[[ParameterReader, ParameterForms], Builder],
+    build: Callable[[Builder], object],
+    ranks: Ranks = ONE_RANK,
 ) -> Inventory:
     """Return what building something asks for.
 
     Args:
         builder: returns the builder for a source and forms, neither of which has numbers.
         build: builds it.
+        ranks: the rank that it is for.
     """
     source = _Listing()
     make = builder(source, Formless())
@@ -115,7 +152,17 @@ def list_parameters(
     rope_numbers = sum(len(frequencies) for frequencies, _ in make.ropes)
     norms = {each.name: each.offset for each in make.norm_weights}
     return Inventory(
-        source.shapes, make.kv_layers, make.state_layers, heads, rope_numbers, make.views, source.exact, norms
+        shapes=source.shapes,
+        kv_layers=make.kv_layers,
+        state_layers=make.state_layers,
+        num_heads=heads,
+        rope_numbers=rope_numbers,
+        views=make.views,
+        exact=source.exact,
+        norms=norms,
+        wholes=make.wholes,
+        kept=tuple(make.kept[shape] for shape in make.stores),
+        ranks=ranks,
     )
 
 
@@ -124,19 +171,30 @@ def parameter_shapes(spec: DecoderSpec) -> Mapping[str, tuple[int, ...]]:
     return inventory(spec).shapes
 
 
-def _builder(spec: DecoderSpec, source: ParameterReader, kernels: ParameterForms, positions: int) -> Builder:
-    return Builder(source, kernels, spec.hidden_size, spec.norms, positions, spec.renames)
+def _builder(
+    spec: DecoderSpec, source: ParameterReader, kernels: ParameterForms, positions: int, ranks: Ranks
+) -> Builder:
+    return Builder(source, kernels, spec.hidden_size, spec.norms, positions, spec.renames, ranks=ranks)
 
 
 def _decoder(spec: DecoderSpec, make: Builder) -> Decoder:
-    matrix = spec.vocab_size, spec.hidden_size
-    embedding = make.matrix(EMBEDDING, matrix)
+    embedding = make.matrix(EMBEDDING, (spec.vocab_size, spec.hidden_size))
     layers = tuple(layer.build(make.under(f"{LAYERS}.{index}")) for index, layer in enumerate(spec.layers))
     final_norm = make.norm(FINAL_NORM)
-    head = embedding if spec.tied_head else make.matrix(HEAD, matrix)
+    join = make.cut(HEAD, spec.vocab_size)
+    head = _head(spec, make, embedding, None if join is None else make.ranks.own(join))
     weights = {name: each.weight for name, each in make.weights.items()}
     stored = make.kv_layers, make.state_layers
-    return Decoder(spec, embedding, layers, final_norm, head, weights, *stored, tuple(make.norm_weights))
+    return Decoder(spec, embedding, layers, final_norm, head, weights, *stored, tuple(make.norm_weights), join)
+
+
+def _head(spec: DecoderSpec, make: Builder, embedding: NamedWeight, part: slice | None) -> NamedWeight:
+    """Return the head, or the part of a rank. Every rank has the whole embedding, whose rows are looked up."""
+    if not spec.tied_head:
+        return make.matrix(HEAD, (spec.vocab_size, spec.hidden_size), part=part)
+    if part is None:
+        return embedding
+    return NamedWeight(embedding.name, embedding.weight.part(part.start, part.stop))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +208,10 @@ class _Listing:
         self.shapes[name] = shape
         if exact:
             self.exact.add(name)
+        return self
+
+    def part(self, begin: int, end: int) -> Any:  # noqa: ARG002 - it stands for a matrix without numbers
+        return self
 
     def release(self, name: str) -> None: ...
 

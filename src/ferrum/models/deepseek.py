@@ -28,11 +28,12 @@ from ferrum.models.gguf_architecture import (
 )
 from ferrum.models.glm import ROUTED, grouped_experts
 from ferrum.models.llama import activation_of, decoder_of, mlp_of, norms_of
+from ferrum.models.rank_cuts import cut_heads
 from ferrum.models.rope import rope_section, rope_spec
 from ferrum.models.spec import DecoderSpec, MlpSpec, pre_norm
 from ferrum.models.tensor_names import Runs, View
 from ferrum.nn.attention import LatentAttention
-from ferrum.nn.linear import Linear, NamedWeight, Norm
+from ferrum.nn.linear import Linear, NamedWeight, Norm, Starts
 
 # ---- Multi-head latent attention (DeepSeek-V2, section 2.1) as data ----
 
@@ -74,14 +75,16 @@ class LatentAttentionSpec:
     def build(self, make: Builder) -> LatentAttention:
         """Return the part with its parameters."""
         heads, latent = self.num_heads, self.latent_dim
+        starts = None if make.ranks.count == 1 else cut_heads(make.ranks, make.prefix, heads, heads).queries
+        own = slice(0, heads) if starts is None else make.ranks.own(starts)
         inputs: tuple[NamedWeight, ...] = self._latent(make)
         low_norm = queries = None
         if self.q_rank is None:
-            inputs = (*self._queries(make, "q_proj", make.hidden_size), *inputs)
+            inputs = (*self._queries(make, "q_proj", make.hidden_size, own), *inputs)
         else:
             inputs = (make.matrix("q_a_proj.weight", (self.q_rank, make.hidden_size)), *inputs)
             low_norm = Norm(make.norm_weight("q_a_layernorm.weight", self.q_rank), self.norm_eps)
-            queries = Linear(self._queries(make, "q_b_proj", self.q_rank))
+            queries = Linear(self._queries(make, "q_b_proj", self.q_rank, own))
         expanded, whole = ("kv_b_proj.weight",), self.nope_dim + self.value_dim
         key_rows, value_rows = Runs(heads, whole, 0, self.nope_dim), Runs(heads, whole, self.nope_dim, self.value_dim)
         return LatentAttention(
@@ -90,22 +93,53 @@ class LatentAttentionSpec:
             queries=queries,
             latent_norm=Norm(make.norm_weight("kv_a_layernorm.weight", latent), self.norm_eps),
             keys=make.matrix(
-                "k_b_proj.weight", (heads * latent, self.nope_dim), View(expanded, key_rows, transposed=heads)
+                "k_b_proj.weight",
+                (heads * latent, self.nope_dim),
+                View(expanded, key_rows, transposed=heads),
+                part=self._part(make, own, latent),
             ),
-            values=make.matrix("v_b_proj.weight", (heads * self.value_dim, latent), View(expanded, value_rows)),
+            values=make.matrix(
+                "v_b_proj.weight",
+                (heads * self.value_dim, latent),
+                View(expanded, value_rows),
+                part=self._part(make, own, self.value_dim),
+            ),
             output=make.linear(("o_proj",), (make.hidden_size,), heads * self.value_dim),
-            shape=AttentionShape(*make.slot(self), heads, 1, latent + self.rope_dim, self.scale, value_dim=latent),
+            shape=self._shape(make, own.stop - own.start),
             rope=make.rope(self.rope.frequencies, self.rope.scaling),
+            join=self._join(starts),
         )
 
-    def _queries(self, make: Builder, name: str, inputs: int) -> tuple[NamedWeight, NamedWeight]:
-        """Return the rows of a query projection without and with a rotation."""
+    def _shape(self, make: Builder, heads: int) -> AttentionShape:
+        key = self.latent_dim + self.rope_dim
+        return AttentionShape(*make.slot(self), heads, 1, key, self.scale, value_dim=self.latent_dim)
+
+    def _join(self, starts: Starts | None) -> Starts | None:
+        """Return where the values of the heads of each rank begin."""
+        return None if starts is None else tuple(head * self.value_dim for head in starts)
+
+    def _part(self, make: Builder, heads: slice, width: int) -> slice | None:
+        """Return the rows of the own heads; None with one rank."""
+        return None if make.ranks.count == 1 else slice(width * heads.start, width * heads.stop)
+
+    def _queries(self, make: Builder, name: str, inputs: int, own: slice) -> tuple[NamedWeight, NamedWeight]:
+        """Return the rows of a query projection without and with a rotation, of the own heads."""
         heads, whole, source = self.num_heads, self.nope_dim + self.rope_dim, (f"{name}.weight",)
         plain = View(source, Runs(heads, whole, 0, self.nope_dim))
         turned = View(source, self.rope.rows(heads, whole, rotated=self.rope_dim))
         return (
-            make.matrix(f"{name}.nope.weight", (heads * self.nope_dim, inputs), plain),
-            make.matrix(f"{name}.rope.weight", (heads * self.rope_dim, inputs), turned),
+            make.matrix(
+                f"{name}.nope.weight",
+                (heads * self.nope_dim, inputs),
+                plain,
+                part=self._part(make, own, self.nope_dim),
+            ),
+            make.matrix(
+                f"{name}.rope.weight",
+                (heads * self.rope_dim, inputs),
+                turned,
+                part=self._part(make, own, self.rope_dim),
+            ),
         )
 
     def _latent(self, make: Builder) -> tuple[NamedWeight, NamedWeight]:

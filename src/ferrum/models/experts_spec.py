@@ -87,9 +87,9 @@ class ExpertsSpec:
             raise Unsupported(what, f"both must be multiples of {PANEL}")
         gate = None
         if self.shared_gate is not None:
-            gate = make.linear((self.shared_gate,), (1,), hidden, exact=True)
+            gate = make.linear((self.shared_gate,), (1,), hidden, exact=True, whole=True)
         return Experts(
-            router=make.linear((self.router,), (count,), hidden, bias=self.router_bias, exact=True),
+            router=make.linear((self.router,), (count,), hidden, bias=self.router_bias, exact=True, whole=True),
             routing=self.routing,
             gate=self._matrix(make, "gate_proj"),
             up=self._matrix(make, "up_proj"),

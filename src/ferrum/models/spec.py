@@ -33,6 +33,8 @@ class MlpSpec:
     def build(self, make: Builder) -> GatedMlp | PlainMlp:
         """Return the part with its parameters."""
         hidden, inner = make.hidden_size, self.intermediate_size
+        join = make.cut("up_proj", inner)
+        part = None if join is None else make.ranks.own(join)
         if not self.gated:
             up = make.linear(("up_proj",), (inner,), hidden, bias=self.bias, activation=self.activation)
             return PlainMlp(up, make.linear(("down_proj",), (hidden,), inner, bias=self.bias))
@@ -41,12 +43,13 @@ class MlpSpec:
             return None if self.fused is None else View((f"{self.fused}.weight",), slice(first, first + inner))
 
         return GatedMlp(
-            gate=make.matrix("gate_proj.weight", (inner, hidden), view(0)),
-            up=make.matrix("up_proj.weight", (inner, hidden), view(inner)),
+            gate=make.matrix("gate_proj.weight", (inner, hidden), view(0), part=part),
+            up=make.matrix("up_proj.weight", (inner, hidden), view(inner), part=part),
             down=make.linear(("down_proj",), (hidden,), inner, bias=self.bias),
             activation=self.activation,
-            gate_bias=make.vector("gate_proj.bias", inner) if self.bias else None,
-            up_bias=make.vector("up_proj.bias", inner) if self.bias else None,
+            gate_bias=make.vector("gate_proj.bias", inner, part=part) if self.bias else None,
+            up_bias=make.vector("up_proj.bias", inner, part=part) if self.bias else None,
+            join=join,
         )
 
 

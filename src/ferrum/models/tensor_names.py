@@ -69,6 +69,7 @@ class View:
         columns: the columns that are taken, in this order; None: all.
         transposed: number of equal parts of the rows, each of which is transposed; 0: none is. A vector with a width is
             such a matrix, row after row.
+        part: the rows that a rank takes of the result, in this order; None: all. Of a vector, its numbers.
         otherwise: the view of a checkpoint that lacks the sources; None: there is no other one.
     """
 
@@ -77,4 +78,5 @@ class View:
     columns: Rows | None = None
     transposed: int = 0
     width: int | None = None
+    part: Rows | None = None
     otherwise: View | None = None

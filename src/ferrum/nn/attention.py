@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ferrum.kernels.op_attributes import SIGMOID, AttentionShape
 from ferrum.kernels.operations import Array, Operations
-from ferrum.nn.linear import Linear, NamedWeight, Norm
+from ferrum.nn.linear import Linear, NamedWeight, Norm, Starts, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Attention:
         temperature: factors of q by position, or None.
         sinks: a logit of each head, or None.
         eps: of the norms of heads.
+        join: where the parts of ranks, which have some of the heads, begin in the result; or None.
     """
 
     inputs: Linear
@@ -43,6 +44,7 @@ class Attention:
     sinks: Array | None = None
     eps: float = 1e-6
     gated: bool = False
+    join: Starts | None = None
 
     def __call__(self, kernels: Operations, x: Array) -> Array:
         """Return [R, H] -> [R, H], and write the rows' keys and values to the pool."""
@@ -57,7 +59,8 @@ class Attention:
             q, k, v, self.shape, self.rope, *norms, self.eps, self.v_norm, self.norm_last, self.temperature
         )
         y = kernels.attention(q, self.shape, self.sinks)
-        (y,) = self.output(kernels, y if gate is None else kernels.gate(gate, y, SIGMOID))
+        y = y if gate is None else kernels.gate(gate, y, SIGMOID)
+        (y,) = self.output(kernels, joined(kernels, y, self.join))
         return y
 
 
@@ -86,6 +89,7 @@ class LatentAttention:
         output: projection of all heads.
         shape: pool slot, heads, scale; a value is the first numbers of its key.
         rope: rope table of the backend.
+        join: as of `Attention`.
     """
 
     inputs: Linear
@@ -97,6 +101,7 @@ class LatentAttention:
     output: Linear
     shape: AttentionShape
     rope: Array
+    join: Starts | None = None
 
     def __call__(self, kernels: Operations, x: Array) -> Array:
         """Return [R, H] -> [R, H], and write the rows' keys to the pool."""
@@ -109,5 +114,6 @@ class LatentAttention:
         latent = self.latent_norm(kernels, latent)
         q = kernels.latent_store(q, q_rope, latent, k_rope, self.shape, self.rope)
         attended = kernels.attention(q, self.shape)  # [R, heads x latent]
-        (y,) = self.output(kernels, kernels.head_linear(attended, self.values.weight, heads))
+        values = kernels.head_linear(attended, self.values.weight, heads)
+        (y,) = self.output(kernels, joined(kernels, values, self.join))
         return y

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from ferrum.kernels.op_attributes import SILU, Activation, Routing
 from ferrum.kernels.operations import Array, Operations
-from ferrum.nn.linear import Linear, NamedWeight, Norm
+from ferrum.nn.linear import Linear, NamedWeight, Norm, Starts, joined
 
 Part: TypeAlias = Callable[[Operations, Array], Array]
 """A part of a layer: [R, H] -> [R, H]."""
@@ -87,7 +87,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """Gated feed-forward: down(activation(gate x) * (up x)), [R, H] -> [R, I] -> [R, H]."""
+    """Gated feed-forward: down(activation(gate x) * (up x)), [R, H] -> [R, I] -> [R, H].
+
+    Attributes:
+        join: where the parts of ranks begin in the inner columns, or None.
+    """
 
     gate: NamedWeight
     up: NamedWeight
@@ -95,12 +99,13 @@ class GatedMlp:
     activation: Activation = SILU
     gate_bias: Array | None = None
     up_bias: Array | None = None
+    join: Starts | None = None
 
     def __call__(self, kernels: Operations, x: Array) -> Array:
         """Return [R, H] -> [R, H]."""
         weights, biases = (self.gate.weight, self.up.weight), (self.gate_bias, self.up_bias)
         hidden = kernels.gated_linear(x, *weights, self.activation, *biases)
-        (y,) = self.down(kernels, hidden)
+        (y,) = self.down(kernels, joined(kernels, hidden, self.join))
         return y
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ferrum.kernels.op_attributes import Activation
 from ferrum.kernels.operations import Array, Operations, Weight
+
+Starts: TypeAlias = tuple[int, ...]
+"""The first column of each rank, and the number of all columns."""
 
 # ---- Matrices with the names that a checkpoint gives them ----
 #
@@ -79,16 +82,24 @@ class Linear:
 
     Attributes:
         biases: one for each weight, or none at all.
+        joins: where the parts of ranks begin in each result (`Operations.join`), or none at all.
     """
 
     weights: tuple[NamedWeight, ...]
     biases: tuple[Array | None, ...] = ()
     activation: Activation | None = None
+    joins: tuple[Starts | None, ...] = ()
 
     def __call__(self, kernels: Operations, x: Array) -> tuple[Array, ...]:
         """Return all products, in the order of the weights."""
         weights = tuple(each.weight for each in self.weights)
-        return kernels.linear(x, weights, self.biases or (None,) * len(weights), self.activation)
+        ys = kernels.linear(x, weights, self.biases or (None,) * len(weights), self.activation)
+        return tuple(joined(kernels, y, starts) for y, starts in zip(ys, self.joins, strict=True)) if self.joins else ys
+
+
+def joined(kernels: Operations, x: Array, starts: Starts | None) -> Array:
+    """Return the columns of all ranks; without parts, x."""
+    return x if starts is None else kernels.join(x, starts)
 
 
 # ---- RMSNorm and LayerNorm ----

@@ -16,8 +16,10 @@ from ferrum.core.config import MAX_DRAFT, MAX_PAGE_SIZE, MAX_RUN_AHEAD, PAGE_SIZ
 from ferrum.core.errors import ConfigError
 from ferrum.core.option_fields import check_number
 from ferrum.core.values import shown
-from ferrum.kernels.interface import Kernels
-from ferrum.models.decoder import Decoder, build_decoder
+from ferrum.kernels.interface import Kernels, RankExchange
+from ferrum.kernels.operations import Bytes
+from ferrum.models.decoder import Decoder, Inventory, build_decoder
+from ferrum.models.rank_cuts import ONE_RANK, Ranks
 from ferrum.models.tensor_names import EMBEDDING
 from ferrum.runtime.backend import choose_kernels
 from ferrum.runtime.decoder_lm import DecoderLM
@@ -31,6 +33,7 @@ from ferrum.runtime.memory import (
 from ferrum.runtime.model_report import ModelPlan as ModelPlan
 from ferrum.runtime.model_report import plan_of
 from ferrum.runtime.pool_sizes import PoolSizes, pool_sizes
+from ferrum.runtime.sharded_replay import KeptHeads
 from ferrum.sources.adapters.adapter_file import AdapterFile
 from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.open_model import open_model
@@ -77,11 +80,11 @@ def build_executor(
     if progress is not None and not callable(progress):
         raise ConfigError(f"must take the bytes loaded and the bytes in total, not {shown(progress)}", param="progress")
     bounds = Bounds(memory_pool_size, page_size, max_rows, run_ahead, reserved)
-    lm, plan = assemble(config, bounds, checkpoint, progress)
+    made = assemble(config, bounds, checkpoint, progress)
     executor = kind(
-        lm,
-        info=plan.info,
-        traits=plan.traits,
+        made.lm,
+        info=made.plan.info,
+        traits=made.plan.traits,
         log_tokens=config.switches.log_tokens,
         open_adapter=partial(_open_adapter, config, None if checkpoint is None else ref(checkpoint)),
     )
@@ -106,7 +109,7 @@ def plan_model(config: ModelConfig, reserved: int = 0) -> ModelPlan:
 
     source = open_model(config.model, headers_only=True, models_dir=config.models_dir)
     bounds = Bounds(reserved=reserved + tower_bytes(source, config))
-    return assemble(config, bounds, source.checkpoint(), planning=True)[1]
+    return assemble(config, bounds, source.checkpoint(), planning=True).plan
 
 
 # ---- From a configuration to a language model, in three steps: the spec, the sized pool, the weights ----
@@ -138,30 +141,82 @@ def assemble(
     progress: Progress | None = None,
     *,
     planning: bool = False,
-) -> tuple[DecoderLM, ModelPlan]:
+    part: RankPart | None = None,
+) -> Assembled:
     """Return a model with its kernels and its pool, and its plan. A planned model cannot run steps.
 
     Args:
         config, bounds, progress: as of `load_executor`.
         store: the tensors; None opens the configuration's model.
         planning: read no tensor and take no memory for matrices and pages.
+        part: which rank to load; None: the model is on one.
 
     Raises: as `load_executor`.
     """
-    model = read_spec(config, store, planning=planning)
+    part = part or RankPart()
+    model = read_spec(config, store, planning=planning, ranks=part.ranks)
     options = config.kernels, config.isa, config.threads
     graphs = config.cuda_graphs
     chosen = choose_kernels(config.device, *options, head_dim=model.widest, planning=planning, graphs=graphs)
     kernels = chosen.kernels
     if not planning and kernels.quantizer() is not None:
         refuse_too_large(config, model.store, model.asks, kernels.device_memory())
-    parameters = parameters_of(model.store, config, kernels, progress, planning=planning)
-    parameters.expect(model.asks.shapes, model.spec.ignored_names, model.asks.exact)
-    pool = size_pool(config, bounds, model, parameters, kernels, planning=planning)
+    parameters = parameters_of(model.store, config, kernels, progress, views=model.asks.views, planning=planning)
+    parameters.expect(model.asks.shapes, model.spec.ignored_names, model.asks.exact, model.asks.wholes)
+    if part.pool is None:
+        pool = size_pool(config, bounds, model, parameters, kernels, planning=planning)
+    else:
+        pool = part.pool.of_rank(model.asks)
+    exchange = None if part.memory is None else kernels.share(part.memory(model.asks.widest), *part.place)
     decoder = load_weights(model, parameters, kernels, pool.longest, planning=planning)
     held = pool.without_pages() if planning else pool
     lm = _language_model(model, decoder, kernels, held, replay=not config.switches.disable_graphs)
-    return lm, plan_of(config, model, parameters, chosen.notes, lm, decoder, pool)
+    plan = plan_of(config, model, parameters, chosen.notes, lm, decoder, pool)
+    return Assembled(lm, plan, model.asks, pool, exchange)
+
+
+@dataclass(frozen=True, slots=True)
+class RankPart:
+    """One of the ranks that compute a model.
+
+    Attributes:
+        ranks: which one.
+        memory: returns the memory of exchanges for rows of that many columns, see `Kernels.share`; None: there is none.
+        pool: of the first rank, whose pages all have; None sizes it.
+    """
+
+    ranks: Ranks = ONE_RANK
+    memory: Callable[[int], Bytes] | None = None
+    pool: PoolSizes | None = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The number of the rank, and how many there are."""
+        return self.ranks.rank, self.ranks.count
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A model, or one rank of it.
+
+    Attributes:
+        plan: what the model reports.
+        asks, pool: what it asked for, and what its sequences store.
+        exchange: with the other ranks, or None.
+    """
+
+    lm: DecoderLM
+    plan: ModelPlan
+    asks: Inventory
+    pool: PoolSizes
+    exchange: RankExchange | None
+
+    @property
+    def kept(self) -> dict[str, KeptHeads]:
+        """The heads that each rank keeps, by name of the layer group."""
+        ranges = self.asks.kept or ((),) * len(self.pool.groups)
+        parts = zip(self.pool.groups, self.asks.kv_layers, ranges, strict=True)
+        return {group.name: KeptHeads(kv.num_layers, kv.num_heads, own) for group, kv, own in parts}
 
 
 def size_pool(
@@ -195,6 +250,7 @@ def size_pool(
         mapped=0 if on_device else model.store.mapped,
         device_memory=device_memory,
         planning=planning,
+        ranks=model.asks.ranks.count,
     )
     return pool_sizes(model.asks, _kv_format(config, model, parameters), limits, kernels.planned_page_bytes)
 
@@ -212,7 +268,7 @@ def load_weights(
         CapacityError: not enough memory.
     """
     with memory_for(f"the weights, and the rotations of {positions:,} positions (max_sequence_length)"):
-        decoder = build_decoder(model.spec, parameters, kernels, 1 if planning else positions)
+        decoder = build_decoder(model.spec, parameters, kernels, 1 if planning else positions, model.asks.ranks)
     if planning:
         kernels.table_bytes += 2 * 4 * model.asks.rope_numbers * (positions - 1)  # cosines and sines
     parameters.finish(model.spec.ignored_names)

@@ -47,7 +47,7 @@ def bytes_to_load(config: ModelConfig, checkpoint: TensorStore, asks: Inventory,
     if checkpoint.mapped:
         return checkpoint.mapped if on_device else 0
     sized = PlannedParameters(checkpoint, config.dtype, quantize=config.quantize)
-    sized.expect(asks.shapes, ("*",), asks.exact)
+    sized.expect(asks.shapes, ("*",), asks.exact, asks.wholes)
     matrices = {name: (shape[0], shape[1]) for name, shape in asks.shapes.items() if len(shape) == 2}
     return sum(sized.matrix(name, shape, exact=name in asks.exact).nbytes for name, shape in matrices.items())
 
@@ -65,7 +65,7 @@ def refuse_too_large(
     free = free_memory() if device_memory is None else device_memory
     if 4 * checkpoint.nbytes <= free:  # the usual case: no type takes as many times the bytes of its file
         return
-    nbytes = bytes_to_load(config, checkpoint, asks, on_device=on_device)
+    nbytes = bytes_to_load(config, checkpoint, asks, on_device=on_device) * asks.ranks.count
     if nbytes > free:
         memory, where = ("device memory", f" on {config.device}") if on_device else ("memory", "")
         reason = f"{size(free)} are free{where}, {size(nbytes - free)} too little"
@@ -116,6 +116,7 @@ class PoolLimits:
         state_bytes: bytes of the pool that states take, whatever its capacity.
         device_memory: free bytes of the device that holds the pool; None: the available memory of this process.
         planning: whether the pool may be too large, so that a plan shows by how much.
+        ranks: that share the memory, each with such a pool and such weights.
     """
 
     page_size: int
@@ -135,6 +136,7 @@ class PoolLimits:
     state_bytes: int = 0
     device_memory: int | None = None
     planning: bool = False
+    ranks: int = 1
 
     @property
     def slots_per_sequence(self) -> int:
@@ -145,9 +147,10 @@ class PoolLimits:
     def budget(self) -> int:
         """Bytes that a pool without a given capacity may take."""
         if self.memory_pool_size is not None:
-            return self.memory_pool_size
+            return self.memory_pool_size // self.ranks
         free = available_memory() if self.device_memory is None else self.device_memory
-        return min(self.most_bytes, int(max(0, free - self.bytes_to_load - self.mapped) * _SHARE))
+        left = max(0, free - self.bytes_to_load * self.ranks - self.mapped)
+        return min(self.most_bytes, int(left * _SHARE) // self.ranks)
 
     def resident(self, window: int) -> int:
         """Return the maximum tokens of one sequence in a window group; the first and the last page may be partial."""

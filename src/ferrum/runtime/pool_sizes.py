@@ -30,6 +30,7 @@ class PoolSizes:
         parts: the same as the memory plan shows them.
         states: the slots of states; None if no layer has one.
         limits: the sizes that the pool supports.
+        ranks: that each have a pool of these sizes; the groups and parts are those of the first.
     """
 
     kv_layers: tuple[KvShape, ...]
@@ -39,6 +40,7 @@ class PoolSizes:
     parts: tuple[PoolPart, ...]
     states: StatePool | None
     limits: PoolLimits
+    ranks: int = 1
 
     @property
     def longest(self) -> int:
@@ -77,10 +79,15 @@ class PoolSizes:
         options = "kv_capacity" if self.states is None else "kv_capacity, max_batch_size"
         with memory_for(f"the {size(nbytes)} of the KV pool ({options})"):
             free = kernels.device_memory()
-            if nbytes > min(_ADDRESS_SPACE, free_memory() if free is None else free):
+            if nbytes * self.ranks > min(_ADDRESS_SPACE, free_memory() if free is None else free):
                 reasons = [] if free is None else [f"{size(free)} of device memory are free on {kernels.device}"]
                 raise MemoryError(*reasons)
             kernels.allocate(self.groups, self.states)
+
+    def of_rank(self, asks: Inventory) -> PoolSizes:
+        """Return the pool of another rank: the same pages, of the heads that it keeps."""
+        pairs = zip(self.groups, asks.own_layers, strict=True)
+        return replace(self, groups=tuple(replace(group, num_kv_heads=kv.num_heads) for group, kv in pairs))
 
     def without_pages(self) -> PoolSizes:
         """Return a pool of the same groups that takes no memory, for a model that only is planned."""
@@ -114,6 +121,6 @@ def pool_sizes(asks: Inventory, format: str, limits: PoolLimits, page_bytes: Cal
         slot = StatePool(1, asks.state_layers, limits.max_draft + 1)
         limits = sized_for_states(slot.slot_bytes, limits)
         states = replace(slot, num_slots=limits.max_batch_size * limits.slots_per_sequence + limits.snapshots)
-    groups = pool_groups(asks.kv_layers, format, limits, page_bytes)
-    parts = pool_parts(groups, asks.kv_layers, limits, page_bytes)
-    return PoolSizes(asks.kv_layers, asks.state_layers, format, groups, parts, states, limits)
+    groups = pool_groups(asks.own_layers, format, limits, page_bytes)
+    parts = pool_parts(groups, asks.own_layers, limits, page_bytes)
+    return PoolSizes(asks.kv_layers, asks.state_layers, format, groups, parts, states, limits, asks.ranks.count)

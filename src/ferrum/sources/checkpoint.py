@@ -88,6 +88,10 @@ class TensorStore(Protocol):
         It may be a read-only view of a mapped file.
         """
 
+    def read_whole(self, name: str) -> NDArray[Any]:
+        """Return a tensor whole, where `read` gives the part of a rank."""
+        return self.read(name)
+
     def block_format(self, name: str) -> str | None:  # noqa: ARG002 - stores of quantised matrices override this
         """Return the format of `BLOCK_FORMATS` that holds a matrix's numbers exactly, or None."""
         return None

@@ -30,10 +30,12 @@ from numpy.typing import NDArray
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
 from ferrum.core.values import shown
+from ferrum.kernels.group_weights import PANEL
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.operations import Weight
 from ferrum.kernels.reference import page_sums
 from ferrum.kernels.services import PageSums
+from ferrum.models.tensor_names import Rows, View
 from ferrum.quant.backend_quantizer import quantizer_of
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import PRODUCTS_ID, over_panels
@@ -42,6 +44,7 @@ from ferrum.quant.panels import panel_shape
 from ferrum.quant.schemes import SCHEMES
 from ferrum.sources.checkpoint import PACKED, Checkpoint, TensorStore
 from ferrum.sources.parameters import Parameters, PlannedParameters, Progress
+from ferrum.sources.viewed_tensors import index_of
 
 VERSION: Final = 3
 
@@ -154,6 +157,7 @@ class PackedParameters(Parameters):
     Args: as `Parameters`, where values must match the directory or be None or "auto"; and
 
         sums: as `page_sums`; None skips reading the matrices, and so the check for damage.
+        parts: the rows of parameters that a rank takes, by name; of others it takes all.
 
     Raises:
         ConfigError: another dtype or scheme is requested.
@@ -170,6 +174,7 @@ class PackedParameters(Parameters):
         *,
         quantize: str | None = None,
         sums: PageSums | None = page_sums,
+        parts: Mapping[str, Rows] | None = None,
     ) -> None:
         header = read_header(checkpoint)
         super().__init__(checkpoint, dtype, progress, quantize=header.scheme)
@@ -184,6 +189,7 @@ class PackedParameters(Parameters):
         self._checksums = header.checksums
         self._kinds = header.blocks
         self._sums = sums
+        self._parts = parts or {}
 
     def matrix(self, name: str, shape: tuple[int, int], *, exact: bool = False) -> Weight:
         """Return the matrix [N, K] of that name.
@@ -196,15 +202,31 @@ class PackedParameters(Parameters):
         if name in self._files.tensors and name not in self._kinds:
             raise CheckpointError(f"{self._files.directory}: tensor {name!r} is not in panels")
         kind = BLOCK_FORMATS[self._kinds.get(name, "q8_0")]  # a missing tensor is refused below
-        self._check(name, panel_shape(kind, shape))
-        weight = over_panels(self._files.read_bytes(name), kind, shape)
+        whole = self._wholes.get(name, shape)
+        stored = panel_shape(kind, (whole[0], shape[1]))
+        self._check(name, stored)
+        panels = self._files.read_bytes(name)
+        if name in self._wholes:
+            part = self._parts[name]
+            assert isinstance(part, slice), "a rank has adjacent panels"
+            panels = panels.reshape(stored)[part.start // PANEL : -(-part.stop // PANEL)]
+        weight = over_panels(panels, kind, shape)
         self._mark_used(name, shape[0] * shape[1], weight)
         return weight
 
     def expect(
-        self, shapes: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...] = (), exact: Collection[str] = ()
+        self,
+        shapes: Mapping[str, tuple[int, ...]],  # noqa: ARG002
+        ignored: tuple[str, ...] = (),  # noqa: ARG002
+        exact: Collection[str] = (),  # noqa: ARG002
+        wholes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         """Refuse nothing: tensors have the shapes of panels, and loading them takes no time."""
+        self._wholes = wholes or {}
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        whole = super()._read(name, self._wholes.get(name, shape))
+        return whole[index_of(self._parts[name])] if name in self._wholes else whole
 
     def release(self, name: str) -> None:  # noqa: ARG002 - kernels use the panels in the mapped file
         return
@@ -224,13 +246,19 @@ def parameters_of(
     kernels: Kernels,
     progress: Progress | None = None,
     *,
+    views: Mapping[str, View] | None = None,
     planning: bool = False,
 ) -> Parameters:
-    """Return the parameters of a checkpoint in the formats of a configuration, or their sizes. Errors as theirs."""
+    """Return the parameters of a checkpoint in the formats of a configuration, or their sizes. Errors as theirs.
+
+    Args:
+        views: of the model (`Inventory.views`), for packed directories, whose parts of ranks are panels.
+    """
     dtype, scheme = config.dtype, config.quantize
     if checkpoint.mapped and isinstance(checkpoint, Checkpoint):
         sums = None if planning else kernels.page_sums()
-        return PackedParameters(checkpoint, dtype, progress, quantize=scheme, sums=sums)
+        parts = {name: view.part for name, view in (views or {}).items() if view.part is not None}
+        return PackedParameters(checkpoint, dtype, progress, quantize=scheme, sums=sums, parts=parts)
     if planning:
         return PlannedParameters(checkpoint, dtype, quantize=scheme)
     return Parameters(checkpoint, dtype, progress, quantize=scheme, quantizer=quantizer_of(kernels))

@@ -134,6 +134,7 @@ class Parameters:
         self._used: set[str] = set()
         self._expected: Mapping[str, tuple[int, ...]] = {}
         self._exact: Collection[str] = ()
+        self._wholes: Mapping[str, tuple[int, ...]] = {}
         self._wanted: Mapping[str, str] = {}
         self._done_bytes = 0
         self.count = 0
@@ -220,6 +221,7 @@ class Parameters:
             return DenseWeight(values)
         if name not in self._wanted:
             known = self._expected or {tensor: info.shape for tensor, info in self._checkpoint.tensors.items()}
+            known = {**known, **self._wholes}
             self._wanted = self.scheme.formats(known, self._exact)
         return self._quantizer(self._wanted[name], values, self._importance_of(name, values))
 
@@ -227,6 +229,8 @@ class Parameters:
         """Return the importance of a matrix's inputs, or None if it is not known."""
         if name in self._importance or not is_head(name, self._wanted):
             return self._importance.get(name)
+        if name in self._wholes:
+            values = self._cast(self._checkpoint.read_whole(name), self._dtype)
         return column_importance(values)
 
     def release(self, name: str) -> None:
@@ -241,7 +245,11 @@ class Parameters:
         return vector
 
     def expect(
-        self, shapes: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...] = (), exact: Collection[str] = ()
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        ignored: tuple[str, ...] = (),
+        exact: Collection[str] = (),
+        wholes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         """Refuse missing, misshapen and unexpected tensors before any is loaded.
 
@@ -249,11 +257,12 @@ class Parameters:
             shapes: of all tensors that will be requested, by name (`Inventory.shapes`).
             ignored: as for `finish`.
             exact: names of the matrices that will be requested as exact ones (`Inventory.exact`).
+            wholes: the shapes of tensors of which a part will be requested (`Inventory.wholes`).
 
         Raises:
             CheckpointError: as `matrix` and `finish`.
         """
-        self._expected, self._exact = shapes, exact
+        self._expected, self._exact, self._wholes = shapes, exact, wholes or {}
         for name, shape in shapes.items():
             self._check(name, shape)
         self._refuse_unused(ignored)
@@ -311,8 +320,9 @@ class Parameters:
             )
 
     def _mark_used(self, name: str, numbers: int, weight: Weight | None = None) -> None:
-        """Record that a tensor of this many numbers was used, as a matrix of this format."""
+        """Record that a tensor of this many numbers was used, as a matrix of this format; one that is cut, whole."""
         if name not in self._used:
+            numbers = math.prod(self._wholes[name]) if name in self._wholes else numbers
             if weight is not None:
                 self._bytes[weight.format] += weight.nbytes
                 self.by_format[weight.format] += numbers

@@ -8,6 +8,7 @@ from ferrum.core.config import ModelConfig
 from ferrum.core.errors import ConfigError
 from ferrum.models.decoder import Inventory, inventory
 from ferrum.models.families import decoder_spec
+from ferrum.models.rank_cuts import ONE_RANK, Ranks
 from ferrum.models.spec import DecoderSpec
 from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.open_model import open_model
@@ -44,12 +45,21 @@ class ReadModel:
         return next(((kv.num_heads, kv.key_dim) for kv in self.asks.kv_layers), (0, 0))
 
 
-def read_spec(config: ModelConfig, store: TensorStore | None = None, *, planning: bool = False) -> ReadModel:
-    """Return what a model's files say that it is. Raises ConfigError, Unsupported, ModelNotFound, CheckpointError."""
+def read_spec(
+    config: ModelConfig,
+    store: TensorStore | None = None,
+    *,
+    planning: bool = False,
+    ranks: Ranks = ONE_RANK,
+) -> ReadModel:
+    """Return what a model's files say that it is, or one rank of it.
+
+    Raises: ConfigError, Unsupported, ModelNotFound, CheckpointError.
+    """
     store = store or open_model(config.model, models_dir=config.models_dir).checkpoint()
     spec = model_spec(store, config.max_sequence_length, planning=planning)
     context, own = _context(spec, config.max_sequence_length), decoder_spec(store.config)
-    asks = inventory(spec)
+    asks = inventory(spec, ranks)
     return ReadModel(spec, own, asks, with_views(store, asks), context)
 
 

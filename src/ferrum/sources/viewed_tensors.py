@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def with_views(store: TensorStore, asks: Inventory) -> TensorStore:
     Raises:
         CheckpointError: a tensor of a view is missing or has another shape.
     """
-    return ViewedTensors(store, asks.views, asks.shapes) if asks.views and not store.final else store
+    return ViewedTensors(store, asks.views, asks.shapes, asks.wholes) if asks.views and not store.final else store
 
 
 class ViewedTensors(TensorStore):
@@ -42,6 +43,7 @@ class ViewedTensors(TensorStore):
         store: has the tensors.
         views: where parameters are, by name.
         shapes: of all parameters, by name.
+        wholes: the shapes of parameters of which only a part is taken (`View.part`).
 
     Attributes: see `TensorStore`. Tensors that only views read are not listed.
 
@@ -49,17 +51,26 @@ class ViewedTensors(TensorStore):
         CheckpointError: as `with_views`.
     """
 
-    def __init__(self, store: TensorStore, views: Mapping[str, View], shapes: Mapping[str, Shape]) -> None:
+    def __init__(
+        self,
+        store: TensorStore,
+        views: Mapping[str, View],
+        shapes: Mapping[str, Shape],
+        wholes: Mapping[str, Shape] | None = None,
+    ) -> None:
         self._store = store
         self.directory, self.config, self.headless = store.directory, store.config, store.headless
         found = {name: _in_store(view, store) for name, view in views.items()}
         self._views = {name: view for name, view in found.items() if name not in store.tensors or name in view.sources}
+        own = {name: view.part for name, view in found.items() if name not in self._views and view.part is not None}
+        self._views |= {name: View((name,), part=part) for name, part in own.items()}
+        self._wholes = {**shapes, **(wholes or {})}
         used = {source for view in self._views.values() for source in view.sources}
         self.tensors = {name: info for name, info in store.tensors.items() if name not in used or name in shapes}
         wanted: dict[tuple[str, ...], Shape] = {}  # of all that several views share
         for name, view in self._views.items():
-            own = needed_shape(view, shapes[name])
-            wanted[view.sources] = tuple(map(max, own, wanted.get(view.sources, own)))
+            needed = needed_shape(view, self._wholes[name])
+            wanted[view.sources] = tuple(map(max, needed, wanted.get(view.sources, needed)))
         for name, view in self._views.items():
             self._check(name, view, wanted[view.sources])
             self.tensors[name] = self._info(view, shapes[name], wanted[view.sources])
@@ -74,10 +85,20 @@ class ViewedTensors(TensorStore):
             return self._store.read(name)
         shape = self.tensors[name].shape
         whole = self._stacked(view, len(shape))
-        numbers = np.ascontiguousarray(_selected(view, whole)).reshape(shape)
+        taken = _selected(view, whole)
+        if view.transposed and view.part is not None:
+            taken = taken.reshape(self._wholes[name])[index_of(view.part)]
+        numbers = np.ascontiguousarray(taken).reshape(shape)
         if not np.may_share_memory(numbers, whole):
             self._forget(view)
         return numbers
+
+    def read_whole(self, name: str) -> NDArray[Any]:
+        view = self._views.get(name)
+        if view is None:
+            return self._store.read(name)
+        whole = _selected(replace(view, part=None), self._stacked(view, len(self._wholes[name])))
+        return np.ascontiguousarray(whole).reshape(self._wholes[name])
 
     def block_format(self, name: str) -> str | None:
         view = self._views.get(name)
@@ -117,7 +138,8 @@ class ViewedTensors(TensorStore):
             return False
         sizes = [self._store.tensors[each].shape[0] for each in view.sources]
         sources = np.repeat(np.arange(len(sizes)), sizes)
-        taken = sources if view.rows is None else sources[index_of(view.rows)]
+        rows = _rows(view, len(sources))
+        taken = sources if rows is None else sources[rows]
         size, rest = divmod(len(taken), len(sizes))
         return rest == 0 and np.array_equal(taken, np.repeat(np.arange(len(sizes)), size))
 
@@ -128,7 +150,8 @@ class ViewedTensors(TensorStore):
         whole = stacked([self._store.blocks(each) for each in view.sources])
         if view.width is not None:
             whole = whole.folded(view.width)
-        return whole if view.rows is None else whole.select(index_of(view.rows))
+        rows = _rows(view, whole.shape[0])
+        return whole if rows is None else whole.select(rows)
 
     def forget(self, name: str) -> None:
         view = self._views.get(name)
@@ -222,15 +245,31 @@ def _extent(chosen: Rows | None, count: int) -> int:
 
 
 def _selected(view: View, whole: NDArray[Any]) -> NDArray[Any]:
-    """Return what a view takes of its tensors."""
-    if view.rows is not None:
-        whole = whole[index_of(view.rows)]
+    """Return what a view takes of its tensors; if it is transposed, before its part is taken."""
+    rows = _rows(replace(view, part=None) if view.transposed else view, len(whole))
+    if rows is not None:
+        whole = whole[rows]
     if view.columns is not None:
         whole = whole[:, index_of(view.columns)]
     if view.transposed:
         parts = whole.reshape(view.transposed, -1, whole.shape[1])
         whole = parts.swapaxes(1, 2).reshape(-1, parts.shape[1])
     return whole
+
+
+def _rows(view: View, count: int) -> slice | NDArray[np.int64] | None:
+    """Return the rows that a view takes of the `count` rows of its tensors, so that no others are read; None: all."""
+    rows = None if view.rows is None else index_of(view.rows)
+    if view.part is None:
+        return rows
+    part = index_of(view.part)
+    if rows is None:
+        return part
+    if isinstance(rows, slice) and isinstance(part, slice) and rows.step is None:
+        begin = rows.start or 0
+        return slice(begin + part.start, begin + part.stop)
+    taken: NDArray[np.int64] = (np.arange(count)[rows] if isinstance(rows, slice) else rows)[part]
+    return taken
 
 
 def index_of(rows: Rows) -> slice | NDArray[np.int64]:
