@@ -128,11 +128,14 @@ def test_the_factory_creates_every_supported_type(factory, loader):
         ExecutorType.BATCH,
         ExecutorType.CONTINUOUS_BATCH,
         ExecutorType.SPECULATIVE,
+        ExecutorType.TENSOR_PARALLEL,
     ]
-    for kind, default in zip(factory.supported_types(), (1, None, None, None), strict=True):
-        assert factory.create_executor(config(executor_type=kind, max_batch_size=default or 6)) is loader.made[-1]
+    for kind, default in zip(factory.supported_types(), (1, None, None, None, None), strict=True):
+        options = {"tensor_parallel_size": 2} if kind is ExecutorType.TENSOR_PARALLEL else {}
+        wish = config(executor_type=kind, max_batch_size=default or 6, executor_options=options)
+        assert factory.create_executor(wish) is loader.made[-1]
         assert loader.made[-1].status().is_ready
-        factory.create_executor(ExecutorConfig(model_info=INFO, executor_type=kind))
+        factory.create_executor(ExecutorConfig(model_info=INFO, executor_type=kind, executor_options=options))
         assert loader.asked["max_batch_size"] == default
     assert factory.create_batch_executor(BASE) is loader.made[-1]
     with pytest.raises(ConfigError) as caught:
@@ -264,7 +267,6 @@ def test_one_error_lists_all_problems(factory):
 @pytest.mark.parametrize(
     ("wish", "feature"),
     [
-        (config(executor_type=ExecutorType.TENSOR_PARALLEL), "executor_type=TensorParallel"),
         (config(executor_type=ExecutorType.PIPELINE_PARALLEL), "executor_type=PipelineParallel"),
         (config(device=Device.METAL), "device=metal"),
         (optimization(enable_cuda_graphs=True), "enable_cuda_graphs"),
@@ -274,6 +276,14 @@ def test_unimplemented_features_are_refused_by_name(factory, wish, feature):
     with pytest.raises(Unsupported) as caught:
         factory.validate_config(wish)
     assert caught.value.feature == feature and caught.value.reason
+
+
+@contract("2.ExecutorConfig")
+@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 1}])
+def test_a_tensor_parallel_executor_needs_several_ranks(factory, options):
+    with pytest.raises(ConfigError, match="tensor_parallel_size above 1") as caught:
+        factory.validate_config(config(executor_type=ExecutorType.TENSOR_PARALLEL, executor_options=options))
+    assert caught.value.param == "executor_options"
 
 
 @contract("2.ExecutorConfig")

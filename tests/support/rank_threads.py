@@ -14,6 +14,7 @@ from ferrum.models.rank_cuts import Ranks
 from ferrum.runtime.load import Assembled, Bounds, RankPart, assemble
 from ferrum.runtime.rank_model import OtherRank, RankCall, RankModel
 from ferrum.runtime.sharded_replay import ShardedReplay
+from ferrum.sources.read_model import ReadModel
 from ferrum.verbs.load_executor import LocalExecutor
 
 
@@ -70,7 +71,8 @@ class RankThreads:
         config = ModelConfig(model=str(model), **options)
         bounds, memory = Bounds(page_size=page_size, max_rows=max_rows), dict[int, Any]()
 
-        def shared(widest: int) -> Any:
+        def shared(model: ReadModel, *_: Any) -> Any:
+            widest = model.asks.widest
             return memory.setdefault(widest, np.zeros(memory_bytes(count, widest), np.uint8))
 
         def load(rank: int, first: Assembled | None = None) -> Assembled:

@@ -164,11 +164,17 @@ def option_names(field: Field[Any]) -> list[str]:
     return [f"--{name}", f"--no-{name}"] if field.type == "bool" else [f"--{name}"]
 
 
+def _short(field: Field[Any]) -> list[str]:
+    """Return the short form of a field's option, if it has one."""
+    return [f"-{field.metadata['short']}"] if field.metadata["short"] else []
+
+
 def _parameter(field: Field[Any], panel: str, default: Any) -> inspect.Parameter:
     kind = TYPES[str(field.type).removesuffix(" | None")]
     choices = accepted(field.metadata)
     described = typer.Option(
         "/".join(option_names(field)),
+        *_short(field),
         help=_help(field.metadata["help"], choices, default),
         rich_help_panel="Common options" if field.name in COMMON else panel,
         show_default=False,  # the default is None, which stands for the one in the text

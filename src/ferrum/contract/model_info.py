@@ -163,6 +163,7 @@ class ExecutorTraits:
         attention_weights: whether attention probabilities can be returned.
         layer_states: whether the hidden states of each layer can be returned.
         notes: warnings about how it was built (a missing fast path, and why).
+        ranks: that share every matrix; `memory` is that of one.
     """
 
     backend: str
@@ -181,6 +182,7 @@ class ExecutorTraits:
     attention_weights: bool = False
     layer_states: bool = False
     notes: tuple[str, ...] = ()
+    ranks: int = 1
 
     @property
     def kernels(self) -> str:

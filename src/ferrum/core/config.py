@@ -70,6 +70,9 @@ MAX_REPLICAS: Final = 64
 MAX_THREADS: Final = 1024
 """Largest thread team: with far more threads than CPUs no step ends."""
 
+MAX_RANKS: Final = 64
+"""Largest number of ranks: more than the memory nodes of a machine."""
+
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("", "0", "false", "no", "off")
 
@@ -202,6 +205,14 @@ class ModelConfig(JsonRecord):
         f"Threads for native kernels, 1-{MAX_THREADS} (default: all available CPUs).",
         least=1,
         most=MAX_THREADS,
+    )
+    tensor_parallel_size: int = option(
+        1,
+        f"Processes that each compute a part of the outputs of every matrix, 1-{MAX_RANKS}; no answer changes. "
+        "--threads is for each of them (default: the available CPUs, divided by their number).",
+        least=1,
+        most=MAX_RANKS,
+        short="tp",
     )
     max_batch_size: int | None = option(
         None,

@@ -24,6 +24,7 @@ def about(
     most: int | None = None,
     flag: str | None = None,
     needs: str | None = None,
+    short: str | None = None,
 ) -> dict[str, Any]:
     """Return the metadata of an option.
 
@@ -33,6 +34,7 @@ def about(
         least, most: bounds; an integer `least` means that the option is an integer.
         flag: name on command lines, if it differs from the field's.
         needs: name of the field without which this one has no effect.
+        short: another name on command lines, after one dash.
     """
     return {
         "help": help,
@@ -41,6 +43,7 @@ def about(
         "most": most,
         "flag": flag,
         "needs": needs,
+        "short": short,
     }
 
 

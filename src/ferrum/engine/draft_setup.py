@@ -92,10 +92,11 @@ def _first_difference(ours: Tokenizer, theirs: Tokenizer) -> int | None:
 
 
 def draft_config(config: EngineConfig, kv_capacity: int) -> ModelConfig | None:
-    """Return the configuration of the draft model: that of the target, with the same KV capacity."""
+    """Return the configuration of the draft model: that of the target, with the same KV capacity and on one rank."""
     if config.speculative is None or config.speculative == NGRAM:
         return None
-    return replace(config.model, model=config.speculative, max_sequence_length=None, kv_capacity=kv_capacity)
+    own = {"max_sequence_length": None, "kv_capacity": kv_capacity, "tensor_parallel_size": 1}
+    return replace(config.model, model=config.speculative, **own)
 
 
 def load_draft_model(

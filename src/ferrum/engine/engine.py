@@ -30,6 +30,7 @@ from ferrum.engine.messages import (
     Events,
     ImagePrepared,
     LoadAdapter,
+    Lost,
     Message,
     Report,
     Shutdown,
@@ -228,6 +229,8 @@ class Engine:
                 self._adapters.unload(key)
             case Shutdown():
                 self._open = False
+            case Lost(error):
+                raise error
         return []
 
     def _begin(self, request: Request) -> list[TokenEvent]:

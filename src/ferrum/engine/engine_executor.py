@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ferrum.cache.page_table import PageTable
 from ferrum.contract.model_info import ExecutorTraits, ModelInfo
+from ferrum.core.errors import EngineDead
 from ferrum.core.lora_option import AdapterFacts
 from ferrum.core.step import PendingStep, StepBatch
 
@@ -37,11 +38,14 @@ class EngineExecutor(Protocol):
 
     @property
     def traits(self) -> ExecutorTraits:
-        """Its fixed properties. `numerics_id` must name everything that bits depend on, the number of ranks too."""
+        """Its fixed properties. `numerics_id` must name everything that bits depend on; the number of ranks is not."""
 
     @property
     def pages(self) -> PageTable:
         """The page table, shared with the scheduler. A step makes its pending copies before it writes."""
+
+    def on_loss(self, call: Callable[[EngineDead], None]) -> None:
+        """Call with the error, from any thread, when the executor computes nothing more because a rank is lost."""
 
     def kv_capacity(self) -> int:
         """Return the number of tokens that fit in the KV pool."""

@@ -21,7 +21,7 @@ from ferrum.engine.engine import Engine
 from ferrum.engine.held_adapters import DEFAULT_ADAPTER_BYTES
 from ferrum.engine.held_images import Tower
 from ferrum.engine.inbox import Inbox
-from ferrum.engine.messages import Ended, EngineInfo, Message, Report, Shutdown, Wake
+from ferrum.engine.messages import Ended, EngineInfo, Lost, Message, Report, Shutdown, Wake
 from ferrum.scheduler.guides import Guides
 from ferrum.scheduler.scheduler import Scheduler
 
@@ -122,6 +122,7 @@ def serve(built: Built, inbox: Inbox, deliver: Deliver) -> None:
     try:
         with built.executor.lease("engine"):
             built.scheduler.wake_by(lambda: inbox.put(Wake()))
+            built.executor.on_loss(lambda error: inbox.put(Lost(error)))
             engine = Engine(
                 built.executor,
                 built.scheduler,

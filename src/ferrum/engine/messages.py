@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from ferrum.core.errors import FerrumError
+from ferrum.core.errors import EngineDead, FerrumError
 from ferrum.core.lora_option import AdapterFacts
 from ferrum.core.memory_plan import MemoryPlan
 from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
@@ -34,6 +34,13 @@ class Shutdown:
 @dataclass(frozen=True, slots=True)
 class Wake:
     """Wakes the loop: something that the scheduler waited for is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Sent within the engine's process: the executor computes nothing more."""
+
+    error: EngineDead
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +99,16 @@ class ImagePrepared:
 
 
 Message: TypeAlias = (
-    Request | Abort | Shutdown | Wake | Compiled | LoadAdapter | UnloadAdapter | AdapterRead | ImagePrepared
+    Request
+    | Abort
+    | Shutdown
+    | Wake
+    | Lost
+    | Compiled
+    | LoadAdapter
+    | UnloadAdapter
+    | AdapterRead
+    | ImagePrepared
 )
 """To the engine."""
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
-from ferrum.kernels.interface import RankExchange
 from ferrum.kernels.operations import F32, Bytes
 
 _LINE: Final = 64
@@ -31,6 +30,24 @@ def memory_bytes(ranks: int, widest: int) -> int:
     """Return the bytes of the shared memory, for rows of at most `widest` columns."""
     slot = max(_SLOT_BYTES, -(-4 * widest // _LINE) * _LINE)
     return _LINE * (1 + ranks) + 2 * slot
+
+
+class RankExchange(Protocol):
+    """The end of one rank in the exchange of columns between ranks (`Operations.join`). Ranks share its memory."""
+
+    def begin(self, step: int) -> None:
+        """Begin a step, whose number all ranks know and increase. No rank is in an earlier step."""
+
+    def end(self, step: int) -> None:
+        """End a step and all before it on all ranks, because one has failed. Any thread may call it."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the step has ended early, so that its results are undefined."""
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that this rank has read from others so far."""
 
 
 class Exchange(RankExchange):

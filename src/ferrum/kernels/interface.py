@@ -17,6 +17,7 @@ from ferrum.cache.page_table import PageCopy
 from ferrum.core.errors import Unsupported
 from ferrum.core.state_shape import StateShape
 from ferrum.kernels.adapters import AdapterSite, Change
+from ferrum.kernels.exchange import RankExchange
 from ferrum.kernels.op_spec import Extent, Program
 from ferrum.kernels.operations import F32, Array, Bytes, Int32, Operations, Weight
 from ferrum.kernels.services import PageSums, PanelQuantizer, RowSampler
@@ -284,24 +285,6 @@ class RawSlots(Protocol):
 
     def write_slot(self, slot: int, data: Bytes) -> None:
         """Write the bytes from `read_slot` to any slot of a pool with the same shapes."""
-
-
-class RankExchange(Protocol):
-    """The end of one rank in the exchange of columns between ranks (`Operations.join`). Ranks share its memory."""
-
-    def begin(self, step: int) -> None:
-        """Begin a step, whose number all ranks know and increase. No rank is in an earlier step."""
-
-    def end(self, step: int) -> None:
-        """End a step and all before it on all ranks, because one has failed. Any thread may call it."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether the step has ended early, so that its results are undefined."""
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes that this rank has read from others so far."""
 
 
 class Kernels(Operations, ParameterForms, RawPages, RawSlots, Protocol):

@@ -15,7 +15,15 @@ from operator import attrgetter
 from ferrum.cache.page_table import PageCopy, PageTable
 from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.core.config import MAX_DRAFT
-from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, StepError, Unsupported, as_step_error
+from ferrum.core.errors import (
+    ContextOverflow,
+    EngineDead,
+    FerrumError,
+    KvExhausted,
+    StepError,
+    Unsupported,
+    as_step_error,
+)
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import CARRY, AdapterUse, Hidden, Outcome, Span, SpanResult, StepBatch, StepOutput, is_plain
 from ferrum.kernels.interface import Kernels, Network, NetworkOutput, RawPages, StepTables, StepTokens
@@ -80,6 +88,8 @@ class DecoderLM(StepwiseLLM):
         self.watch: Callable[[Span, F32], None] | None = None
         self.replay = kernels.prepare(record(network), limits) if replay else None
         self.adapted = AdaptedSteps(network, kernels, limits if replay else None)
+        self.ranks: ShardedReplay | None = None
+        self.on_loss: Callable[[Callable[[EngineDead], None]], None] | None = None
         self._copies: list[PageCopy] = []
         self._flights = Flights(pages)
         self._decodes: DecodeTables | None = None
@@ -105,9 +115,16 @@ class DecoderLM(StepwiseLLM):
         present = self.pages.adapters(cache_id) if cache_id in self.pages else ()
         return self.adapters.changed(present, name, self.length(cache_id)) if present or name is not None else ()
 
-    def use_ranks(self, ranks: ShardedReplay) -> None:
-        """Run steps on these ranks from now on, of which the first has this model's kernels. Call before any step."""
-        self.pool = self.replay = ranks
+    def use_ranks(
+        self, ranks: ShardedReplay, on_loss: Callable[[Callable[[EngineDead], None]], None] | None = None
+    ) -> None:
+        """Run steps on these ranks from now on, of which the first has this model's kernels. Call before any step.
+
+        Args:
+            on_loss: calls a function with the error when a rank is lost; None: none can be.
+        """
+        self.pool = self.replay = self.ranks = ranks
+        self.on_loss = on_loss
 
     def buffer_bytes(self, extent: Extent) -> int:
         """Return the bytes of the planned buffers of that extent; without a recorded program there are none."""
@@ -281,6 +298,8 @@ class DecoderLM(StepwiseLLM):
                 step.outcomes[span.cache_id] = SpanResult(span.start + 1, (token,))
             if step.drawn:
                 self._draw(step, output.logits, best)
+        except EngineDead:
+            raise
         except Exception:  # noqa: BLE001 - the spans are run again one by one, and then report it
             return False
         return True

@@ -44,7 +44,7 @@ def run_isolated(spans: Sequence[Span], attempt: Attempt) -> dict[str, Outcome]:
 
     Returns: one outcome per sequence.
 
-    Raises EngineDead if the device is lost: no span can run.
+    Raises EngineDead if a device or a rank is lost: no span can run.
     """
     outcomes = dict(_run_with_fallback(spans, attempt))
     drafted = [span for span in spans if span.drafts and span.want is Want.TOKEN]

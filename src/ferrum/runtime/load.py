@@ -6,17 +6,21 @@ Files are read in `checkpoint.py`, weights made in `parameters.py`, the pool siz
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 from weakref import ref
+
+import numpy as np
 
 from ferrum.contract.decoder_llm import LlmRuntimeConfig
 from ferrum.core.config import MAX_DRAFT, MAX_PAGE_SIZE, MAX_RUN_AHEAD, PAGE_SIZE, ModelConfig, auto_kv_dtype
 from ferrum.core.errors import ConfigError
 from ferrum.core.option_fields import check_number
 from ferrum.core.values import shown
-from ferrum.kernels.interface import Kernels, RankExchange
+from ferrum.kernels.cpu.library import available_threads
+from ferrum.kernels.exchange import RankExchange, memory_bytes
+from ferrum.kernels.interface import Kernels
 from ferrum.kernels.operations import Bytes
 from ferrum.models.decoder import Decoder, Inventory, build_decoder
 from ferrum.models.rank_cuts import ONE_RANK, Ranks
@@ -80,7 +84,7 @@ def build_executor(
     if progress is not None and not callable(progress):
         raise ConfigError(f"must take the bytes loaded and the bytes in total, not {shown(progress)}", param="progress")
     bounds = Bounds(memory_pool_size, page_size, max_rows, run_ahead, reserved)
-    made = assemble(config, bounds, checkpoint, progress)
+    made = _loaded(_of_each_rank(config), bounds, checkpoint, progress)
     executor = kind(
         made.lm,
         info=made.plan.info,
@@ -90,6 +94,24 @@ def build_executor(
     )
     executor.warmup()
     return executor
+
+
+def _loaded(
+    config: ModelConfig, bounds: Bounds, checkpoint: TensorStore | None, progress: Progress | None
+) -> Assembled:
+    """Return a model on one rank or on several. Raises as `build_executor`; no process is left then."""
+    if config.tensor_parallel_size == 1:
+        return assemble(config, bounds, checkpoint, progress)
+    from ferrum.runtime.rank_processes import RankProcesses  # most models have one rank
+
+    processes = RankProcesses(config, bounds)
+    try:
+        made = assemble(config, bounds, checkpoint, progress, part=RankPart(processes.ranks, processes.begin))
+        made.lm.use_ranks(processes.ready(made), processes.on_loss)
+    except BaseException:
+        processes.close()
+        raise
+    return made
 
 
 def _open_adapter(config: ModelConfig, checkpoint: ref[TensorStore] | None, path: str) -> AdapterFile:
@@ -108,8 +130,21 @@ def plan_model(config: ModelConfig, reserved: int = 0) -> ModelPlan:
     from ferrum.runtime.image_tower import tower_bytes  # few loads need it
 
     source = open_model(config.model, headers_only=True, models_dir=config.models_dir)
+    part = RankPart(Ranks(config.tensor_parallel_size), _planned_memory) if config.tensor_parallel_size > 1 else None
     bounds = Bounds(reserved=reserved + tower_bytes(source, config))
-    return assemble(config, bounds, source.checkpoint(), planning=True).plan
+    return assemble(_of_each_rank(config), bounds, source.checkpoint(), planning=True, part=part).plan
+
+
+def _planned_memory(model: ReadModel, kernels: Kernels, pool: PoolSizes) -> Bytes:  # noqa: ARG001
+    """Return memory of exchanges that no step will use."""
+    return np.zeros(memory_bytes(model.asks.ranks.count, model.asks.widest), np.uint8)
+
+
+def _of_each_rank(config: ModelConfig) -> ModelConfig:
+    """Return the configuration with the threads of each rank: all ranks share the available CPUs."""
+    if config.tensor_parallel_size == 1 or config.threads is not None or config.kernels == "reference":
+        return config
+    return replace(config, threads=max(1, available_threads() // config.tensor_parallel_size))
 
 
 # ---- From a configuration to a language model, in three steps: the spec, the sized pool, the weights ----
@@ -167,7 +202,7 @@ def assemble(
         pool = size_pool(config, bounds, model, parameters, kernels, planning=planning)
     else:
         pool = part.pool.of_rank(model.asks)
-    exchange = None if part.memory is None else kernels.share(part.memory(model.asks.widest), *part.place)
+    exchange = None if part.begin is None else kernels.share(part.begin(model, kernels, pool), *part.place)
     decoder = load_weights(model, parameters, kernels, pool.longest, planning=planning)
     held = pool.without_pages() if planning else pool
     lm = _language_model(model, decoder, kernels, held, replay=not config.switches.disable_graphs)
@@ -181,12 +216,12 @@ class RankPart:
 
     Attributes:
         ranks: which one.
-        memory: returns the memory of exchanges for rows of that many columns, see `Kernels.share`; None: there is none.
+        begin: called before weights are read; returns the memory of exchanges (`Kernels.share`). None: there is none.
         pool: of the first rank, whose pages all have; None sizes it.
     """
 
     ranks: Ranks = ONE_RANK
-    memory: Callable[[int], Bytes] | None = None
+    begin: Callable[[ReadModel, Kernels, PoolSizes], Bytes] | None = None
     pool: PoolSizes | None = None
 
     @property

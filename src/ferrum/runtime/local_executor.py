@@ -12,7 +12,7 @@ from ferrum.cache.page_table import PageTable
 from ferrum.contract.model_info import ExecutorTraits, ModelInfo
 from ferrum.contract.step_executor import ExecutorState, StepExecutor
 from ferrum.core.config import MAX_RUN_AHEAD
-from ferrum.core.errors import ConfigError, InvalidTransition, RequestError, Unsupported
+from ferrum.core.errors import ConfigError, EngineDead, InvalidTransition, RequestError, Unsupported
 from ferrum.core.lora_option import AdapterFacts
 from ferrum.core.memory_plan import size
 from ferrum.core.option_fields import check_flag, check_number
@@ -90,8 +90,14 @@ class LocalStepExecutor(StepExecutor):
         if self._steps is not None:
             self._steps.close()
         self.pages.attach(None)  # breaks reference cycles that would keep the pool alive
+        if self._lm is not None and self._lm.ranks is not None:
+            self._lm.ranks.close()
         self._lm = self._steps = self._disk = None
         return_free_memory()
+
+    def on_loss(self, call: Callable[[EngineDead], None]) -> None:
+        if self.lm.on_loss is not None:
+            self.lm.on_loss(call)
 
     def keep_pages(
         self, *, files: PageFiles | None = None, swap_bytes: int = 0, recompute: Callable[[], float] = float

@@ -124,4 +124,5 @@ def _traits(lm: DecoderLM, decoder: Decoder, pool: PoolSizes) -> ExecutorTraits:
         flash=True,  # online softmax over steps of 64 keys: no row of scores is ever whole
         attention_weights=lm.kernels.captures,
         layer_states=lm.kernels.captures,
+        ranks=pool.ranks,
     )

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ferrum.cache.page_table import PageCopy
-from ferrum.kernels.interface import Kernels, Network, NetworkOutput, RankExchange, Replay, StepTables
+from ferrum.kernels.exchange import RankExchange
+from ferrum.kernels.interface import Kernels, Network, NetworkOutput, Replay, StepTables
 from ferrum.kernels.operations import Bytes
 from ferrum.kernels.recorded_program import run_eager
 

@@ -12,7 +12,7 @@ Each rank has a part of the outputs of every matrix (`models/rank_cuts.py`), and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ferrum.cache.page_table import PageCopy
+from ferrum.core.errors import EngineDead
 from ferrum.kernels.interface import Kernels, NetworkOutput, Replay, StepTables, with_carried
 from ferrum.kernels.op_spec import Extent
 from ferrum.kernels.operations import Bytes
@@ -78,12 +79,19 @@ class ShardedReplay(Replay):
         replay: of the first rank; None walks the network.
         others: the other ranks, with equal limits.
         kept: the heads of each layer group, by name.
+        end: ends the other ranks together; None: each is closed.
     """
 
     def __init__(
-        self, first: RankModel, replay: Replay | None, others: Sequence[OtherRank], kept: Mapping[str, KeptHeads]
+        self,
+        first: RankModel,
+        replay: Replay | None,
+        others: Sequence[OtherRank],
+        kept: Mapping[str, KeptHeads],
+        end: Callable[[], None] | None = None,
     ) -> None:
         self._first, self._others, self._kept = first, tuple(others), kept
+        self._end = end
         self._replay = replay
         if replay is not None:
             self.program = replay.program
@@ -130,8 +138,11 @@ class ShardedReplay(Replay):
 
     def close(self) -> None:
         """End the other ranks; no step can run after this."""
-        for rank in self._others:
-            rank.close()
+        if self._end is not None:
+            self._end()
+        else:
+            for rank in self._others:
+                rank.close()
 
     def _next_step(self) -> int:
         self._steps += 1
@@ -145,7 +156,7 @@ class ShardedReplay(Replay):
         """Return the result of a call for each rank. When all have ended, raise the first error, if there is any."""
         with self._lock:
             for rank, call in zip(self._others, calls[1:], strict=True):
-                rank.start(call)
+                rank.start(call)  # raises if any rank is lost
             results, errors = list[Any](), list[Exception]()
             for result in (lambda: self._first.run(calls[0]), *(rank.result for rank in self._others)):
                 try:
@@ -153,7 +164,9 @@ class ShardedReplay(Replay):
                 except Exception as error:  # noqa: BLE001 - raised below
                     errors.append(error)
         if errors:
-            raise next((error for error in errors if not isinstance(error, StepEnded)), errors[0])
+            lost = (error for error in errors if isinstance(error, EngineDead))
+            own = (error for error in errors if not isinstance(error, StepEnded))
+            raise next(lost, None) or next(own, errors[0])
         return results
 
 

@@ -55,7 +55,7 @@ class ExecutorCapabilities(JsonRecord):
         supports_dynamic_batching: several sequences share a forward pass.
         supports_continuous_batching: sequences join and leave between any two steps.
         supports_speculative_decoding: a span may carry drafts.
-        supports_tensor_parallelism, supports_pipeline_parallelism: the model is split over several devices.
+        supports_tensor_parallelism, supports_pipeline_parallelism: several ranks share every matrix, or the layers.
         supported_dtypes, supported_devices: formats and devices that the model can be loaded in.
         memory_requirements: the formula of its memory.
     """
@@ -83,9 +83,8 @@ def capabilities(info: ModelInfo, traits: ExecutorTraits) -> ExecutorCapabilitie
         # Any span may begin, end or pause its sequence; a draft is one more token of a span.
         supports_continuous_batching=True,
         supports_speculative_decoding=traits.longest_sequence > 1,
-        # One executor holds all layers on one device.
-        supports_tensor_parallelism=False,
-        supports_pipeline_parallelism=False,
+        supports_tensor_parallelism=traits.ranks > 1,
+        supports_pipeline_parallelism=False,  # each rank has a part of all layers
         supported_dtypes=traits.dtypes | {info.dtype},
         supported_devices=frozenset({info.device}),
         memory_requirements=memory_requirements(

@@ -21,7 +21,9 @@ from ferrum.core.values import shown
 from ferrum.verbs.executor_reports import AttentionType, head_sharing
 from ferrum.verbs.model_executor import ModelExecutor
 
-_MODEL_OPTIONS: Final = frozenset({"quantize", "kv_dtype", "kernels", "isa", "threads", "kv_capacity"})
+_MODEL_OPTIONS: Final = frozenset(
+    {"quantize", "kv_dtype", "kernels", "isa", "threads", "tensor_parallel_size", "kv_capacity"}
+)
 OPTIONS: Final = _MODEL_OPTIONS | {"max_rows", "replay", "log_tokens", "cache_prefix"}
 _PLAIN: Final = ("auto", "reference")
 _LEVELS: Final[Mapping[int, Mapping[str, Any]]] = {
@@ -50,7 +52,7 @@ _SHAPE: Final = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv
 
 
 class ExecutorType(StrEnum):
-    """The way an executor is used. One executor serves the first four types."""
+    """The way an executor is used. One executor serves the first four types; several ranks serve them all."""
 
     SEQUENTIAL = "Sequential"
     BATCH = "Batch"
@@ -58,9 +60,6 @@ class ExecutorType(StrEnum):
     SPECULATIVE = "Speculative"
     PIPELINE_PARALLEL = "PipelineParallel"
     TENSOR_PARALLEL = "TensorParallel"
-
-
-_PARALLEL: Final = frozenset({ExecutorType.PIPELINE_PARALLEL, ExecutorType.TENSOR_PARALLEL})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +126,7 @@ class ExecutorConfig(JsonRecord):
 
     Attributes:
         model_info: the model; `model_id` is the directory, GGUF file or hub id to load.
-        executor_type: the way it is used: Sequential, Batch, ContinuousBatch or Speculative.
+        executor_type: the way it is used: Sequential, Batch, ContinuousBatch, Speculative or TensorParallel.
         device: device to compute on: the CPU, or a GPU by `Device.CUDA(i)`.
         dtype: format of the weights: float32, bfloat16 or float16.
         max_batch_size: maximum sequences in one step; None takes 1 for a Sequential executor, else as `ModelConfig`.
@@ -176,7 +175,7 @@ class ModelExecutorFactory:
 
     def supported_types(self) -> list[ExecutorType]:
         """Return the executor types that can be created."""
-        return [kind for kind in ExecutorType if kind not in _PARALLEL]
+        return [kind for kind in ExecutorType if kind is not ExecutorType.PIPELINE_PARALLEL]
 
     def create_executor(self, config: ExecutorConfig) -> ModelExecutor:
         """Create an executor that is ready.
@@ -237,8 +236,8 @@ class ModelExecutorFactory:
 
     def _check_features(self, config: ExecutorConfig) -> None:
         """Raise Unsupported for a field that asks for an unimplemented feature."""
-        if config.executor_type in _PARALLEL:
-            raise Unsupported(f"executor_type={config.executor_type}", "this build holds all layers on one device")
+        if config.executor_type is ExecutorType.PIPELINE_PARALLEL:
+            raise Unsupported(f"executor_type={config.executor_type}", "ranks share every layer: use TensorParallel")
         if config.device.kind not in self._devices:
             check_device(config.device.value, "auto")
             raise Unsupported(f"device={config.device}", f"this build computes on {', '.join(sorted(self._devices))}")
@@ -263,6 +262,8 @@ def _problems(c: ExecutorConfig) -> Iterator[tuple[str, str]]:
     limit = None if isinstance(usage, float) else usage
     mixed, plain = c.dtype is not DataType.FLOAT32, is_one_of(c.executor_options.get("kernels", "auto"), _PLAIN)
     level, replays = speed.optimization_level, c.executor_options.get("replay") is True
+    parallel = c.executor_type is ExecutorType.TENSOR_PARALLEL
+    split = is_one_of(c.executor_options.get("tensor_parallel_size", 1), [1])
     speculative, sequential = (c.executor_type is kind for kind in (ExecutorType.SPECULATIVE, ExecutorType.SEQUENTIAL))
     fixed = [
         (section, name, getattr(section, name) == value, requirement)
@@ -276,6 +277,7 @@ def _problems(c: ExecutorConfig) -> Iterator[tuple[str, str]]:
         (c, "max_sequence_length", length <= context, f"at most the model's context, {shown(context)}"),
         (c, "max_sequence_length", length > 1 or not speculative, "at least 2 for a Speculative one"),
         (c, "executor_options", c.executor_options.keys() <= OPTIONS, f"of no names but {', '.join(sorted(OPTIONS))}"),
+        (c, "executor_options", not (parallel and split), "with tensor_parallel_size above 1 for a TensorParallel one"),
         (attention, "sliding_window_size", window is None or window >= 1, "at least 1"),
         (attention, "block_size", block is None or 1 <= block <= MAX_PAGE_SIZE, f"in [1, {MAX_PAGE_SIZE}]"),
         (attention, "attention_type", kind in (None, sharing, *_READING), f"{sharing} as in the model"),

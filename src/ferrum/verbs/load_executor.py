@@ -89,6 +89,7 @@ def load_executor(
     kernels: str = "auto",
     isa: str = "auto",
     threads: int | None = None,
+    tensor_parallel_size: int = 1,
     max_batch_size: int | None = None,
     max_sequence_length: int | None = None,
     kv_capacity: int | None = None,
@@ -125,8 +126,8 @@ def load_executor(
     """
     config = ModelConfig(
         model=as_text(model), device=device, dtype=dtype, quantize=quantize, kv_dtype=kv_dtype,
-        kernels=kernels, isa=isa, threads=threads, max_batch_size=max_batch_size,
-        max_sequence_length=max_sequence_length, kv_capacity=kv_capacity,
+        kernels=kernels, isa=isa, threads=threads, tensor_parallel_size=tensor_parallel_size,
+        max_batch_size=max_batch_size, max_sequence_length=max_sequence_length, kv_capacity=kv_capacity,
         models_dir=as_text(models_dir), cuda_graphs=cuda_graphs, switches=_switches(replay, log_tokens),
     )  # fmt: skip
     check_kind(cache_prefix, str, param="cache_prefix")

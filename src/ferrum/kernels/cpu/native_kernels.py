@@ -25,11 +25,11 @@ from ferrum.kernels.cpu.weights import (
     native_floats,
     native_weight,
 )
+from ferrum.kernels.exchange import RankExchange
 from ferrum.kernels.interface import (
     Kernels,
     NetworkOutput,
     PoolGroup,
-    RankExchange,
     Replay,
     StatePool,
     StepTables,

@@ -1,0 +1,233 @@
+"""The ranks of a model in processes of this machine: how they begin, what ends them, and their loss.
+
+Rank 0 is in this process. Each other rank is a child that loads its part of the model (`rank_worker.py`), is sent one
+message a step, and exchanges columns with all through one piece of memory. The memory has no name, so nothing is left
+of it when the last process ends. A child ends with this process, however this one ends.
+
+The processes start from the interpreter's command line: `multiprocessing` would run the caller's main script again.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ferrum.core.config import ModelConfig
+from ferrum.core.errors import EngineDead
+from ferrum.kernels.exchange import RankExchange, memory_bytes
+from ferrum.kernels.interface import Kernels
+from ferrum.kernels.operations import Bytes
+from ferrum.models.rank_cuts import Ranks
+from ferrum.runtime.rank_model import OtherRank, RankCall, RankModel
+from ferrum.runtime.rank_worker import BEAT_BYTES, BEAT_SECONDS, Failed, Ready, Start, facts_of
+from ferrum.runtime.sharded_replay import ShardedReplay
+from ferrum.sources.read_model import ReadModel
+
+if TYPE_CHECKING:
+    from ferrum.runtime.load import Assembled, Bounds
+    from ferrum.runtime.pool_sizes import PoolSizes
+
+_PROGRAM: Final = (
+    "import sys; sys.path[:] = {path!r}; "
+    "from ferrum.runtime.rank_worker import child; child({rank}, {ranks}, {connection}, {memory})"
+)
+
+SILENT_BEATS: Final = 7
+"""Beats in a row that a rank may miss. They are counted here, so that a machine that sleeps loses no rank."""
+
+LAST_STEP: Final = (1 << 31) - 1
+"""A step that no executor reaches: if it is ended, all are."""
+
+_END_SECONDS: Final = 2.0
+
+
+class RankLost(EngineDead):
+    """A rank that has died or does not answer. Its executor computes nothing more."""
+
+
+class ProcessRank(OtherRank):
+    """A rank in a child process.
+
+    Args:
+        number: of the rank.
+        ranks: how many there are.
+        memory: descriptor of the shared memory.
+
+    Attributes:
+        error: why it is lost, or None.
+    """
+
+    def __init__(self, number: int, ranks: int, memory: int) -> None:
+        here, there = socket.socketpair()
+        program = _PROGRAM.format(path=sys.path, rank=number, ranks=ranks, connection=there.fileno(), memory=memory)
+        with there:  # close our copy, so that the connection ends with the process
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[there.fileno(), memory],
+                start_new_session=True,  # Ctrl-C reaches its parent only
+            )
+        self.number = number
+        self.connection = Connection(here.detach())
+        self.error: RankLost | None = None
+
+    def start(self, call: RankCall) -> None:
+        self.send(call)
+
+    def send(self, item: object) -> None:
+        """Send a message. Raises RankLost."""
+        if self.error is not None:
+            raise self.error
+        try:
+            self.connection.send(item)
+        except OSError:
+            raise self.lost() from None
+
+    def result(self) -> Any:
+        answer = self.receive()
+        if isinstance(answer, Failed):
+            raise answer.error
+        return answer
+
+    def receive(self) -> Any:
+        """Return the next answer. Raises RankLost."""
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError):
+            raise self.lost() from None
+
+    def lost(self, reason: str = "") -> RankLost:
+        """Return why the rank is lost; without a reason, how its process has ended."""
+        if self.error is None:
+            if not reason:
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(_END_SECONDS)
+                status = self.process.returncode
+                reason = f"was ended by signal {-status}" if status and status < 0 else f"ended with exit code {status}"
+            self.error = RankLost(f"rank {self.number} (process {self.process.pid}) {reason}")
+        return self.error
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        with suppress(OSError):
+            self.connection.close()
+
+
+class RankProcesses:
+    """All ranks of a model but the first, while it loads and while it runs.
+
+    Args:
+        config, bounds: of the model, see `runtime.load`.
+    """
+
+    def __init__(self, config: ModelConfig, bounds: Bounds) -> None:
+        self._config, self._bounds = config, bounds
+        self.ranks = Ranks(config.tensor_parallel_size)
+        self._others: tuple[ProcessRank, ...] = ()
+        self._exchange: RankExchange | None = None
+        self._beats = np.zeros(0, np.int64)
+        self._over = threading.Event()
+        self._on_loss: list[Callable[[RankLost], None]] = []
+        weakref.finalize(self, self._over.set)
+
+    def begin(self, model: ReadModel, kernels: Kernels, pool: PoolSizes) -> Bytes:
+        """Start the other ranks, which load while this one does, and return the shared memory."""
+        exchanged = memory_bytes(self.ranks.count, model.asks.widest)
+        descriptor, memory = _shared(exchanged + BEAT_BYTES * self.ranks.count)
+        self._beats = memory[exchanged:].view(np.int64)[:: BEAT_BYTES // 8]
+        config = replace(self._config, model=str(model.store.directory))
+        start = Start(config, self._bounds, pool, facts_of(model, kernels))
+        try:
+            for number in range(1, self.ranks.count):
+                self._others += (ProcessRank(number, self.ranks.count, descriptor),)
+        finally:
+            os.close(descriptor)
+        for rank in self._others:
+            rank.send(start)
+        return memory[:exchanged]
+
+    def ready(self, made: Assembled) -> ShardedReplay:
+        """Wait until all ranks are loaded, and return what runs them. Raises what a rank has raised, with its name."""
+        for rank in self._others:
+            answer = rank.receive()
+            if isinstance(answer, Failed):
+                raise answer.error
+            assert isinstance(answer, Ready)
+        lm, exchange = made.lm, made.exchange
+        assert exchange is not None
+        self._exchange = exchange
+        first = RankModel(lm.kernels, lm.network, lm.replay, exchange)
+        ranks = ShardedReplay(first, lm.replay, self._others, made.kept, self.close)
+        threading.Thread(target=self._watch, name="ferrum-ranks", daemon=True).start()
+        return ranks
+
+    def on_loss(self, call: Callable[[RankLost], None]) -> None:
+        """Call with the error when a rank is lost, from another thread; at once if one is."""
+        self._on_loss.append(call)
+        for rank in self._others:
+            if rank.error is not None:
+                call(rank.error)
+
+    def close(self) -> None:
+        """End all other ranks. Idempotent."""
+        self._over.set()
+        for rank in self._others:
+            rank.close()
+
+    def _watch(self) -> None:
+        """Notice a rank that ends, or whose beats stop, until `close`."""
+        gone = select.poll()
+        by_descriptor = {rank.connection.fileno(): rank for rank in self._others}
+        for descriptor in by_descriptor:
+            gone.register(descriptor, 0)  # hang-ups are always reported
+        last, silent = self._beats.copy(), np.zeros(len(self._beats), np.int64)
+        while not self._over.is_set():
+            hung = gone.poll(1e3 * BEAT_SECONDS)
+            silent = np.where(self._beats == last, silent + 1, 0)
+            last = self._beats.copy()
+            mute = [rank for rank in self._others if silent[rank.number] > SILENT_BEATS]
+            if self._over.is_set() or not (hung or mute):
+                continue
+            if hung:
+                self._lose(by_descriptor[hung[0][0]])
+            else:
+                self._lose(mute[0], f"did not answer for {SILENT_BEATS * BEAT_SECONDS:g} s")
+            return
+
+    def _lose(self, rank: ProcessRank, reason: str = "") -> None:
+        """End the steps of all ranks, since one is lost."""
+        error = rank.lost(reason)
+        for each in self._others:
+            each.error = error
+        assert self._exchange is not None
+        self._exchange.end(LAST_STEP)
+        for each in self._others:
+            each.process.kill()
+        for call in self._on_loss:
+            call(error)
+
+
+def _shared(nbytes: int) -> tuple[int, Bytes]:
+    """Return a descriptor of zeroed memory without a name, and the memory."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("ferrum-ranks")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, nbytes)
+    return descriptor, np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)
