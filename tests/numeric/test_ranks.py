@@ -18,12 +18,15 @@ from test_span_property import SEQUENCES, Player, options_of
 from ferrum.client.client_base import engine_config
 from ferrum.client.llm import LLM
 from ferrum.client.model_client import Parts
+from ferrum.core.config import ModelConfig
 from ferrum.core.errors import StepError, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.engine.host import ThreadHost
 from ferrum.engine.recipe import with_scheduler
+from ferrum.runtime.load import Bounds, assemble
 from ferrum.runtime.rank_model import RankCall
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from rank_threads import RankThreads
 from tiny import directory_of, find, tokens_of
@@ -91,6 +94,56 @@ def test_native_ranks_give_the_bits_of_one(name: str, format: str, count: int) -
         ranks.check()
         assert ranks.executor.memory_plan.weights < alone.memory_plan.weights
         assert ranks.executor.info.num_parameters == alone.info.num_parameters
+
+
+WIDE = {
+    "vocab_size": 261, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256, "rope_theta": 10000.0,
+    "tie_word_embeddings": False, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+}  # fmt: skip
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
+FAMILIES = {
+    "experts": {
+        "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    } | EXPERTS,
+    "latent": {
+        "architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 64,
+        "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32, "n_routed_experts": 4, "n_shared_experts": 1,
+        "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0,
+        "rope_interleave": True,
+    } | EXPERTS,
+    "convolutions": {
+        "architectures": ["Lfm2ForCausalLM"], "conv_L_cache": 3, "conv_bias": False, "block_ff_dim": 192,
+        "block_auto_adjust_ff_dim": False, "norm_eps": 1e-5, "layer_types": ["conv", "full_attention"],
+    },
+    "delta rule": {
+        "architectures": ["Qwen3NextForCausalLM"], "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "num_experts": 0,
+        "layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": [0, 1], "decoder_sparse_step": 1,
+        "partial_rotary_factor": 0.5, "shared_expert_intermediate_size": 32,
+    } | EXPERTS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "count", "format"),
+    [
+        ("experts", 4, "int4"), ("latent", 2, "bfloat16"), ("convolutions", 4, "int8"), ("delta rule", 2, "int4"),
+        *(pytest.param(name, 2, each, marks=pytest.mark.soak) for name in FAMILIES for each in ("int8", "bfloat16")),
+    ],
+)  # fmt: skip
+def test_every_kind_of_layer_has_the_bits_of_one_rank(family: str, count: int, format: str) -> None:
+    store = RandomCheckpoint(family, {**WIDE, **FAMILIES[family]})
+    options = {**options_of(format), **NATIVE, "kv_capacity": 512, "max_batch_size": 2}
+    made = assemble(ModelConfig(model=family, **options), Bounds(**ONE_RANK), store)
+    alone = LocalExecutor(made.lm, info=made.plan.info, traits=made.plan.traits)
+    alone.warmup()
+    with closing(RankThreads(count, family, store=store, **options)) as ranks, alone:
+        for span in (("a", 0, 17), ("a", 17, 18), ("a", 18, 40)):
+            (found,), (expected,) = step(ranks.executor, span), step(alone, span)
+            assert found.tobytes() == expected.tobytes() and np.isfinite(found).all()
+        ranks.check()
+        assert ranks.executor.memory_plan.weights < alone.memory_plan.weights
 
 
 @pytest.mark.parametrize("rank", [0, 1])

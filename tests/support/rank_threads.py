@@ -14,6 +14,7 @@ from ferrum.models.rank_cuts import Ranks
 from ferrum.runtime.load import Assembled, Bounds, RankPart, assemble
 from ferrum.runtime.rank_model import OtherRank, RankCall, RankModel
 from ferrum.runtime.sharded_replay import ShardedReplay
+from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.read_model import ReadModel
 from ferrum.verbs.load_executor import LocalExecutor
 
@@ -58,6 +59,7 @@ class RankThreads:
         count: of ranks.
         model: its directory or file.
         page_size, max_rows: see `load_executor`.
+        store: its tensors; None opens the model.
         options: of `ModelConfig`.
 
     Attributes:
@@ -67,7 +69,16 @@ class RankThreads:
         ranks: what runs them.
     """
 
-    def __init__(self, count: int, model: Any, *, page_size: int = 16, max_rows: int = 64, **options: Any) -> None:
+    def __init__(
+        self,
+        count: int,
+        model: Any,
+        *,
+        page_size: int = 16,
+        max_rows: int = 64,
+        store: TensorStore | None = None,
+        **options: Any,
+    ) -> None:
         config = ModelConfig(model=str(model), **options)
         bounds, memory = Bounds(page_size=page_size, max_rows=max_rows), dict[int, Any]()
 
@@ -77,7 +88,7 @@ class RankThreads:
 
         def load(rank: int, first: Assembled | None = None) -> Assembled:
             pool = None if first is None else first.pool
-            return assemble(config, bounds, part=RankPart(Ranks(count, rank), shared, pool))
+            return assemble(config, bounds, store, part=RankPart(Ranks(count, rank), shared, pool))
 
         first = load(0)
         made = [first, *(load(rank, first) for rank in range(1, count))]

@@ -15,13 +15,14 @@ from typing import NamedTuple, Protocol
 from ferrum.core.errors import CheckpointError
 from ferrum.core.kv_shape import KvShape
 from ferrum.core.state_shape import StateShape
+from ferrum.kernels.group_weights import PANEL
 from ferrum.kernels.interface import ParameterForms
 from ferrum.kernels.op_attributes import Activation
 from ferrum.kernels.operations import F32, Array
 from ferrum.kernels.reference.reference_math import exp
 from ferrum.kernels.vectors import ones, temperatures
 from ferrum.models.rank_cuts import ONE_RANK, Ranks
-from ferrum.models.tensor_names import ParameterReader, Rows, Runs, View
+from ferrum.models.tensor_names import ParameterReader, Rows, Runs, View, index_of
 from ferrum.nn.block import Layer, Part
 from ferrum.nn.linear import Linear, NamedNorm, NamedWeight, Norm, Starts
 
@@ -117,6 +118,7 @@ class Builder:
         ranks: which part of each matrix this rank has.
         wholes: the shape of every parameter that is cut so far, by name.
         kept: the KV heads of each rank that stores a part of them, by what all ranks store.
+        own_states: what this rank stores of each state, by what all ranks store.
     """
 
     source: ParameterReader
@@ -137,6 +139,7 @@ class Builder:
     ranks: Ranks = ONE_RANK
     wholes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     kept: dict[KvShape, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    own_states: dict[StateShape, StateShape] = field(default_factory=dict)
 
     @property
     def kv_layers(self) -> tuple[KvShape, ...]:
@@ -195,18 +198,18 @@ class Builder:
         """Return the vector of that name, which may be a view of tensors, times a factor plus an offset.
 
         Args:
-            part: the numbers that this rank has; None: all.
+            part: the numbers that this rank has; None: all. Vectors are small, and read whole.
         """
-        if part is not None:
-            view, size = self._cut(name, (size,), view, part), _count(part)
         values = self.source.vector(self._placed(name, view), size)
+        values = values if part is None else values[index_of(part)]
         if (offset, factor) != (0.0, 1.0):
             values = values * factor + offset
         return self.kernels.vector(values)
 
-    def decay(self, name: str, size: int, view: View | None = None) -> Array:
-        """Return the vector -exp(x) of the vector of that name (`A_log` of recurrent layers)."""
-        return self.kernels.vector(-exp(self.source.vector(self._placed(name, view), size)))
+    def decay(self, name: str, size: int, view: View | None = None, part: Rows | None = None) -> Array:
+        """Return the vector -exp(x) of the vector of that name (`A_log` of recurrent layers), or a rank's part."""
+        values = -exp(self.source.vector(self._placed(name, view), size))
+        return self.kernels.vector(values if part is None else values[index_of(part)])
 
     def number(self, name: str) -> float:
         """Return the only number of that name."""
@@ -240,7 +243,7 @@ class Builder:
         activation: Activation | None = None,
         exact: bool = False,
         whole: bool = False,
-        parts: tuple[slice | None, ...] | None = None,
+        parts: tuple[Rows | None, ...] | None = None,
     ) -> Linear:
         """Return the linear layers of these names and numbers of outputs, over one input.
 
@@ -318,18 +321,24 @@ class Builder:
             raise CheckpointError("config.json: num_kv_shared_layers: a layer reads what no layer before it stores")
         return Slot(list(self.stores).index(shape), len(self.stores[shape]) - 1)
 
-    def state_slot(self, spec: StatefulSpec) -> Slot:
-        """Return a new place for the state of a part."""
+    def state_slot(self, spec: StatefulSpec, own: StateShape | None = None) -> Slot:
+        """Return a new place for the state of a part.
+
+        Args:
+            own: what this rank stores of it; None: all.
+        """
         shape = spec.stored()
         self.states[shape] += 1
+        self.own_states[shape] = own or shape
         return Slot(list(self.states).index(shape), self.states[shape] - 1)
 
     def _check_part(self, name: str, part: Rows, outputs: int) -> None:
         """Refuse a part of a matrix that does not consist of whole panels. Raises Unsupported."""
-        if isinstance(part, Runs):
-            self.ranks.check(self._full(name), slice(part.first, part.first + part.count), part.whole)
-        elif isinstance(part, slice):
-            self.ranks.check(self._full(name), part, outputs)
+        runs = part if isinstance(part, tuple) else (part,)
+        for run in runs:
+            rows = slice(run.first, run.first + run.count) if isinstance(run, Runs) else run
+            if outputs >= PANEL * self.ranks.count:  # a matrix of few outputs is no loss
+                self.ranks.check(self._full(name), rows, outputs)
 
     def _cut(self, name: str, shape: tuple[int, ...], view: View | None, part: Rows) -> View:
         """Return the view of a part of a parameter, and note the shape of the whole."""

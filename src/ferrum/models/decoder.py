@@ -97,6 +97,7 @@ class Inventory:
         wholes: the shapes of the parameters of which this rank has a part, by name.
         kept: the KV heads of each rank, by layer group; empty: each rank keeps all.
         ranks: which rank asks.
+        own_states: what this rank stores per sequence, by state group.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -110,6 +111,7 @@ class Inventory:
     wholes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     kept: tuple[tuple[tuple[int, int], ...], ...] = ()
     ranks: Ranks = ONE_RANK
+    own_states: tuple[StateShape, ...] = ()
 
     @property
     def own_layers(self) -> tuple[KvShape, ...]:
@@ -163,6 +165,7 @@ def list_parameters(
         wholes=make.wholes,
         kept=tuple(make.kept[shape] for shape in make.stores),
         ranks=ranks,
+        own_states=tuple(replace(make.own_states[shape], num_layers=count) for shape, count in make.states.items()),
     )
 
 

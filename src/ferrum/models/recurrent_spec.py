@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from ferrum.core.errors import CheckpointError
@@ -12,7 +13,7 @@ from ferrum.kernels.op_attributes import DeltaShape
 from ferrum.kernels.operations import Array
 from ferrum.models.builder import Builder, Place
 from ferrum.models.tensor_names import Rows, Runs, View
-from ferrum.nn.linear import Linear
+from ferrum.nn.linear import Linear, Starts
 from ferrum.nn.recurrent import Convolution, DeltaNet, ShortConv
 
 TILED: Final = ".tiled"
@@ -31,20 +32,29 @@ class ConvolutionSpec:
         """Return what a sequence stores: the rows before the next one."""
         return StateShape((self.taps - 1) * self.channels, self.channels)
 
-    def build(self, make: Builder, name: str, order: Rows | None = None) -> Convolution:
+    def build(
+        self, make: Builder, name: str, order: Rows | None = None, own: tuple[Runs, ...] | None = None
+    ) -> Convolution:
         """Return the convolution with its parameters; a checkpoint has a row of taps for each channel.
 
         Args:
             make, name: of the part.
             order: of a checkpoint's channels; None: as they are. A store may have them in it (`NAME.tiled.weight`).
+            own: the channels of this rank, runs of one part; None: all.
         """
+        channels = self.channels if own is None else sum(run.count for run in own)
+        size = self.taps * self.channels
+        taps = None
+        if own is not None:
+            firsts = range(0, size, self.channels)
+            taps = tuple(Runs(1, size, first + run.first, run.count) for first in firsts for run in own)
         view = View((f"{name}.weight",), order, transposed=1, width=self.taps)
         if order is not None:
             view = replace(view, sources=(f"{name}{TILED}.weight",), rows=None, otherwise=view)
         return Convolution(
-            weight=make.vector(f"{name}.taps", self.taps * self.channels, view),
-            slot=make.state_slot(self),
-            bias=make.vector(f"{name}.bias", self.channels) if self.bias else None,
+            weight=make.vector(f"{name}.taps", size, view, part=taps),
+            slot=make.state_slot(self, replace(self, channels=channels).stored()),
+            bias=make.vector(f"{name}.bias", self.channels, part=own) if self.bias else None,
         )
 
 
@@ -60,10 +70,15 @@ class ShortConvSpec:
         size = make.hidden_size
         names = ("in_proj.b", "in_proj.c", "in_proj.x")
         places = {name: Place("in_proj", slice(i * size, (i + 1) * size)) for i, name in enumerate(names)}
+        join = make.cut("in_proj", size)
+        own = None if join is None else make.ranks.own(join)
+        channels = None if own is None else (Runs(1, size, own.start, own.stop - own.start),)
+        parts = None if own is None else (own,) * 3
         return ShortConv(
-            inputs=make.linear(names, (size,) * 3, size, bias=self.bias, places=places),
-            convolution=ConvolutionSpec(size, self.taps, self.bias).build(make, "conv"),
+            inputs=make.linear(names, (size,) * 3, size, bias=self.bias, places=places, parts=parts),
+            convolution=ConvolutionSpec(size, self.taps, self.bias).build(make, "conv", own=channels),
             output=make.linear(("out_proj",), (size,), size, bias=self.bias),
+            join=join,
         )
 
 
@@ -107,19 +122,48 @@ class DeltaNetSpec:
         """Return the part with its parameters."""
         shape = self._shape(0, 0)
         order = self._tiled(self.value_dim, shape.input_columns - self._values) if self.tiled else None
-        convolution = ConvolutionSpec(shape.input_columns, self.taps).build(make, "conv1d", order)
-        shape = self._shape(*make.state_slot(self))
+        starts = self._starts(make)
+        own = None if starts is None else make.ranks.own(starts)
+        channels = None if own is None else self._channels(own)
+        convolution = ConvolutionSpec(shape.input_columns, self.taps).build(make, "conv1d", order, channels)
+        mine = self if own is None else self._of(own)
+        shape = mine._shape(*make.state_slot(self, mine.stored()))
         heads = self._tiled(1) if self.tiled else None
         return DeltaNet(
-            inputs=self._inputs(make),
+            inputs=self._inputs(make, own),
             convolution=convolution,
-            decay=self._decay(make, heads),
-            shift=self._by_head(make.vector, "dt_bias", heads),
+            decay=self._decay(make, heads, own),
+            shift=self._by_head(partial(make.vector, part=own), "dt_bias", heads),
             shape=shape,
             norm=make.vector("norm.weight", self.value_dim),
             output=self._output(make),
             eps=make.norms.eps,
+            join=None if starts is None else tuple(head * self.value_dim for head in starts),
         )
+
+    def _starts(self, make: Builder) -> Starts | None:
+        """Return the first value head of each rank: those of its key heads. Raises Unsupported."""
+        count = make.ranks.count
+        if count == 1:
+            return None
+        if self.num_key_heads % count:
+            raise make.ranks.refusal(f"{make.prefix} has {self.num_key_heads} key heads, which the degree must divide")
+        if self.tiled:
+            raise make.ranks.refusal(f"{make.prefix} has the order of heads of a GGUF file, which ranks do not cut")
+        return tuple(range(0, self.num_heads + 1, self.num_heads // count))
+
+    def _of(self, own: slice) -> DeltaNetSpec:
+        """Return the layer of these value heads."""
+        heads = own.stop - own.start
+        return replace(self, num_heads=heads, num_key_heads=heads * self.num_key_heads // self.num_heads)
+
+    def _channels(self, own: slice) -> tuple[Runs, ...]:
+        """Return the rows of these value heads and of their key heads in q, k and v together."""
+        mine, keys = self._of(own), self.num_key_heads * self.key_dim
+        whole, first = 2 * keys + self._values, own.start * self.num_key_heads // self.num_heads * self.key_dim
+        count = mine.num_key_heads * self.key_dim
+        values = Runs(1, whole, 2 * keys + own.start * self.value_dim, mine._values)
+        return Runs(1, whole, first, count), Runs(1, whole, keys + first, count), values
 
     @property
     def _values(self) -> int:
@@ -141,10 +185,10 @@ class DeltaNetSpec:
             return make(name, self.num_heads, None)
         return make(f"{name}{TILED}", self.num_heads, View((name,), order))
 
-    def _decay(self, make: Builder, order: Rows | None) -> Array:
+    def _decay(self, make: Builder, order: Rows | None, own: slice | None) -> Array:
         if self.stored_decay:
-            return make.vector("decay", self.num_heads)
-        return self._by_head(make.decay, "A_log", order)
+            return make.vector("decay", self.num_heads, part=own)
+        return self._by_head(partial(make.decay, part=own), "A_log", order)
 
     def _output(self, make: Builder) -> Linear:
         places = {}
@@ -153,7 +197,7 @@ class DeltaNetSpec:
             places[name] = Place("out_proj", columns=self._tiled(self.value_dim))
         return make.linear((name,), (make.hidden_size,), self._values, places=places)
 
-    def _inputs(self, make: Builder) -> Linear:
+    def _inputs(self, make: Builder, own: slice | None) -> Linear:
         values, keys = self._values, self.num_key_heads * self.key_dim
         names: tuple[str, ...] = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
         sizes = (2 * keys + values, values, self.num_heads, self.num_heads)
@@ -166,7 +210,11 @@ class DeltaNetSpec:
             orders = self._tiled(self.value_dim, 2 * keys), self._tiled(self.value_dim), self._tiled(1), self._tiled(1)
             places = {f"{name}{TILED}": Place(name, rows) for name, rows in zip(names, orders, strict=True)}
             names = tuple(places)
-        return make.linear(names, sizes, make.hidden_size, places=places)
+        parts: tuple[Rows, ...] | None = None
+        if own is not None:
+            width = self.value_dim
+            parts = self._channels(own), slice(width * own.start, width * own.stop), own, own
+        return make.linear(names, sizes, make.hidden_size, places=places, parts=parts)
 
     def _rows_by_key_head(self) -> tuple[Rows, ...]:
         """Return the rows of q, k and v together, of z, b and a, in tensors with key head after key head."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ferrum.kernels.op_attributes import SILU, DeltaShape
 from ferrum.kernels.operations import Array, Operations
-from ferrum.nn.linear import Linear
+from ferrum.nn.linear import Linear, Starts, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +30,20 @@ class ShortConv:
 
     Attributes:
         inputs: projections to b, c and x, [R, H] each.
+        join: where the channels of ranks begin, or None.
     """
 
     inputs: Linear
     convolution: Convolution
     output: Linear
+    join: Starts | None = None
 
     def __call__(self, kernels: Operations, x: Array) -> Array:
         """Return [R, H] -> [R, H], and advance the states of the rows' sequences."""
         b, c, x = self.inputs(kernels, x)
         conv = self.convolution
         y = kernels.short_conv(kernels.multiply(b, x), conv.weight, conv.slot, conv.bias)
-        (y,) = self.output(kernels, kernels.multiply(c, y))
+        (y,) = self.output(kernels, joined(kernels, kernels.multiply(c, y), self.join))
         return y
 
 
@@ -56,6 +58,7 @@ class DeltaNet:
         inputs: projections to q, k and v together, to z, b and a.
         decay, shift: [heads], see `Operations.delta_rule`.
         norm: weight of the norm of each head [value dim].
+        join: where the values of ranks, which have some of the heads, begin; or None.
     """
 
     inputs: Linear
@@ -66,6 +69,7 @@ class DeltaNet:
     norm: Array
     output: Linear
     eps: float
+    join: Starts | None = None
 
     def __call__(self, kernels: Operations, x: Array) -> Array:
         """Return [R, H] -> [R, H], and advance the states of the rows' sequences."""
@@ -74,5 +78,5 @@ class DeltaNet:
         qkv = kernels.short_conv(qkv, conv.weight, conv.slot, conv.bias, SILU)
         y = kernels.delta_rule(qkv, a, b, self.decay, self.shift, self.shape)
         y = kernels.gated_norm(y, z, self.norm, self.eps, self.shape.num_heads)
-        (y,) = self.output(kernels, y)
+        (y,) = self.output(kernels, joined(kernels, y, self.join))
         return y

@@ -87,7 +87,9 @@ class PoolSizes:
     def of_rank(self, asks: Inventory) -> PoolSizes:
         """Return the pool of another rank: the same pages, of the heads that it keeps."""
         pairs = zip(self.groups, asks.own_layers, strict=True)
-        return replace(self, groups=tuple(replace(group, num_kv_heads=kv.num_heads) for group, kv in pairs))
+        groups = tuple(replace(group, num_kv_heads=kv.num_heads) for group, kv in pairs)
+        states = None if self.states is None else replace(self.states, shapes=asks.own_states)
+        return replace(self, groups=groups, states=states)
 
     def without_pages(self) -> PoolSizes:
         """Return a pool of the same groups that takes no memory, for a model that only is planned."""
@@ -118,7 +120,7 @@ def pool_sizes(asks: Inventory, format: str, limits: PoolLimits, page_bytes: Cal
     """
     states = None
     if asks.state_layers:
-        slot = StatePool(1, asks.state_layers, limits.max_draft + 1)
+        slot = StatePool(1, asks.own_states, limits.max_draft + 1)
         limits = sized_for_states(slot.slot_bytes, limits)
         states = replace(slot, num_slots=limits.max_batch_size * limits.slots_per_sequence + limits.snapshots)
     groups = pool_groups(asks.own_layers, format, limits, page_bytes)

@@ -35,7 +35,7 @@ from ferrum.kernels.interface import Kernels
 from ferrum.kernels.operations import Weight
 from ferrum.kernels.reference import page_sums
 from ferrum.kernels.services import PageSums
-from ferrum.models.tensor_names import Rows, View
+from ferrum.models.tensor_names import Rows, View, index_of
 from ferrum.quant.backend_quantizer import quantizer_of
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import PRODUCTS_ID, over_panels
@@ -44,7 +44,6 @@ from ferrum.quant.panels import panel_shape
 from ferrum.quant.schemes import SCHEMES
 from ferrum.sources.checkpoint import PACKED, Checkpoint, TensorStore
 from ferrum.sources.parameters import Parameters, PlannedParameters, Progress
-from ferrum.sources.viewed_tensors import index_of
 
 VERSION: Final = 3
 
@@ -208,7 +207,10 @@ class PackedParameters(Parameters):
         panels = self._files.read_bytes(name)
         if name in self._wholes:
             part = self._parts[name]
-            assert isinstance(part, slice), "a rank has adjacent panels"
+            if not isinstance(part, slice) or part.start % PANEL:
+                weight: Weight = over_panels(panels, kind, (whole[0], shape[1])).select(index_of(part))
+                self._mark_used(name, shape[0] * shape[1], weight)
+                return weight
             panels = panels.reshape(stored)[part.start // PANEL : -(-part.stop // PANEL)]
         weight = over_panels(panels, kind, shape)
         self._mark_used(name, shape[0] * shape[1], weight)
