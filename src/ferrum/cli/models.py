@@ -86,13 +86,15 @@ def plan(
     made = plan_model(config.model, config.reserved_bytes)
     extra = _extra(config, made)
     info, memory, context = made.info, made.traits.memory, made.traits.max_sequence_length
-    takes = _by_place(memory, extra)
+    ranks = made.traits.ranks
+    takes = _by_place(memory, extra, ranks)
     available = {} if made.device_memory is None else {memory.device: made.device_memory}
     available[_HOST] = available_memory()
     print_table(
         [
             ("model", f"{model} ({info.family}), {info.num_parameters:,} parameters in {_formats(made.formats)}"),
             ("context", f"{context:,} tokens"),
+            *([("ranks", f"{ranks}; weights to libraries are those of one")] if ranks > 1 else []),
             ("weights", size(memory.weights)),
             ("KV per token", f"{ceil(memory.kv_per_token):,} B"),
             ("KV pool", f"{size(memory.kv_pool)} for {made.kv_capacity:,} tokens"),
@@ -101,7 +103,7 @@ def plan(
             ("tables", size(memory.tables)),
             ("libraries", size(memory.libraries)),
             *((name, size(nbytes)) for name, nbytes in extra.items()),
-            ("total", _listed(takes)),
+            ("total", _listed(takes) if ranks == 1 else f"{_listed(takes)} on all ranks"),
             ("available", _listed(available)),
         ]
     )
@@ -122,10 +124,10 @@ def plan(
 _HOST: Final = "the host"
 
 
-def _by_place(memory: MemoryPlan, extra: Mapping[str, int]) -> dict[str, int]:
-    """Return the bytes in the memory of each place: the host, and the device of the model."""
+def _by_place(memory: MemoryPlan, extra: Mapping[str, int], ranks: int) -> dict[str, int]:
+    """Return the bytes in the memory of each place, of all ranks: the host, and the device of the model."""
     takes = {memory.device: memory.on_device} if memory.on_device else {}
-    takes[_HOST] = memory.on_host
+    takes[_HOST] = memory.on_host * ranks
     for name, nbytes in extra.items():
         takes[_place_of(name, memory)] += nbytes
     return takes

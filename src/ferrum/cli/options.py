@@ -166,7 +166,7 @@ def option_names(field: Field[Any]) -> list[str]:
 
 def _short(field: Field[Any]) -> list[str]:
     """Return the short form of a field's option, if it has one."""
-    return [f"-{field.metadata['short']}"] if field.metadata["short"] else []
+    return [f"-{field.metadata['short']}"] if field.metadata.get("short") else []
 
 
 def _parameter(field: Field[Any], panel: str, default: Any) -> inspect.Parameter:
