@@ -25,11 +25,12 @@ from ferrum.models.decoder import inventory
 from ferrum.models.deepseek import LatentAttentionSpec
 from ferrum.models.families import FAMILIES
 from ferrum.models.spec import DecoderSpec, MlpSpec, pre_norm
-from ferrum.models.tensor_names import View, index_of
+from ferrum.models.tensor_names import View
 from ferrum.quant.dense import DenseWeight
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.memory import PoolLimits, pool_groups, pool_part
 from ferrum.sources.random_checkpoint import RandomCheckpoint
+from ferrum.sources.viewed_tensors import index_of
 from ferrum.verbs.executor_reports import AttentionType
 from ferrum.verbs.load_executor import LocalExecutor
 from native_twin import TIERS, Twin, normal, require_native, same_bits, tables_of

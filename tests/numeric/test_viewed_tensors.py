@@ -19,7 +19,7 @@ from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
 from ferrum.models.llama import llama
 from ferrum.models.spec import DecoderSpec
-from ferrum.models.tensor_names import Runs, View, index_of
+from ferrum.models.tensor_names import Runs, View
 from ferrum.nn.block import GatedMlp
 from ferrum.quant.gguf_blocks import weight_of
 from ferrum.quant.schemes import SCHEMES
@@ -28,7 +28,7 @@ from ferrum.runtime.packing import pack_directory
 from ferrum.sources.checkpoint import Checkpoint, TensorStore
 from ferrum.sources.model_source import DirectoryModel
 from ferrum.sources.tensor_file import TensorInfo
-from ferrum.sources.viewed_tensors import ViewedTensors
+from ferrum.sources.viewed_tensors import ViewedTensors, index_of
 from packed_kit import logits_of
 from quantized_kit import BF16, save
 from tiny import directory_of, find

@@ -95,8 +95,8 @@ def draft_config(config: EngineConfig, kv_capacity: int) -> ModelConfig | None:
     """Return the configuration of the draft model: that of the target, with the same KV capacity and on one rank."""
     if config.speculative is None or config.speculative == NGRAM:
         return None
-    own = {"max_sequence_length": None, "kv_capacity": kv_capacity, "tensor_parallel_size": 1}
-    return replace(config.model, model=config.speculative, **own)
+    one_rank = replace(config.model, tensor_parallel_size=1)
+    return replace(one_rank, model=config.speculative, max_sequence_length=None, kv_capacity=kv_capacity)
 
 
 def load_draft_model(

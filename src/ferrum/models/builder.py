@@ -22,7 +22,7 @@ from ferrum.kernels.operations import F32, Array
 from ferrum.kernels.reference.reference_math import exp
 from ferrum.kernels.vectors import ones, temperatures
 from ferrum.models.rank_cuts import ONE_RANK, Ranks
-from ferrum.models.tensor_names import ParameterReader, Rows, Runs, View, index_of
+from ferrum.models.tensor_names import ParameterReader, Rows, Runs, View
 from ferrum.nn.block import Layer, Part
 from ferrum.nn.linear import Linear, NamedNorm, NamedWeight, Norm, Starts
 
@@ -201,7 +201,7 @@ class Builder:
             part: the numbers that this rank has; None: all. Vectors are small, and read whole.
         """
         values = self.source.vector(self._placed(name, view), size)
-        values = values if part is None else values[index_of(part)]
+        values = values if part is None else values[_numbers(part)]
         if (offset, factor) != (0.0, 1.0):
             values = values * factor + offset
         return self.kernels.vector(values)
@@ -209,7 +209,7 @@ class Builder:
     def decay(self, name: str, size: int, view: View | None = None, part: Rows | None = None) -> Array:
         """Return the vector -exp(x) of the vector of that name (`A_log` of recurrent layers), or a rank's part."""
         values = -exp(self.source.vector(self._placed(name, view), size))
-        return self.kernels.vector(values if part is None else values[index_of(part)])
+        return self.kernels.vector(values if part is None else values[_numbers(part)])
 
     def number(self, name: str) -> float:
         """Return the only number of that name."""
@@ -380,3 +380,11 @@ def _count(part: Rows) -> int:
     if isinstance(part, slice):
         return int(part.stop - part.start)
     return sum(each.parts * each.count for each in ((part,) if isinstance(part, Runs) else part))
+
+
+def _numbers(part: Rows) -> slice | list[int]:
+    """Return which numbers of a vector a part has. Its runs have one part each."""
+    if isinstance(part, slice):
+        return part
+    runs = (part,) if isinstance(part, Runs) else part
+    return [number for run in runs for number in range(run.first, run.first + run.count)]

@@ -8,9 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ferrum.kernels.operations import F32, Weight
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -59,18 +56,6 @@ class Runs:
 
 Rows = slice | Runs | tuple[Runs, ...]
 """Rows of a matrix, or its columns; of several runs, one after another."""
-
-
-def index_of(rows: Rows) -> slice | NDArray[np.int64]:
-    """Return the numbers of rows."""
-    if isinstance(rows, slice):
-        return rows
-    if isinstance(rows, tuple):
-        return np.concatenate([np.asarray(index_of(each)) for each in rows])
-    taken = rows.first + rows.step * np.arange(rows.count)
-    pairs = taken[: 2 * rows.pairs].reshape(-1, 2)
-    taken = np.concatenate((pairs[:, 0], pairs[:, 1], taken[2 * rows.pairs :]))
-    return (np.arange(rows.parts)[:, None] * rows.whole + taken).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)

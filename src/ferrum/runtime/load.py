@@ -37,6 +37,8 @@ from ferrum.runtime.memory import (
 from ferrum.runtime.model_report import ModelPlan as ModelPlan
 from ferrum.runtime.model_report import plan_of
 from ferrum.runtime.pool_sizes import PoolSizes, pool_sizes
+from ferrum.runtime.rank_messages import MAX_ROWS as MAX_ROWS
+from ferrum.runtime.rank_messages import Bounds as Bounds
 from ferrum.runtime.sharded_replay import KeptHeads
 from ferrum.sources.adapters.adapter_file import AdapterFile
 from ferrum.sources.checkpoint import TensorStore
@@ -46,10 +48,6 @@ from ferrum.sources.parameters import Parameters, PlannedParameters, Progress
 from ferrum.sources.read_model import ReadModel, read_spec
 
 Executor = TypeVar("Executor", bound=LocalStepExecutor)
-
-
-MAX_ROWS: Final = 512
-"""Default limit of tokens in one forward pass."""
 
 
 def build_executor(
@@ -107,7 +105,8 @@ def _loaded(
     processes = RankProcesses(config, bounds)
     try:
         made = assemble(config, bounds, checkpoint, progress, part=RankPart(processes.ranks, processes.begin))
-        made.lm.use_ranks(processes.ready(made), processes.on_loss)
+        assert made.exchange is not None
+        made.lm.use_ranks(processes.ready(made.lm, made.exchange, made.kept), processes.on_loss)
     except BaseException:
         processes.close()
         raise
@@ -156,17 +155,6 @@ _LOGIT_BYTES: Final = 64 << 20
 
 _MAX_STEP_ROWS: Final = 1 << 32
 """Limit of tokens of a step: beyond it, sizes of buffers could overflow 64 bits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Arguments of `load_executor` that `ModelConfig` lacks."""
-
-    memory_pool_size: int | None = None
-    page_size: int = PAGE_SIZE
-    max_rows: int = MAX_ROWS
-    run_ahead: int = 0
-    reserved: int = 0
 
 
 def assemble(

@@ -18,11 +18,11 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -32,14 +32,12 @@ from ferrum.kernels.exchange import RankExchange, memory_bytes
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.operations import Bytes
 from ferrum.models.rank_cuts import Ranks
+from ferrum.runtime.decoder_lm import DecoderLM
+from ferrum.runtime.pool_sizes import PoolSizes
+from ferrum.runtime.rank_messages import BEAT_BYTES, BEAT_SECONDS, Bounds, Failed, Ready, Start, facts_of
 from ferrum.runtime.rank_model import OtherRank, RankCall, RankModel
-from ferrum.runtime.rank_worker import BEAT_BYTES, BEAT_SECONDS, Failed, Ready, Start, facts_of
-from ferrum.runtime.sharded_replay import ShardedReplay
+from ferrum.runtime.sharded_replay import KeptHeads, ShardedReplay
 from ferrum.sources.read_model import ReadModel
-
-if TYPE_CHECKING:
-    from ferrum.runtime.load import Assembled, Bounds
-    from ferrum.runtime.pool_sizes import PoolSizes
 
 _PROGRAM: Final = (
     "import sys; sys.path[:] = {path!r}; "
@@ -161,18 +159,21 @@ class RankProcesses:
             rank.send(start)
         return memory[:exchanged]
 
-    def ready(self, made: Assembled) -> ShardedReplay:
-        """Wait until all ranks are loaded, and return what runs them. Raises what a rank has raised, with its name."""
+    def ready(self, lm: DecoderLM, exchange: RankExchange, kept: Mapping[str, KeptHeads]) -> ShardedReplay:
+        """Wait until all ranks are loaded, and return what runs them. Raises what a rank has raised, with its name.
+
+        Args:
+            lm, exchange: of the first rank.
+            kept: see `ShardedReplay`.
+        """
         for rank in self._others:
             answer = rank.receive()
             if isinstance(answer, Failed):
                 raise answer.error
             assert isinstance(answer, Ready)
-        lm, exchange = made.lm, made.exchange
-        assert exchange is not None
         self._exchange = exchange
         first = RankModel(lm.kernels, lm.network, lm.replay, exchange)
-        ranks = ShardedReplay(first, lm.replay, self._others, made.kept, self.close)
+        ranks = ShardedReplay(first, lm.replay, self._others, kept, self.close)
         threading.Thread(target=self._watch, name="ferrum-ranks", daemon=True).start()
         return ranks
 

@@ -6,75 +6,26 @@ also from within a step.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import mmap
 import os
 import select
 import threading
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.core.config import ModelConfig
-from ferrum.core.errors import CheckpointError, as_step_error
-from ferrum.core.version import installed_version
+from ferrum.core.errors import CheckpointError, FerrumError, StepError, as_step_error
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.operations import Bytes
 from ferrum.models.rank_cuts import Ranks
+from ferrum.runtime.load import RankPart, assemble
 from ferrum.runtime.pool_sizes import PoolSizes
+from ferrum.runtime.rank_messages import BEAT_BYTES, BEAT_SECONDS, Failed, Ready, Start, facts_of
 from ferrum.runtime.rank_model import RankModel, StepEnded
 from ferrum.sources.read_model import ReadModel
-
-if TYPE_CHECKING:
-    from ferrum.runtime.load import Bounds
-
-BEAT_SECONDS: Final = 0.5
-BEAT_BYTES: Final = 64
-"""Bytes of a rank's counter of beats, after the memory of exchanges."""
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What a rank loads.
-
-    Attributes:
-        config, bounds: of the model.
-        pool: of rank 0.
-        facts: of rank 0, see `facts_of`.
-    """
-
-    config: ModelConfig
-    bounds: Bounds
-    pool: PoolSizes
-    facts: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A rank that is loaded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A call, or the loading of a rank, that raised an error."""
-
-    error: Exception
-
-
-def facts_of(model: ReadModel, kernels: Kernels) -> dict[str, str]:
-    """Return what must be equal on all ranks: their release, arithmetic and files."""
-    files = json.dumps(model.store.config, sort_keys=True, default=str), repr(model.spec)
-    return {
-        "version": installed_version(),
-        "kernels": kernels.name,
-        "numerics_id": kernels.numerics_id,
-        "files": hashlib.sha256("".join(files).encode()).hexdigest(),
-    }
 
 
 def child(rank: int, ranks: int, connection: int, memory: int) -> None:
@@ -119,16 +70,11 @@ def _answer(model: RankModel, call: Any) -> Any:
 
 
 def _named(error: Exception, rank: int) -> Exception:
-    """Return an error of loading that names the rank, unless it is that of any rank."""
-    found = as_step_error(error)
-    if not isinstance(error, Exception) or type(found) is not type(error):
-        return type(found)(f"rank {rank}: {error}")
-    return found
+    """Return an error of loading that names the rank, unless it is one that any rank raises."""
+    return error if isinstance(error, FerrumError) else StepError(f"rank {rank}: {type(error).__name__}: {error}")
 
 
 def _load(start: Start, ranks: Ranks, memory: Bytes) -> RankModel:
-    from ferrum.runtime.load import RankPart, assemble
-
     def begin(model: ReadModel, kernels: Kernels, pool: PoolSizes) -> Bytes:  # noqa: ARG001 - rank 0 has sized it
         for name, ours in facts_of(model, kernels).items():
             if ours != start.facts[name]:

@@ -35,7 +35,7 @@ from ferrum.kernels.interface import Kernels
 from ferrum.kernels.operations import Weight
 from ferrum.kernels.reference import page_sums
 from ferrum.kernels.services import PageSums
-from ferrum.models.tensor_names import Rows, View, index_of
+from ferrum.models.tensor_names import Rows, View
 from ferrum.quant.backend_quantizer import quantizer_of
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import PRODUCTS_ID, over_panels
@@ -44,6 +44,7 @@ from ferrum.quant.panels import panel_shape
 from ferrum.quant.schemes import SCHEMES
 from ferrum.sources.checkpoint import PACKED, Checkpoint, TensorStore
 from ferrum.sources.parameters import Parameters, PlannedParameters, Progress
+from ferrum.sources.viewed_tensors import index_of
 
 VERSION: Final = 3
 

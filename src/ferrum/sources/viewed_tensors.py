@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ferrum.core.errors import CheckpointError
 from ferrum.kernels.operations import Int32
 from ferrum.models.decoder import Inventory
-from ferrum.models.tensor_names import Rows, Runs, View, index_of
+from ferrum.models.tensor_names import Rows, Runs, View
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import BlockWeight
 from ferrum.quant.gguf_blocks import stacked
@@ -270,3 +270,15 @@ def _rows(view: View, count: int) -> slice | NDArray[np.int64] | None:
         return slice(begin + part.start, begin + part.stop)
     taken: NDArray[np.int64] = (np.arange(count)[rows] if isinstance(rows, slice) else rows)[part]
     return taken
+
+
+def index_of(rows: Rows) -> slice | NDArray[np.int64]:
+    """Return the numbers of rows."""
+    if isinstance(rows, slice):
+        return rows
+    if isinstance(rows, tuple):
+        return np.concatenate([np.asarray(index_of(each)) for each in rows])
+    taken = rows.first + rows.step * np.arange(rows.count)
+    pairs = taken[: 2 * rows.pairs].reshape(-1, 2)
+    taken = np.concatenate((pairs[:, 0], pairs[:, 1], taken[2 * rows.pairs :]))
+    return (np.arange(rows.parts)[:, None] * rows.whole + taken).reshape(-1)

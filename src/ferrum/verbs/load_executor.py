@@ -134,12 +134,9 @@ def load_executor(
     return build_executor(
         partial(LocalExecutor, cache_prefix=cache_prefix),
         config,
-        memory_pool_size=memory_pool_size,
-        page_size=page_size,
-        max_rows=max_rows,
-        run_ahead=run_ahead,
+        memory_pool_size=memory_pool_size, page_size=page_size, max_rows=max_rows, run_ahead=run_ahead,
         progress=progress,
-    )
+    )  # fmt: skip
 
 
 def _switches(replay: bool | None, log_tokens: bool | None) -> Switches:

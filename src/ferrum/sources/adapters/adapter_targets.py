@@ -12,10 +12,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.models.tensor_names import EMBEDDING, HEAD, Runs, View, index_of
+from ferrum.models.tensor_names import EMBEDDING, HEAD, Runs, View
 from ferrum.sources.checkpoint import TEXT_PREFIXES
 from ferrum.sources.read_model import ReadModel
-from ferrum.sources.viewed_tensors import needed_shape
+from ferrum.sources.viewed_tensors import index_of, needed_shape
 
 _MODEL: Final = "model."
 _HEADS: Final = (".k_b_proj.weight", ".v_b_proj.weight")
