@@ -151,8 +151,12 @@ def test_options_change_no_token_of_prompts_with_images(seeing: LLM, options: di
 
 
 def test_prompts_beyond_the_context_are_refused_with_the_tokens_of_images() -> None:
-    with open_llm("smolvlm", max_sequence_length=100) as llm, pytest.raises(ContextOverflow, match="164 tokens"):
-        llm.generate(prompt_of("smolvlm"), GREEDY, use_tqdm=False, images=[[WIDE]])
+    count = len(tokenizer_of(CASES["smolvlm"]).encode(twin_text("smolvlm", WIDE)).ids)
+    with (
+        open_llm("smolvlm", max_sequence_length=count) as llm,
+        pytest.raises(ContextOverflow, match=rf"requested {count + 1} tokens \({count} in the prompt"),
+    ):
+        llm.generate(prompt_of("smolvlm"), GREEDY.but(max_tokens=1), use_tqdm=False, images=[[WIDE]])
 
 
 def test_placeholders_without_an_image_are_refused_with_their_number(seeing: LLM) -> None:

@@ -118,19 +118,16 @@ class Engine:
             self._images.close()
 
     def step(self, message: Message | None = None) -> bool:
-        """Run one iteration, starting with `message` if given; return whether a step or an image was computed."""
+        """Run one iteration, starting with `message` if given; return whether a step was, or an image is computed."""
         events = [] if message is None else self._take(message)
         events += [] if self._inbox.empty() else self._drain_inbox()
-        if seeing := self._images.computing:
-            events += self._compute_images()
-        events += self._begin_adapted() if self._adapters.waiting else []
+        events += self._begin_waiting()
         plan = self._scheduler.plan() if self._open else None
         if plan is not None:
             self._mark(plan)
             self._submitted.append((plan, self._submit(plan)))
         before = len(self._submitted)
-        depth = 0 if plan is None or self._images.computing else self._depth  # a tower computes between steps
-        while len(self._submitted) > depth:
+        while len(self._submitted) > (0 if plan is None or self._images.computing else self._depth):
             events += self._commit(*self._submitted.popleft())
         now = self._clock()
         events += self._expire(now)
@@ -143,14 +140,14 @@ class Engine:
             stats = self._stats(now) if due else None
             self._post(Events(tuple(events), stats, tuple(self._computed_steps)))
             self._computed_steps.clear()
-        return before > 0 or seeing
+        return before > 0 or self._images.computing
 
-    def _compute_images(self) -> list[TokenEvent]:
-        """Run a slice of the tower, and begin the requests whose rows are there."""
-        events = self._images.advance(SLICE_SECONDS)
-        for request, left in self._images.ready():
+    def _begin_waiting(self) -> list[TokenEvent]:
+        """Run a slice of the tower, while no step is in flight; begin requests whose rows or adapters are there."""
+        events = self._images.advance(SLICE_SECONDS) if self._images.computing else []
+        for request, left in self._images.ready() if self._images.waiting else ():
             events += self._begin_seen(request, left)
-        return events
+        return events + (self._begin_adapted() if self._adapters.waiting else [])
 
     def _expire(self, now: float) -> list[TokenEvent]:
         """End requests whose deadline has passed; all of them once the engine is shut down."""

@@ -196,7 +196,7 @@ class HeldImages:
             if not self._is_wanted(key):
                 continue
             if self._worker is None:
-                self._worker = ThreadPoolExecutor(1, "ferrum-images", yield_to_steps)
+                self._worker = ThreadPoolExecutor(1, "ferrum-images")
             self._preparing.add(key)
             self._worker.submit(_prepare, self._opened, self._inbox, key, image)
 
@@ -205,6 +205,7 @@ class HeldImages:
         if self._tower is None:
             assert self._open_tower is not None
             self._tower = self._open_tower()
+            yield_to_steps()  # not before: the engine waits for the threads of the tower, which inherit a priority
         return self._tower
 
 
