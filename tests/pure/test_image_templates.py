@@ -57,7 +57,7 @@ def test_texts_and_images_keep_their_order(name: str) -> None:
     (theirs,), _ = render_jinja_template([MIXED], chat_template=source(name), add_generation_prompt=False, **TOKENS)
     assert ours == theirs
     assert ours.count(SHOWN[name][0]) == 4
-    places = [ours.index(each) for each in ("first", "middle", "answer", "last")]
+    places = [ours.rindex(each) for each in ("first", "middle", "answer", "last")]
     assert places == sorted(places)
 
 

@@ -85,6 +85,7 @@ def add_probes(router: APIRouter, service: Service) -> None:
                     "chat_template": client.chat_template is not None,
                     "reasoning": [name for name in REASONING_VARIABLES if template_reads(client, name)],
                     "tools": template_reads(client, "tools"),
+                    "images": client.reads_images,
                     "recorded": client.recorder is not None,
                 },
                 sampling=dict(client.recommended),
