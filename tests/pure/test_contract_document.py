@@ -54,10 +54,10 @@ def test_documents_import_public_names_from_the_package() -> None:
 def test_documented_options_are_taken_and_others_refused() -> None:
     part = TEXT.partition(BEGIN)[2].partition("### Options in executor_options")[2].partition("### Switches")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", part, re.MULTILINE))
-    values = {"None": None, "64": 64, "512": 512}
+    values = {"None": None, "1": 1, "64": 64, "512": 512}
     options = {name: values.get(value, value.strip("'")) for name, value in rows.items()}
     factory = ModelExecutorFactory(lambda *_, **__: make_fake().executor)
     factory.validate_config(ExecutorConfig(model_info=INFO, executor_options=options))
     with pytest.raises(ConfigError) as caught:
         factory.validate_config(ExecutorConfig(model_info=INFO, executor_options={"group": 32}))
-    assert len(options) == 10 and all(f"{name}" in str(caught.value) for name in options)
+    assert len(options) == 11 and all(f"{name}" in str(caught.value) for name in options)
