@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.client.engine_process import ProcessHost
 from ferrum.client.input_processor import InputProcessor
 from ferrum.client.model_client import Parts
-from ferrum.core.errors import FerrumError, NonFiniteLogits, Unsupported
+from ferrum.core.errors import EngineDead, FerrumError, NonFiniteLogits, Unsupported
 from ferrum.core.memory_plan import MemoryPlan, PoolPart
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Span, StepBatch
@@ -97,6 +97,9 @@ class ServedFake(FakeExecutor):
         self.owner = owner
         yield
         self.owner = None
+
+    def on_loss(self, call: Callable[[EngineDead], None]) -> None:
+        self.lose = call
 
     def shutdown(self) -> None:
         self.stopped = True

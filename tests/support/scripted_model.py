@@ -16,6 +16,7 @@ from functools import lru_cache
 from fakes import FakeExecutor, FakeModel, Visible
 from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.client.model_client import Parts
+from ferrum.core.errors import EngineDead
 from ferrum.core.step import FinishedStep, Sampling, StepBatch
 from ferrum.engine.host import Built, ThreadHost
 from ferrum.engine.messages import EngineInfo
@@ -114,6 +115,9 @@ class ScriptedExecutor(FakeExecutor):
     @contextmanager
     def lease(self, owner: str) -> Iterator[None]:
         yield
+
+    def on_loss(self, call: Callable[[EngineDead], None]) -> None:
+        """Nothing is lost."""
 
     def shutdown(self) -> None:
         pass
