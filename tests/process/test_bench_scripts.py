@@ -7,10 +7,14 @@ import sys
 
 import pytest
 
+from determinism_engines import ENGINES
 from source_tree import REPOSITORY
 
 BENCH = REPOSITORY / "bench"
-STARTED_BY_OTHERS = {"adapter_llamacpp.py", "llamacpp_steps.py", "quality_llamacpp.py"}
+STARTED_BY_OTHERS = {
+    *("adapter_llamacpp.py", "llamacpp_steps.py", "quality_llamacpp.py", "determinism_directory.py"),
+    *(engine.program for engine in ENGINES.values()),
+}
 WITHOUT = """
 import runpy, sys
 
