@@ -99,16 +99,7 @@ class ImagePrepared:
 
 
 Message: TypeAlias = (
-    Request
-    | Abort
-    | Shutdown
-    | Wake
-    | Lost
-    | Compiled
-    | LoadAdapter
-    | UnloadAdapter
-    | AdapterRead
-    | ImagePrepared
+    Request | Abort | Shutdown | Wake | Lost | Compiled | LoadAdapter | UnloadAdapter | AdapterRead | ImagePrepared
 )
 """To the engine."""
 

@@ -54,12 +54,12 @@ def test_drafts_longer_than_a_window_are_rolled_back(make):
 @contract("2.speculative_decode")
 def test_pages_outside_a_window_are_freed_after_verification(make):
     executor = make(window=6).executor
-    tokens, one_by_one = [5], begin(executor)
+    tokens, one_by_one = [6], begin(executor)
     for _ in range(40):
         step = executor.decode(DecodeInput(tokens[-1:], one_by_one))
         one_by_one = step.kv_cache
         tokens.append(int(step.logits.argmax()))
-    output = executor.speculative_decode(DecodeInput([5], begin(executor)), tokens[1:-1])
+    output = executor.speculative_decode(DecodeInput([6], begin(executor)), tokens[1:-1])
     assert output.acceptance_count == 39
     left = [[page < 0 for page in handle.block_table] for handle in (output.kv_cache, one_by_one)]
     assert any(left[0]) and left[0] == left[1]
