@@ -88,6 +88,7 @@ CASES: dict[str, Callable[[Case], tuple[Any, ...]]] = {
     ),
     "add_norm": lambda case: (case.value(), case.value(), case.vector(), 1e-6),
     "multiply": lambda case: (case.value(), case.value()),
+    "join": lambda case: ((x := case.value()), (0, x.shape[1])),
     "add": lambda case: (case.value(), case.value(), 1.0, 0.5, case.value(1)),
     "linear": lambda case: (case.value(), (case.weight(24), case.weight(33)), (case.vector(24), None)),
     "gated_linear": lambda case: (case.value(), case.weight(40), case.weight(40)),

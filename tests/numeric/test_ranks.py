@@ -242,7 +242,6 @@ def test_pages_have_one_layout_at_every_degree(format: str) -> None:
 @pytest.mark.parametrize(
     ("name", "count", "reason"),
     [
-        ("qwen2", 2, "k_proj.weight would be cut at output 16, within a panel of 32"),
         ("qwen3", 4, "6 query heads and 3 KV heads, which 4 ranks cannot share"),
         ("qwen3-mqa-wide-head-tied", 4, "o_proj has 48 outputs, and a rank takes at least 32"),
     ],

@@ -266,7 +266,15 @@ def kernels_of(kind: str, name: str, isa: str = "auto", threads: int | None = No
 def recurrent_family(kind: str) -> Iterator[None]:
     """Load models with recurrent parts in this context."""
 
-    def chosen(_device: str, name: str, isa: str, threads: int | None, **options: Any) -> ChosenKernels:
+    def chosen(
+        _device: str,
+        name: str,
+        isa: str,
+        threads: int | None,
+        *,
+        graphs: bool,
+        **options: Any,
+    ) -> ChosenKernels:
         return ChosenKernels(kernels_of(kind, name, isa, threads, **options))
 
     with pytest.MonkeyPatch.context() as patch:

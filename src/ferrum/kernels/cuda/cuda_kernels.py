@@ -212,6 +212,10 @@ class CudaKernels(Kernels):
             self.launcher.run(lowering_of(spec.name)(self.ground, *operands, *map(self._operand, outs)))
             return tuple(outs) if isinstance(results, tuple) else outs[0]
 
+    def join(self, x: Any, starts: tuple[int, ...]) -> DeviceRows:  # noqa: ARG002 - one rank has all columns
+        with self.driver.alone():
+            return self._on_device(x).copy()
+
     def rows(self, weight: DeviceWeight, ids: Int32) -> F32:
         """Return rows of a matrix, [len(ids), K] f32."""
         with self.driver.alone():

@@ -108,6 +108,7 @@ class Plan(Reply):
 
     object: Literal["plan"]
     model: str
+    device: str
     weights: int
     kv_pool: int
     activations: int
