@@ -63,6 +63,8 @@ UNSAYABLE = {
     "num_ctx": "more than the server's context",
     "id": "no adapter has the id|the adapter .* twice",
     "format": "",
+    "type": "nothing is fetched",  # of an image's source
+    **dict.fromkeys(("image_url", "url", "images", "data", "media_type", "source"), "image"),
     **dict.fromkeys(("structured_outputs", "response_format", "schema", *ALIASES, *ALIASES.values()), ""),
     **dict.fromkeys(
         ("tools", "functions", "tool_choice", "allowed_tools", "function_call", "thinking_token_budget"), ""
@@ -71,7 +73,7 @@ UNSAYABLE = {
 """Errors for bodies that fit the document, by the field that the error names. JSON Schema cannot express these rules:
 relations of two numbers, lengths in tokens, keys of an object as numbers, the last item of a list, properties of the
 model (it has no format of tool calls), live requests, and languages within a text (templates, JSON, schemas,
-grammars).
+grammars, images).
 """
 
 OFF = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
