@@ -12,7 +12,7 @@ import pytest
 import path
 
 MAX_CALLS = 99
-MAX_FILES, MAX_FUNCTIONS = 68, 460
+MAX_FILES, MAX_FUNCTIONS = 68, 470
 SHORT, LONG = 10, 110
 
 
