@@ -237,7 +237,7 @@ class Driver:
     def capture(self) -> Iterator[Callable[[], int]]:
         """Record the work of this context in a graph. The function given returns it, executable, after the context."""
         executable = 0
-        self.call("cuStreamBeginCapture_v2", self.stream, 1)  # calls of other threads are not refused
+        self.call("cuStreamBeginCapture_v2", self.stream, 2)  # code may be loaded at its first launch, which 1 refuses
         graph = 0
         try:
             yield lambda: executable
