@@ -51,12 +51,6 @@ def test_native_step_allocates_neither_memory_nor_objects() -> None:
     assert {case: count for case, count in found.items() if count} == {}
 
 
-@pytest.mark.contract("4.recorded step")
-def test_python_traces_no_memory_of_a_native_step() -> None:
-    """Runs in a separate process, because other threads of this one allocate too."""
-    assert report("traced") == dict.fromkeys(TIERS, 0)
-
-
 def assert_flat(steps: int) -> None:
     """One leaked byte per step would show."""
     grown = report("memory", str(steps))

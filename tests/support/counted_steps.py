@@ -1,7 +1,6 @@
 """Allocations of steps in a process with the library of `native/test/count_allocations.cpp` preloaded.
 
 python counted_steps.py steps                    allocations of 200 native steps, by kernel tier, format and rows
-python counted_steps.py traced                   bytes that tracemalloc sees 1,000 native steps take, by kernel tier
 python counted_steps.py memory <decode steps>    growth in bytes over the second half of these steps
 """
 
@@ -11,7 +10,6 @@ import ctypes
 import gc
 import json
 import sys
-import tracemalloc
 from collections.abc import Callable
 from itertools import cycle, product, repeat
 from pathlib import Path
@@ -62,25 +60,6 @@ def native_step(tier: str, quantize: str | None, rows: int) -> Callable[[], obje
     return step
 
 
-def traced(tier: str) -> int:
-    """Return how much more Python memory, in bytes, 1,001 native steps take at their peak than one step."""
-    step = native_step(tier, None, 1)
-
-    def peak(times: int) -> int:
-        tracemalloc.reset_peak()
-        before = tracemalloc.get_traced_memory()[0]
-        for _ in repeat(None, times):
-            step()
-        return tracemalloc.get_traced_memory()[1] - before
-
-    tracemalloc.start()
-    try:
-        peak(50)
-        return peak(1001) - peak(1)
-    finally:
-        tracemalloc.stop()
-
-
 class MallInfo(ctypes.Structure):
     """`struct mallinfo2` of glibc: number 5 is bytes of separately mapped blocks, number 8 of all others."""
 
@@ -124,8 +103,6 @@ def growth(steps: int) -> dict[str, int]:
 if __name__ == "__main__":
     if sys.argv[1] == "memory":
         report = growth(int(sys.argv[2]))
-    elif sys.argv[1] == "traced":
-        report = {tier: traced(tier) for tier in tiers()}
     else:
         formats = product(tiers(), (None, "q8_0", "q4_k_m"))
         cases = [(*case, rows) for case, rows in zip(formats, cycle((1, 40)), strict=False)]
