@@ -27,6 +27,7 @@ from ferrum.sources.hub import BUILT_IN, resolve_model
 from ferrum.sources.model_source import DirectoryModel
 from ferrum.sources.parameters import PlannedParameters
 from ferrum.verbs.load_executor import LocalExecutor
+from image_models import seeing_directory
 from native_twin import require_native
 from own_server import write_shape
 from tiny import directory_of, find
@@ -227,3 +228,16 @@ def test_swap_and_draft_memory_of_an_engine_is_counted(capsys: pytest.CaptureFix
         amount, unit = re.findall(r"total +([\d.]+) (\w+)", shown)[0]
         totals.append(float(amount) * {"MiB": 1, "GiB": 1024}[unit])
     assert totals[1] - totals[0] == pytest.approx(3 * 1024, abs=60)
+
+
+def test_a_tower_and_the_rows_of_images_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    pools = []
+    for gib in (0, 0.5):
+        options = ["--image-cache-gib", str(gib), "--kernels", "reference"]
+        assert execute(["plan", str(seeing_directory("smolvlm")), "--kv-capacity", "1024", *options]) == 0
+        shown = capsys.readouterr().out
+        assert re.search(r"tower for images +\d", shown)
+        pools.append(re.findall(r"rows of images +([\d.]+ \w+)", shown))
+    assert pools == [["0 B"], ["512.0 MiB"]]
+    config = ModelConfig(model=str(seeing_directory("smolvlm")), kernels="reference")
+    assert plan_model(config, image_rows=1 << 50).kv_capacity < plan_model(config).kv_capacity

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -112,6 +113,48 @@ def test_an_image_again_is_not_computed_again_except_under_another_salt(seeing: 
     assert [counts.computed - before.computed for _, counts in runs] == [1, 1, 2, 2]
     assert [counts.hits - before.hits for _, counts in runs] == [0, 2, 2, 4]
     assert runs[-1][1].queries - before.queries == 8
+
+
+def run_counted(llm: LLM, text: str, image: DecodedImage, **whose: str) -> tuple[object, ImageCounts]:
+    """Return tokens and log-probabilities of a request with an image, and the engine's counts after it."""
+    last = LastStats()
+    llm.client.router.observers = (last,)
+    request = llm.client.input_processor.process(
+        text + prompt_of("smolvlm"), GREEDY, RequestOptions(images=(image,), **whose)
+    )
+    (output,) = llm._run([request], [None], use_tqdm=False)
+    return (output.outputs[0].token_ids, output.outputs[0].logprobs), last.images
+
+
+def test_a_restarted_engine_computes_no_row_again(seeing: LLM, tmp_path: Path) -> None:
+    """Another text before the image, so that no page of the prompt is found: the answer needs the rows."""
+    expected = seeing.generate("Again. " + prompt_of("smolvlm"), GREEDY, use_tqdm=False, images=[[TALL]])[0].outputs[0]
+    options = {"kernels": "native", "prefix_cache_dir": str(tmp_path)}
+    with open_llm("smolvlm", **options) as llm:
+        assert run_counted(llm, "", TALL)[1].computed == 1
+    (stored,) = (path for path in tmp_path.glob("*.page") if path.stat().st_size == rows_size(TALL))
+    assert stored.stat().st_mode & 0o777 == 0o600
+    with open_llm("smolvlm", **options) as llm:
+        found, counts = run_counted(llm, "Again. ", TALL)
+        assert found == (expected.token_ids, expected.logprobs)
+        assert (counts.restored, counts.computed) == (1, 0)
+        for place, whose in enumerate(({"salt": "theirs"}, {"tenant": "they"})):
+            found, counts = run_counted(llm, "Again. ", TALL, **whose)
+            assert found == (expected.token_ids, expected.logprobs)
+            assert (counts.restored, counts.computed) == (1, place + 1)
+    damaged = bytearray(stored.read_bytes())
+    damaged[-1] ^= 1
+    stored.write_bytes(damaged)
+    with open_llm("smolvlm", **options, image_cache_gib=0) as llm:
+        found, counts = run_counted(llm, "Again. ", TALL)
+        assert found == (expected.token_ids, expected.logprobs)
+        assert (counts.restored, counts.computed, counts.nbytes) == (0, 1, 0)
+
+
+def rows_size(image: DecodedImage) -> int:
+    """Return the bytes of the file of an image's rows, after a header of 58."""
+    width = seeing_model("smolvlm").config.text_config.hidden_size
+    return 58 + 4 * width * twin_text("smolvlm", image).count(CASES["smolvlm"].tokens[0])
 
 
 def test_conversations_and_texts_without_images_run_next_to_images(seeing: LLM) -> None:

@@ -12,7 +12,7 @@ import pytest
 from engine_fakes import greedy
 from ferrum.core.errors import RequestError, StepError
 from ferrum.core.types import FinishReason, ImagePlace, Request, TokenEvent
-from ferrum.engine.held_images import HeldImages
+from ferrum.engine.held_images import HeldImages, Key
 from ferrum.engine.messages import ImagePrepared, Message
 
 
@@ -43,12 +43,32 @@ class Tower:
         return Rows(image)
 
 
+class Disk:
+    """Stored rows by their keys."""
+
+    def __init__(self) -> None:
+        self.rows = dict[Key, Rows]()
+
+    def get(self, key: Key, count: int) -> Rows | None:
+        assert count == 1
+        return self.rows.get(key)
+
+    def put(self, key: Key, rows: Rows) -> None:
+        if rows.name == "large":
+            raise OSError("no space left")
+        self.rows[key] = rows
+
+
 class Engine:
     """The part of an engine that holds images."""
 
-    def __init__(self) -> None:
-        self.tower, self.inbox = Tower(), SimpleQueue[Message]()
-        self.held = HeldImages(lambda: cast(Any, self.tower), self.inbox, 25, lambda: self.tower.now)
+    def __init__(self, disk: Disk | None = None) -> None:
+        self.tower, self.inbox, self.opened = Tower(), SimpleQueue[Message](), 0
+        self.held = HeldImages(self.open, self.inbox, 25, disk, lambda: self.tower.now)
+
+    def open(self) -> Any:
+        self.opened += 1
+        return self.tower
 
     def run(self) -> tuple[list[Request], list[TokenEvent]]:
         """Compute until no request waits; return those that have their rows, and events."""
@@ -61,9 +81,10 @@ class Engine:
         return ready, events
 
 
-def showing(name: str, *images: str, salt: str = "") -> Request:
+def showing(name: str, *images: str, salt: str = "", tenant: str = "") -> Request:
     places = tuple(ImagePlace((number,), image.encode()) for number, image in enumerate(images))
-    return Request(name, (0,) * len(images), greedy(), seed=0, images=images, image_places=places, salt=salt)
+    whose = {"salt": salt, "tenant": tenant}
+    return Request(name, (0,) * len(images), greedy(), seed=0, images=images, image_places=places, **whose)
 
 
 @pytest.fixture
@@ -85,13 +106,30 @@ def test_a_request_gets_the_rows_of_its_images_at_their_positions(engine: Engine
     assert engine.tower.begun == ["a", "b"]
 
 
-def test_rows_are_shared_within_a_salt_only(engine: Engine) -> None:
-    for number, salt in enumerate(("", "", "other", "")):
-        engine.held.add(showing(f"r{number}", "a", salt=salt))
+@pytest.mark.parametrize("whose", ["salt", "tenant"])
+def test_rows_are_shared_within_a_tenant_and_salt_only(engine: Engine, whose: str) -> None:
+    for number, name in enumerate(("", "", "other", "")):
+        engine.held.add(showing(f"r{number}", "a", **{whose: name}))
         engine.run()
     counts = engine.held.counts()
     assert engine.tower.begun == ["a", "a"]
     assert (counts.queries, counts.hits, counts.computed, counts.held, counts.nbytes) == (4, 2, 2, 2, 20)
+
+
+def test_rows_on_disk_are_read_and_no_tower_is_opened() -> None:
+    disk, found = Disk(), list[list[tuple[str, bool]]]()
+    for images in (("a", "large"), ("a",), ("large", "a")):
+        engine = Engine(disk)
+        engine.held.add(showing("it", *images))
+        ((request,), events) = engine.run()
+        engine.held.close()
+        assert events == [] and tuple(each.rows.name for each in request.inputs) == images
+        counts = engine.held.counts()
+        found.append([*((name, True) for name in engine.tower.begun), ("restored", counts.restored > 0)])
+        assert engine.opened == len(engine.tower.begun[:1])
+    assert found == [[("a", True), ("large", True), ("restored", False)], [("restored", True)],
+                     [("large", True), ("restored", True)]]  # fmt: skip
+    assert set(disk.rows) == {("", "", b"a")}, "a disk that fails ends no request"
 
 
 def test_the_least_recently_used_rows_beyond_the_limit_are_freed(engine: Engine) -> None:

@@ -62,10 +62,12 @@ def _row(model: LocalModel) -> tuple[str, str, str, str]:
 
 # ---- `ferrum plan`: the memory a model needs, and how many sequences fit ----
 
-_HELD: Final = ("speculative", "swap_gib", "lora", "lora_gib")
+_HELD: Final = ("speculative", "swap_gib", "lora", "lora_gib", "image_cache_gib")
 """Options of an engine that take memory."""
 
-_ON_HOST: Final = ("libraries", "swapped pages")
+_TOWER: Final = "tower for images"
+_ROWS: Final = "rows of images"
+_ON_HOST: Final = ("libraries", "swapped pages", _TOWER, _ROWS)
 """Parts that are in the memory of the process on every device."""
 
 PLAN_FIELDS: Final = [*model_fields(), *(field for field in engine_fields() if field.name in _HELD)]
@@ -83,7 +85,7 @@ def plan(
     from ferrum.runtime.memory import available_memory
 
     config = engine_config(model, with_wide_steps(chosen(PLAN_FIELDS, options)))
-    made = plan_model(config.model, config.reserved_bytes)
+    made = plan_model(config.model, config.reserved_bytes, config.image_bytes)
     extra = _extra(config, made)
     info, memory, context = made.info, made.traits.memory, made.traits.max_sequence_length
     ranks = made.traits.ranks
@@ -182,6 +184,8 @@ def _extra(config: EngineConfig, target: ModelPlan) -> dict[str, int]:
     if config.lora:
         held["adapters"] = config.adapter_bytes
         held["steps with adapters"] = target.traits.memory.activations
+    if target.tower:
+        held[_TOWER], held[_ROWS] = target.tower, config.image_bytes
     return held
 
 

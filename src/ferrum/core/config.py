@@ -314,6 +314,12 @@ class EngineConfig(JsonRecord):
         "With --lora, the KV pool leaves room for it.",
         least=0.0,
     )
+    image_cache_gib: float = option(
+        0.25,
+        "Memory for the rows that images become, in GiB. The least recently used ones are computed again when a "
+        "request shows their image. With a model that reads images, the KV pool leaves room for it.",
+        least=0.0,
+    )
     tokenizer: str | None = option(
         None,
         "Directory or hub id whose tokenizer, chat template, ends and recommended sampling are used "
@@ -346,6 +352,11 @@ class EngineConfig(JsonRecord):
     def adapter_bytes(self) -> int:
         """Limit of the adapters in memory."""
         return int(self.lora_gib * (1 << 30))
+
+    @property
+    def image_bytes(self) -> int:
+        """Limit of the rows of images in memory."""
+        return int(self.image_cache_gib * (1 << 30))
 
     @property
     def reserved_bytes(self) -> int:

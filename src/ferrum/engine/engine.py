@@ -19,7 +19,7 @@ from ferrum.core.errors import EngineDead, FerrumError, RequestError, as_step_er
 from ferrum.core.step import PendingStep
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.held_adapters import DEFAULT_ADAPTER_BYTES, HeldAdapters
-from ferrum.engine.held_images import DEFAULT_IMAGE_BYTES, SLICE_SECONDS, HeldImages, Tower
+from ferrum.engine.held_images import DEFAULT_IMAGE_BYTES, SLICE_SECONDS, HeldImages, StoredRows, Tower
 from ferrum.engine.inbox import Inbox
 from ferrum.engine.messages import (
     Abort,
@@ -64,7 +64,7 @@ class Engine:
         depth: maximum number of uncommitted steps when the next one is planned.
         recorded: include the contents of every step in reports.
         adapter_bytes: limit of the adapters in memory.
-        open_tower, image_bytes: see `HeldImages`.
+        open_tower, image_bytes, image_rows: see `HeldImages`, whose limit and stored rows the last ones are.
         clock: monotonic seconds, for deadlines.
 
     Attributes:
@@ -85,6 +85,7 @@ class Engine:
         adapter_bytes: int = DEFAULT_ADAPTER_BYTES,
         open_tower: Callable[[], Tower] | None = None,
         image_bytes: int = DEFAULT_IMAGE_BYTES,
+        image_rows: StoredRows | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._executor = executor
@@ -93,7 +94,7 @@ class Engine:
         self._post = post
         self._compiling = CompilingRequests(guides, inbox)
         self._adapters = HeldAdapters(executor, inbox, adapter_bytes, partial(_is_live, scheduler, self._compiling))
-        self._images = HeldImages(open_tower, inbox, image_bytes, clock)
+        self._images = HeldImages(open_tower, inbox, image_bytes, image_rows, clock)
         self._outside: tuple[WaitingRequests, ...] = (self._images.waiting, self._adapters.waiting, self._compiling)
         self._depth = depth
         self._clock = clock

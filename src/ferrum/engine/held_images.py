@@ -1,16 +1,18 @@
 """`HeldImages`: the rows of an engine's images, computed between its steps and held up to a limit of bytes.
 
-Images are cut into patches on another thread. A request waits outside the scheduler until the rows of all its images
-are there; then they are its given rows.
+Images are cut into patches on another thread, which also reads and writes rows on disk. A request waits outside the
+scheduler until the rows of all its images are there; then they are its given rows.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ferrum.core.errors import FerrumError, RequestError, StepError, as_step_error
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from ferrum.images.decoded_image import DecodedImage
     from ferrum.images.image_processor import PreparedImage
 
+_LOG: Final = logging.getLogger(__name__)
+
 DEFAULT_IMAGE_BYTES: Final = 256 << 20
 
 SLICE_SECONDS: Final = 0.02
@@ -33,8 +37,8 @@ SLICE_SECONDS: Final = 0.02
 _AHEAD: Final = 2
 """Images that are prepared or computed at a time."""
 
-Key = tuple[str, bytes]
-"""The salt of a request, and the digest of an image: tenants do not share rows."""
+Key = tuple[str, str, bytes]
+"""Tenant and salt of a request, and the digest of an image: as with pages, tenants do not share rows."""
 
 
 class Tower(Protocol):
@@ -47,13 +51,24 @@ class Tower(Protocol):
         """Compute the rows of an image, and yield between operations. The engine's thread runs it."""
 
 
+class StoredRows(Protocol):
+    """Rows that outlast the engine. The thread that prepares images uses them."""
+
+    def get(self, key: Key, count: int) -> Any | None:
+        """Return the rows of an image, [count, H], or None."""
+
+    def put(self, key: Key, rows: Any) -> None:
+        """Keep the rows of an image."""
+
+
 class HeldImages:
-    """The rows of images by salt and digest. The engine's thread owns it.
+    """The rows of images by tenant, salt and digest. The engine's thread owns it.
 
     Args:
         open_tower: opens the tower, at the first image; None: the model has none. Raises FerrumError.
         inbox: gets an `ImagePrepared` for each image, from another thread.
         limit: bytes of all rows that no waiting request needs. The least recently used ones go first.
+        stored: rows on disk, which are read in place of computing them; None: there are none.
         clock: monotonic seconds.
 
     Attributes:
@@ -65,17 +80,19 @@ class HeldImages:
         open_tower: Callable[[], Tower] | None,
         inbox: Inbox,
         limit: int = DEFAULT_IMAGE_BYTES,
+        stored: StoredRows | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open_tower, self._inbox, self._limit, self._clock = open_tower, inbox, limit, clock
+        self._stored = stored
         self._worker: ThreadPoolExecutor | None = None
         self._tower: Tower | None = None
         self._rows: dict[Key, Any] = {}  # the least recently used first
-        self._new: dict[Key, DecodedImage] = {}  # in the order of their arrival
-        self._preparing: set[Key] = set()
+        self._new: dict[Key, tuple[DecodedImage, int]] = {}  # with their numbers of rows, in the order of their arrival
+        self._preparing: dict[Key, Future[None]] = {}
         self._work: deque[tuple[Key, Generator[None, None, Any]]] = deque()
         self.waiting = WaitingRequests()
-        self._queries = self._hits = self._computed = self._evictions = 0
+        self._queries = self._hits = self._restored = self._computed = self._evictions = 0
 
     @property
     def computing(self) -> bool:
@@ -90,13 +107,13 @@ class HeldImages:
             error = RequestError("this engine's model takes no images", param="images")
             return last_events(request, FinishReason.ERROR, error)
         self.waiting.hold(request, frozenset())
-        for image, key in zip(request.images, keys_of(request), strict=True):
+        for image, place, key in zip(request.images, request.image_places, keys_of(request), strict=True):
             self._queries += 1
             if key in self._rows:
                 self._hits += 1
                 self._rows[key] = self._rows.pop(key)  # now the most recently used
             elif key not in self._preparing and all(key != other for other, _ in self._work):
-                self._new[key] = image
+                self._new[key] = image, len(place.positions)
         self._prepare()
         return []
 
@@ -118,14 +135,17 @@ class HeldImages:
     # Computing
 
     def take(self, prepared: ImagePrepared) -> list[TokenEvent]:
-        """Queue an image that was prepared; return the last events of requests that it fails."""
-        self._preparing.discard(prepared.key)
+        """Queue an image that was prepared, or hold its rows; return the last events of requests that it fails."""
+        key, events = prepared.key, list[TokenEvent]()
+        self._preparing.pop(key, None)
         if isinstance(prepared.found, FerrumError):
-            events = self._fail(prepared.key, prepared.found)
+            events = self._fail(key, prepared.found)
+        elif prepared.found is None:
+            self._restored += 1
+            self._rows[key] = prepared.rows
         else:
             self._tower, image = prepared.found
-            self._work.append((prepared.key, self._tower.rows_of(image)))
-            events = []
+            self._work.append((key, self._tower.rows_of(image)))
         self._prepare()
         return events
 
@@ -145,6 +165,8 @@ class HeldImages:
                 if end.value is not None:
                     self._computed += 1
                     self._rows[key] = end.value
+                    if self._stored is not None and self._worker is not None:
+                        self._worker.submit(_store, self._stored, key, end.value)
                 events = []
             except Exception as error:  # noqa: BLE001 - an image must not end the engine
                 events = self._fail(key, as_step_error(error))
@@ -179,12 +201,15 @@ class HeldImages:
     def counts(self) -> ImageCounts:
         """Return what statistics show."""
         nbytes = sum(rows.nbytes for rows in self._rows.values())
-        return ImageCounts(len(self._rows), nbytes, self._queries, self._hits, self._computed, self._evictions)
+        counts = self._queries, self._hits, self._restored, self._computed, self._evictions
+        return ImageCounts(len(self._rows), nbytes, *counts)
 
     def close(self) -> None:
-        """Prepare no more images."""
+        """Prepare no more images, and wait until computed rows are on disk."""
+        for future in self._preparing.values():
+            future.cancel()
         if self._worker is not None:
-            self._worker.shutdown(wait=False, cancel_futures=True)
+            self._worker.shutdown(wait=self._stored is not None)
 
     # On the thread that prepares images
 
@@ -192,13 +217,13 @@ class HeldImages:
         """Prepare the next images: a few at a time, because patches are many times larger than pixels."""
         while self._new and len(self._preparing) + len(self._work) < _AHEAD:
             key = next(iter(self._new))
-            image = self._new.pop(key)
+            image, count = self._new.pop(key)
             if not self._is_wanted(key):
                 continue
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, "ferrum-images")
-            self._preparing.add(key)
-            self._worker.submit(_prepare, self._opened, self._inbox, key, image)
+            find = partial(_find, self._stored, key, count, self._opened, image)
+            self._preparing[key] = self._worker.submit(_prepare, find, self._inbox, key)
 
     def _opened(self) -> Tower:
         """Return the tower, opened by the first call. Only one thread calls it."""
@@ -209,21 +234,37 @@ class HeldImages:
         return self._tower
 
 
-def _prepare(opened: Callable[[], Tower], inbox: Inbox, key: Key, image: DecodedImage) -> None:
-    found: tuple[Tower, PreparedImage] | FerrumError
+def _find(
+    stored: StoredRows | None, key: Key, count: int, opened: Callable[[], Tower], image: DecodedImage
+) -> ImagePrepared:
+    """Return the stored rows of an image, else the image prepared for its tower."""
+    rows = None if stored is None else stored.get(key, count)
+    if rows is not None:
+        return ImagePrepared(key, None, rows)
+    tower = opened()
+    return ImagePrepared(key, (tower, tower.prepare(image)))
+
+
+def _prepare(find: Callable[[], ImagePrepared], inbox: Inbox, key: Key) -> None:
     try:
-        tower = opened()
-        found = tower, tower.prepare(image)
+        prepared = find()
     except FerrumError as error:
-        found = error
+        prepared = ImagePrepared(key, error)
     except BaseException as error:  # noqa: BLE001 - a bad image must not harm the engine
-        found = StepError(f"an image cannot be prepared: {type(error).__name__}: {error}")
-    inbox.put(ImagePrepared(key, found))
+        prepared = ImagePrepared(key, StepError(f"an image cannot be prepared: {type(error).__name__}: {error}"))
+    inbox.put(prepared)
+
+
+def _store(stored: StoredRows, key: Key, rows: Any) -> None:
+    try:
+        stored.put(key, rows)
+    except Exception:  # noqa: BLE001 - the request has its rows
+        _LOG.exception("cannot write the rows of an image to disk")
 
 
 def keys_of(request: Request) -> list[Key]:
     """Return the keys of a request's images."""
-    return [(request.salt, place.digest) for place in request.image_places]
+    return [(request.tenant, request.salt, place.digest) for place in request.image_places]
 
 
 def _inputs(place: ImagePlace, rows: Any) -> Inputs:

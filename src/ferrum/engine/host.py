@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from ferrum.core.errors import EngineDead, FerrumError
 from ferrum.engine.engine import Engine
 from ferrum.engine.held_adapters import DEFAULT_ADAPTER_BYTES
-from ferrum.engine.held_images import Tower
+from ferrum.engine.held_images import DEFAULT_IMAGE_BYTES, StoredRows, Tower
 from ferrum.engine.inbox import Inbox
 from ferrum.engine.messages import Ended, EngineInfo, Lost, Message, Report, Shutdown, Wake
 from ferrum.scheduler.guides import Guides
@@ -41,6 +41,8 @@ class Built:
         depth: maximum number of uncommitted steps when the next one is planned.
         adapter_bytes: limit of the adapters in memory.
         open_tower: opens the model's tower for images; None: it has none.
+        image_bytes: limit of the rows of images in memory.
+        image_rows: rows of images on disk, if they are kept.
     """
 
     executor: EngineExecutor
@@ -51,6 +53,8 @@ class Built:
     depth: int = 0
     adapter_bytes: int = DEFAULT_ADAPTER_BYTES
     open_tower: Callable[[], Tower] | None = None
+    image_bytes: int = DEFAULT_IMAGE_BYTES
+    image_rows: StoredRows | None = None
 
 
 Recipe: TypeAlias = Callable[[], Built]
@@ -133,6 +137,8 @@ def serve(built: Built, inbox: Inbox, deliver: Deliver) -> None:
                 recorded=built.recorded,
                 adapter_bytes=built.adapter_bytes,
                 open_tower=built.open_tower,
+                image_bytes=built.image_bytes,
+                image_rows=built.image_rows,
             )
             engine.run()
         _log_totals(built.scheduler)

@@ -87,15 +87,17 @@ class AdapterRead:
 
 @dataclass(frozen=True, slots=True)
 class ImagePrepared:
-    """Sent within the engine's process: an image is cut into patches, or cannot be.
+    """Sent within the engine's process: an image is cut into patches, or cannot be, or its rows were on disk.
 
     Attributes:
         key: of its rows.
-        found: the tower and the prepared image, or the error.
+        found: the tower and the prepared image, or the error; None: its rows were there.
+        rows: those from disk.
     """
 
-    key: tuple[str, bytes]
-    found: tuple[Any, Any] | FerrumError
+    key: tuple[str, str, bytes]
+    found: tuple[Any, Any] | FerrumError | None
+    rows: Any = None
 
 
 Message: TypeAlias = (
@@ -123,6 +125,7 @@ class EngineInfo:
         kv_format: format of keys and values.
         memory: memory of the engine; None if the executor does not report it.
         draft_memory: bytes of the draft model.
+        image_memory: bytes of the tower for images, which loads with the first one, and of the rows it may keep.
     """
 
     model: str
@@ -139,6 +142,7 @@ class EngineInfo:
     kv_format: str = ""
     memory: MemoryPlan | None = None
     draft_memory: int = 0
+    image_memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +175,7 @@ class ImageCounts(NamedTuple):
     Attributes:
         held, nbytes: images whose rows are in memory, and the bytes of these rows.
         queries, hits: images of requests since the start, and those whose rows were there.
+        restored: images whose rows were read from disk, since the start.
         computed, evictions: images whose rows were computed, and freed, since the start.
     """
 
@@ -178,6 +183,7 @@ class ImageCounts(NamedTuple):
     nbytes: int = 0
     queries: int = 0
     hits: int = 0
+    restored: int = 0
     computed: int = 0
     evictions: int = 0
 

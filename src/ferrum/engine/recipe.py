@@ -23,7 +23,7 @@ from ferrum.scheduler.step_plan import StepCosts
 if TYPE_CHECKING:
     from ferrum.contract.model_info import ExecutorTraits
     from ferrum.engine.engine_executor import EngineExecutor
-    from ferrum.engine.held_images import Tower
+    from ferrum.engine.held_images import StoredRows, Tower
     from ferrum.runtime.kv_tiers.page_tier import PageFiles
     from ferrum.sources.model_source import ModelSource
     from ferrum.speculative.draft_model import DraftModel
@@ -52,7 +52,7 @@ class EngineRecipe:
         from ferrum.runtime.local_executor import LocalStepExecutor
 
         config = self.config
-        tower, nbytes = _tower(self.source, config)
+        open_tower, nbytes = _tower(self.source, config)
         with loading_bar(self.name) as progress:
             executor = build_executor(
                 LocalStepExecutor,
@@ -63,17 +63,36 @@ class EngineRecipe:
                 reserved=config.reserved_bytes + nbytes,
             )
         draft = None if self.draft is None else load_draft_model(config, executor, self.source, self.draft)
-        return replace(with_scheduler(executor, config, self.name, draft, self.source), open_tower=tower)
+        built = with_scheduler(executor, config, self.name, draft, self.source)
+        if open_tower is None:
+            return built
+        return replace(
+            built,
+            info=replace(built.info, image_memory=nbytes),
+            open_tower=open_tower,
+            image_bytes=config.image_bytes,
+            image_rows=_image_rows(executor, config, self.source) if built.info.prefix_cache else None,
+        )
 
 
 def _tower(source: ModelSource, config: EngineConfig) -> tuple[Callable[[], Tower] | None, int]:
-    """Return what opens a model's tower for images, and its bytes; None and 0 without one."""
+    """Return what opens a model's tower for images, and the bytes of it and its rows; None and 0 without one."""
     if not {"preprocessor_config.json", "processor_config.json"}.intersection(source.file_names()):
         return None, 0  # most models, which need not wait for the modules below
     from ferrum.runtime.image_tower import open_tower, tower_bytes
 
     nbytes = tower_bytes(source, config.model)
-    return (partial(open_tower, source, config.model), nbytes) if nbytes else (None, 0)
+    return (partial(open_tower, source, config.model), nbytes + config.image_bytes) if nbytes else (None, 0)
+
+
+def _image_rows(executor: EngineExecutor, config: EngineConfig, source: ModelSource) -> StoredRows | None:
+    """Return the rows of images in the directory of shared prefixes; None without one."""
+    scope, files = _prefixes(executor.traits, executor.pages.page_size, config, source)
+    if files is None:
+        return None
+    from ferrum.runtime.kv_tiers.image_rows import ImageRows
+
+    return ImageRows(files, scope)
 
 
 def with_scheduler(
@@ -167,7 +186,7 @@ def _shares_prefixes(executor: EngineExecutor, config: EngineConfig) -> bool:
 
 def _prefixes(
     traits: ExecutorTraits, page_size: int, config: EngineConfig, source: ModelSource | None
-) -> tuple[PrefixScope | None, PageFiles | None]:
+) -> tuple[PrefixScope, PageFiles | None]:
     """Return what the KV values of equal tokens depend on, and the files of shared prefixes, if there are any."""
     model, files = config.model.model, None
     if config.prefix_cache_dir is not None:

@@ -120,18 +120,25 @@ def _open_adapter(config: ModelConfig, checkpoint: ref[TensorStore] | None, path
     return open_adapter(path, read_spec(config, None if checkpoint is None else checkpoint()))
 
 
-def plan_model(config: ModelConfig, reserved: int = 0) -> ModelPlan:
+def plan_model(config: ModelConfig, reserved: int = 0, image_rows: int = 0) -> ModelPlan:
     """Return the plan of `build_executor` for a configuration. Errors as there, except that nothing is too large.
 
     No tensor is read or fetched, and no memory is taken for matrices and pages. A pool without a given capacity is
     sized as if the weights were loaded, and has at least one page. It leaves room for a tower of images.
+
+    Args:
+        config: the model and its options.
+        reserved: bytes that the pool leaves.
+        image_rows: bytes that it leaves as well if the model has a tower.
     """
     from ferrum.runtime.image_tower import tower_bytes  # few loads need it
 
     source = open_model(config.model, headers_only=True, models_dir=config.models_dir)
     part = RankPart(Ranks(config.tensor_parallel_size), _planned_memory) if config.tensor_parallel_size > 1 else None
-    bounds = Bounds(reserved=reserved + tower_bytes(source, config))
-    return assemble(_of_each_rank(config), bounds, source.checkpoint(), planning=True, part=part).plan
+    tower = tower_bytes(source, config)
+    bounds = Bounds(reserved=reserved + (tower + image_rows if tower else 0))
+    plan = assemble(_of_each_rank(config), bounds, source.checkpoint(), planning=True, part=part).plan
+    return replace(plan, tower=tower)
 
 
 def _planned_memory(model: ReadModel, kernels: Kernels, pool: PoolSizes) -> Bytes:  # noqa: ARG001

@@ -33,6 +33,7 @@ class ModelPlan:
         kv_capacity: tokens that fit in the KV pool.
         formats: numbers of the matrices by the formats that they are held in.
         device_memory: free bytes of the device, or of the one that a plan assumes; None for the CPU.
+        tower: bytes of the tower for images, in host memory; 0 without one.
     """
 
     info: ModelInfo
@@ -40,6 +41,7 @@ class ModelPlan:
     kv_capacity: int
     formats: Mapping[str, int] = field(default_factory=dict)
     device_memory: int | None = None
+    tower: int = 0
 
 
 def plan_of(

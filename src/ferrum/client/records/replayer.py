@@ -27,6 +27,7 @@ INTERRUPTED: Final = frozenset({FinishReason.ABORT, FinishReason.DEADLINE, Finis
 _ELSEWHERE: Final = frozenset(
     {"model", "switches", "host", "record_dir", "record_gib", "prefix_cache_dir", "prefix_cache_gib", "swap_gib"}
     | {"device", "cuda_graphs", "kernels", "isa", "threads", "tensor_parallel_size", "replicas", "lora_gib"}
+    | {"image_cache_gib"}
 )
 """Options about places, hosts and processors, on which no bit depends."""
 

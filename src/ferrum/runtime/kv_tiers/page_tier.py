@@ -104,14 +104,15 @@ class PageFiles:
         if self._bytes > self._capacity or self._unscanned > _RESCAN_AFTER * self._capacity:
             self._shrink()
 
-    def get(self, name: bytes, size: int) -> Bytes | None:
-        """Return the page of that name, u8 [size], or None. A damaged file is deleted."""
+    def get(self, name: bytes, size: int | None = None) -> Bytes | None:
+        """Return the page of that name, u8 [size], or None. A damaged file is deleted. No size: that of the file."""
         path = self._path(name)
         try:
             data = np.fromfile(path, np.uint8)
         except OSError:
             return None
         content = data[_HEADER:]
+        size = len(content) if size is None else size
         header = _MAGIC + name + size.to_bytes(8, "little") + zlib.crc32(content.data).to_bytes(4, "little")
         if len(content) != size or data[:_HEADER].tobytes() != header:
             _LOG.warning("%s is damaged and was deleted; its page is recomputed", path.name)

@@ -94,6 +94,7 @@ TOTALS: Final[dict[str, tuple[str, str]]] = {
     "vllm:spec_decode_num_accepted_tokens": ("Accepted draft tokens.", "speculation.accepted_tokens"),
     "vllm:mm_cache_queries": ("Images of requests.", "images.queries"),
     "vllm:mm_cache_hits": ("Images whose rows were in memory.", "images.hits"),
+    "ferrum:images_restored": ("Images whose rows were read from disk.", "images.restored"),
     "ferrum:images_computed": ("Images whose rows were computed.", "images.computed"),
     "ferrum:lora_loads": ("Adapters that were read into memory.", "adapters.loads"),
     "ferrum:lora_evictions": ("Adapters that made room for others.", "adapters.evictions"),

@@ -117,6 +117,7 @@ class Plan(Reply):
     libraries: int
     allowance: int
     draft_model: int
+    images: int
     total: int
     kv_capacity: int
     max_model_len: int
@@ -144,7 +145,8 @@ def add_plan_route(router: APIRouter, service: Service) -> None:
                 model=model.name,
                 kv_pool=memory.kv_pool,
                 draft_model=info.draft_memory,
-                total=memory.total + info.draft_memory,
+                images=info.image_memory,
+                total=memory.total + info.draft_memory + info.image_memory,
                 kv_capacity=info.kv_capacity,
                 max_model_len=model.context,
                 fitting=[Fitting(length=length, sequences=count) for length, count in memory.fitting(model.context)],
