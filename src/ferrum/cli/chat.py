@@ -6,6 +6,7 @@ import json
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
+from mimetypes import guess_type
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -20,7 +21,8 @@ from ferrum.cli.options import (
     sampling_params,
     with_options,
 )
-from ferrum.cli.run import ImageFiles, content_of, echo_text, show_log
+from ferrum.cli.run import ImageFiles, content_of, echo_text, image_of, show_log
+from ferrum.client.message_images import SentImage
 from ferrum.client.request_output import Delta
 from ferrum.core.errors import KvExhausted, RequestError, Unsupported
 from ferrum.core.output_format import ToolKind
@@ -88,7 +90,7 @@ KEPT: Final = 0.5
 
 HELP: Final = '''\
 /system TEXT   set the system message; without TEXT remove it
-/reset         start over, keeping the system message
+/reset         start over, keeping the system message; so does /clear
 /image FILE    show an image with the next message
 /lora NAME     answer with an adapter of --lora; without NAME with the model alone
 /save FILE     write the conversation to FILE as JSON
@@ -123,6 +125,7 @@ def chat(
     sampling_params({"max_tokens": None}, options)  # fails before the model is loaded
     template = None if chat_template is None else template_of(chat_template)
     described = ChatOptions(choice=tools_in(tools).choice(None))
+    images = [image_of(path) for path in image or ()]
     with LLM(model, **checked_engine(model, chosen(engine_fields(), options))) as llm:
         params = sampling_params({"max_tokens": None, **llm.client.recommended}, options)
         if template is not None:
@@ -133,7 +136,7 @@ def chat(
                 "template with --chat-template FILE"
             )
             raise RequestError(problem, param="model")
-        conversation = Conversation(llm, params, described, images=list(image or ()))
+        conversation = Conversation(llm, params, described, images=images)
         if system is not None:
             conversation.set_system(system)
         first = {"role": "user", "content": content_of("?", conversation.images)}
@@ -153,7 +156,7 @@ class Conversation:
     """The messages so far, and the model that answers them with the help of tools.
 
     Attributes:
-        images: files that the next message shows.
+        images: those that the next message shows.
     """
 
     llm: LLM
@@ -161,7 +164,7 @@ class Conversation:
     options: ChatOptions
     messages: list[dict[str, Any]] = field(default_factory=list)
     adapter: str | None = None
-    images: list[Path] = field(default_factory=list)
+    images: list[SentImage] = field(default_factory=list)
 
     def say(self, text: str) -> None:
         """Print the answer to a message. A message that fails or is stopped is not kept.
@@ -217,16 +220,16 @@ class Conversation:
                 return False
             case "system":
                 self.set_system(argument)
-            case "reset":
+            case "reset" | "clear":
                 self.messages = [each for each in self.messages if each["role"] == "system"]
             case "image" if argument:
-                self.images.append(Path(argument))
-                typer.echo(f"(the next message shows {argument})", err=True)
+                self.show(Path(argument.strip()))
             case "lora":
                 self.use_adapter(argument)
             case "save" if argument:
                 try:
-                    Path(argument).expanduser().write_text(json.dumps(self.messages, indent=2) + "\n")
+                    saved = json.dumps([_saved(each) for each in self.messages], indent=2)
+                    Path(argument).expanduser().write_text(saved + "\n")
                     typer.echo(f"(saved {len(self.messages)} messages to {argument})", err=True)
                 except (OSError, RuntimeError) as error:
                     typer.echo(f"(cannot save: {error})", err=True)
@@ -236,6 +239,19 @@ class Conversation:
                 problem = f"/{name} requires a FILE" if name in ("save", "image") else f"unknown command /{name}"
                 typer.echo(f"({problem}; /help lists the commands)", err=True)
         return True
+
+    def show(self, path: Path) -> None:
+        """Let the next message show an image."""
+        from ferrum.client.chat_prompt import images_apart
+
+        try:
+            image = image_of(path)
+            images_apart(self.llm.client, [{"role": "user", "content": content_of("", [image])}])
+        except (RequestError, Unsupported) as error:
+            typer.echo(f"({error})", err=True)
+            return
+        self.images.append(image)
+        typer.echo(f"(the next message shows {path})", err=True)
 
     def use_adapter(self, name: str) -> None:
         """Answer with a loaded adapter from now on; an empty name stands for the model alone."""
@@ -275,6 +291,18 @@ class Conversation:
         apart, images = images_apart(client, messages)
         text = client.render(apart, tools=self.options.choice.tools.descriptions or None)
         return len(tokens_of(client, text, images))
+
+
+def _saved(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its images as data URLs, as any API of OpenAI's form takes it."""
+    if isinstance(message["content"], str):
+        return message
+    content = []
+    for part in message["content"]:
+        image = part.get("image")
+        url = "" if image is None else f"data:{guess_type(image.field)[0] or 'image/png'};base64,{image.data}"
+        content.append(part if image is None else {"type": "image_url", "image_url": {"url": url}})
+    return {**message, "content": content}
 
 
 def tools_in(path: Path | None) -> Tools:

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
@@ -21,6 +22,7 @@ from ferrum.cli.options import (
     sampling_params,
     with_options,
 )
+from ferrum.client.message_images import SentImage
 from ferrum.client.request_output import Delta
 from ferrum.core.config import Switches
 from ferrum.core.errors import ModelNotFound, RequestError
@@ -70,6 +72,7 @@ def run(
     text = DEMONSTRATION if prompt is None else _standard_input() if prompt == "-" else prompt
     if image and prompt is None:
         raise RequestError("is required with --image: what shall the model answer?", param="PROMPT")
+    images = [image_of(path) for path in image or ()]
     try:
         llm = LLM(name, **checked_engine(name, chosen(engine_fields(), options)))
     except ModelNotFound as error:
@@ -80,8 +83,8 @@ def run(
     with llm:
         params = sampling_params({"max_tokens": DEFAULT_MAX_TOKENS, **llm.client.recommended}, options)
         adapters = [each.name for each in llm.client.adapters]
-        if image:
-            asked = [{"role": "user", "content": content_of(text, image)}]
+        if images:
+            asked = [{"role": "user", "content": content_of(text, images)}]
             deltas = llm.stream_chat(asked, params, lora_request=adapters)
         else:
             deltas = llm.stream(text, params, lora_request=adapters)
@@ -89,9 +92,17 @@ def run(
         echo_text(deltas)
 
 
-def content_of(text: str, images: Sequence[Path]) -> str | list[dict[str, str]]:
+def image_of(path: Path) -> SentImage:
+    """Return the image of a file, which is read once: later turns show the same. Raises RequestError."""
+    try:
+        return SentImage(b64encode(path.expanduser().read_bytes()).decode(), str(path))
+    except (OSError, RuntimeError) as error:
+        raise RequestError(f"cannot read it: {getattr(error, 'strerror', None) or error}", param=str(path)) from None
+
+
+def content_of(text: str, images: Sequence[SentImage]) -> str | list[dict[str, Any]]:
     """Return the content of a message; images come before its text."""
-    shown = [{"type": "image", "image": str(path)} for path in images]
+    shown = [{"type": "image", "image": image} for image in images]
     return [*shown, {"type": "text", "text": text}] if shown else text
 
 
