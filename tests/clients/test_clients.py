@@ -23,6 +23,8 @@ from engine_fakes import FakeRecipe, MarkedTokenizer
 from ferrum.client.async_engine import AsyncEngine
 from ferrum.client.llm import LLM
 from ferrum.sources.hub import BUILT_IN, resolve_model
+from image_models import picture as random_picture
+from image_models import random_image, seeing_directory
 from scripted_model import scripted_parts
 from serve_kit import chat_parts, serving
 
@@ -72,8 +74,18 @@ def environment(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         page = stack.enter_context(
             serving(scripted_parts(page_script.reply, AGENT_TEMPLATE, agent_script.MARKERS, seconds_per_step=0.001))
         )
+        seeing = stack.enter_context(
+            serving(
+                lambda: AsyncEngine(str(seeing_directory("smolvlm")), kv_capacity=8192),
+                served_model_name=("seer", "claude-seer"),
+            )
+        )
+        image = place / "picture.png"
+        random_picture(random_image(61, 37)).save(image)
         yield {
             **os.environ,
+            "SEEING_URL": seeing.url,
+            "IMAGE": str(image),
             "REAL_URL": real.url,
             "RECORDED_URL": recorded.url,
             "KEYED_URL": keyed.url,

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 FORMATS: Final = "PNG, JPEG, WebP, GIF or BMP"
 
+MEDIA_TYPES: Final = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp")
+
 FIELD: Final = "image"
 """The field in errors; callers name their own."""
 

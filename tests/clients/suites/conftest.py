@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,18 @@ def busy_url() -> str:
 def page_url() -> str:
     """A server of an assistant with Qwen3's template that gives long, marked up and hostile answers."""
     return os.environ["PAGE_URL"]
+
+
+@pytest.fixture(scope="session")
+def seeing_url() -> str:
+    """A server of a tiny random model that reads images."""
+    return os.environ["SEEING_URL"]
+
+
+@pytest.fixture(scope="session")
+def picture() -> bytes:
+    """A PNG file."""
+    return Path(os.environ["IMAGE"]).read_bytes()
 
 
 @pytest.fixture(scope="session")

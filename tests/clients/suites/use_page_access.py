@@ -108,6 +108,20 @@ def test_axe_finds_nothing_serious_in_tokens_and_calls(
     check(page, "call")
 
 
+def test_axe_finds_nothing_serious_in_images(
+    shown: Open, check: Callable[[Any, str], None], seeing_url: str, picture: bytes
+) -> None:
+    page = shown(seeing_url)
+    given = {"name": "picture.png", "mimeType": "image/png", "buffer": picture}
+    page.set_input_files("#attach-file", [given, given])
+    page.locator("#attached .shot").nth(1).wait_for()
+    check(page, "attached")
+    ask(page, "Which?")
+    check(page, "images")
+    page.locator(".turn.user .shot").first.click()
+    check(page, "whole")
+
+
 @pytest.mark.parametrize("width", [320, 768, 1024, 3840])
 def test_every_width_fits(open_page: Open, page_url: str, width: int) -> None:
     page = ready(open_page(page_url, viewport={"width": width, "height": 900}))

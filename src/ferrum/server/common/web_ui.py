@@ -36,7 +36,7 @@ WEB_UI_PATHS: Final = {"/" if name == "index.html" else f"/page/{name}": name fo
 """The path of each file. No API key is required: the files contain no secrets."""
 
 HEADERS: Final = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types dompurify",
     "x-content-type-options": "nosniff",

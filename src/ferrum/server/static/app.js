@@ -22,7 +22,7 @@ import { newConversation, pathBelow, titleOf } from "./tree.js";
 const settings = new Settings((name) => settingChanged(name));
 const server = new Server((state, text) => serverChanged(state, text), settings);
 const history = new History((text) => composer.warn(text), changedElsewhere);
-const composer = new Composer({ send, stop: () => chat.stop() });
+const composer = new Composer({ send, stop: () => chat.stop() }, () => chat.imageContext());
 const refused = (fault) => composer.warn(fault);
 const chat = new Chat(history, settings, server, { render, grown: (turn) => transcript.grown(turn), failed, refused });
 const follower = new Follower(byId("scroller"), byId("transcript"), byId("to-end"));
@@ -53,10 +53,10 @@ function follow(action) {
   return action();
 }
 
-function send(text) {
+function send(text, images) {
   composer.warn("");
-  if (chat.blocked()) return false;
-  follow(() => chat.send(text));
+  if (chat.blocked(images)) return false;
+  follow(() => chat.send(text, images));
   if (named() !== chat.conversation.id) goTo(`#${chat.conversation.id}`, { replace: true });
   return true;
 }
@@ -108,6 +108,7 @@ function settingChanged(name) {
   byId("odds").setAttribute("aria-pressed", String(settings.values.probabilities));
   if (name === null) settingsPanel.show();
   if (server.config) byId("model").textContent = server.model;
+  composer.attached.offer();
 }
 
 /** Return the id of the conversation that the address names, or "". */

@@ -2,8 +2,11 @@
 
 import { ApiError, events, explain } from "./api.js";
 import { Pieces, addCalls, read } from "./events.js";
+import { faultOf } from "./images.js";
 import { optionsOf, renderedRequest, requestOf } from "./requests.js";
 import { addTurn, choose, isEmpty, leaf, newConversation, pathTo, placeOfQuestion, siblings, touched } from "./tree.js";
+
+const TEXT_BYTES = 1 << 20; // of a request, which are left to its texts
 
 export class Chat {
   /**
@@ -39,19 +42,43 @@ export class Chat {
     if (conversation === this.conversation) this.view.render();
   }
 
-  /** Return whether no request can begin now: one runs, the settings are wrong, or the server was never reached. */
-  blocked() {
-    const fault =
-      this.settings.fault() ?? (this.server.config ? null : "The server does not answer yet. Wait until it is ready.");
+  /**
+   * Return whether no request can begin now: one runs, the settings are wrong, the server was never reached, or it does
+   * not take these images with those before.
+   */
+  blocked(images = []) {
+    const waits = "The server does not answer yet. Wait until it is ready.";
+    const fault = this.settings.fault() ?? (this.server.config ? this.imageFault(images) : waits);
     if (fault) this.view.refused(fault);
     return Boolean(fault) || this.busy;
   }
 
-  send(text) {
+  imageFault(images) {
+    if (!images.length) return null;
+    const context = this.imageContext();
+    return context ? faultOf([...context.before, ...images], context) : "This model does not read images. Remove them.";
+  }
+
+  /** Return limits of the images of the next question, and those of the conversation; null if the model reads none. */
+  imageContext() {
+    const { conversation, server } = this;
+    const mode = leaf(conversation).role === "root" ? server.config && server.mode() : conversation.mode;
+    if (!server.config?.model.image_limits || mode !== "chat") return null;
+    const path = pathTo(conversation, this.place());
+    const bytes = server.config.server.max_body_bytes - TEXT_BYTES;
+    return { limits: server.config.model.image_limits, bytes, before: path.flatMap((turn) => turn.images ?? []) };
+  }
+
+  /** Return the turn below which the next question goes. */
+  place() {
+    return placeOfQuestion(this.conversation, (turn) => this.written(this.conversation, turn));
+  }
+
+  send(text, images = []) {
     const { conversation } = this;
     if (leaf(conversation).role === "root") conversation.mode = this.server.mode();
-    const place = placeOfQuestion(conversation, (turn) => this.written(conversation, turn));
-    return this.answer(this.add(place.id, { role: "user", content: text }));
+    const shown = images.length ? { images } : {};
+    return this.answer(this.add(this.place().id, { role: "user", content: text, ...shown }));
   }
 
   /** Add a turn to the conversation that is shown. */
@@ -82,7 +109,7 @@ export class Chat {
   edit(turn, text) {
     if (this.blocked()) return;
     const own = { role: "assistant", ...emptyAnswer(), reasoning: turn.reasoning, edited: true };
-    const fields = turn.role === "assistant" ? own : { role: turn.role };
+    const fields = turn.role === "assistant" ? own : { role: turn.role, ...(turn.images ? { images: turn.images } : {}) };
     const made = this.add(turn.parent, { ...fields, content: text });
     if (turn.role !== "assistant") return this.answer(made);
     made.finish = "edited";
@@ -184,7 +211,8 @@ export class Chat {
     try {
       await this.receive(conversation, request, turn, part, signal);
     } catch (error) {
-      if (!(part.continues && error instanceof ApiError && error.param === "continue_final_message")) throw error;
+      const refused = part.continues && error instanceof ApiError && error.param === "continue_final_message";
+      if (!refused || pathTo(conversation, turn).some((each) => each.images)) throw error; // a text has no images
       part.rendered = true;
       await this.receive(conversation, await renderedRequest(request, this.server.config), turn, part, signal);
     }

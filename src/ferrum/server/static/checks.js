@@ -1,6 +1,7 @@
 // Conversations of files: every field that the page reads has its type, or is mended; damaged trees are refused.
 
 import { newId } from "./dom.js";
+import { isImage } from "./images.js";
 import { ROOT, treeOf } from "./tree.js";
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
@@ -79,8 +80,11 @@ function answerOf(turn) {
   };
 }
 
+const hasImages = (images) => Array.isArray(images) && images.length > 0 && images.every(isImage);
+const imageOf = ({ name, url, width, height }) => ({ name, url, width, height });
+
 const FIELDS = {
-  user: ({ content }) => ({ content }),
+  user: ({ content, images }) => ({ content, ...(hasImages(images) ? { images: images.map(imageOf) } : {}) }),
   assistant: answerOf,
   tool: ({ content, call, name }) => ({ content, call: text(call), name: text(name) }),
 };

@@ -4,6 +4,7 @@ import { Answer } from "./answer.js";
 import { button, byId, el, icon } from "./dom.js";
 import { resultCard } from "./tool_calls.js";
 import { pathBelow, siblings } from "./tree.js";
+import { question } from "./turn.js";
 
 /** Show the branches of a turn: its own and the one before it, or after the first. */
 export function compareBranches(chat, turn) {
@@ -56,7 +57,7 @@ export function compareBranches(chat, turn) {
 /** Return a turn without buttons. */
 function still(turn, conversation) {
   if (turn.role === "user")
-    return el("article", { class: "turn user" }, el("div", { class: "bubble", dir: "auto" }, turn.content));
+    return el("article", { class: "turn user" }, ...question(turn));
   if (turn.role === "tool") return el("article", { class: "turn" }, resultCard(turn));
   const shown = { ...turn, odds: false, children: ["shown"] };
   const answer = new Answer(shown, {}, conversation.mode === "complete");

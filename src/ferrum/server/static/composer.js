@@ -1,12 +1,16 @@
 // The box at the bottom: Enter sends, Shift+Enter breaks the line. Enter that ends the input of a character does neither.
 
 import { byId } from "./dom.js";
+import { Attached } from "./images.js";
 
 const TALLEST = 0.4; // of the window
 
 export class Composer {
-  /** @param actions `{send(text), stop()}`; `send` returns whether the text was taken */
-  constructor(actions) {
+  /**
+   * @param actions `{send(text, images), stop()}`; `send` returns whether they were taken
+   * @param context see `Attached`
+   */
+  constructor(actions, context) {
     this.actions = actions;
     this.box = byId("prompt");
     this.submit = byId("send");
@@ -22,12 +26,16 @@ export class Composer {
       this.send();
     });
     byId("stop").addEventListener("click", () => actions.stop());
+    this.attached = new Attached(this, context);
   }
 
   send() {
     const text = this.box.value;
-    if (!text.trim() || byId("send").disabled || byId("send").hidden) return;
-    if (this.actions.send(text)) this.set("");
+    const { images, busy } = this.attached;
+    if ((!text.trim() && !images.length) || busy || byId("send").disabled || byId("send").hidden) return;
+    if (!this.actions.send(text, images)) return;
+    this.set("");
+    this.attached.set([]);
   }
 
   set(text) {
@@ -42,6 +50,11 @@ export class Composer {
     this.box.classList.toggle("scrolls", this.box.scrollHeight > tallest);
   }
 
+  /** Images are still read, or the server is away: nothing can be sent. */
+  changed() {
+    this.submit.disabled = !this.ready || Boolean(this.attached.busy);
+  }
+
   /** Show an error, or none. */
   warn(text) {
     this.alert.textContent = text;
@@ -50,11 +63,13 @@ export class Composer {
 
   /** Show whether an answer is being written here, and whether the server takes requests. */
   state(busy, ready) {
+    this.ready = ready;
+    this.attached.offer();
     const stop = byId("stop");
     const focused = [this.submit, stop].includes(document.activeElement);
     stop.hidden = !busy;
     this.submit.hidden = busy;
-    this.submit.disabled = !ready;
+    this.changed();
     if (focused) (busy ? stop : this.box).focus();
   }
 }

@@ -42,9 +42,16 @@ export function probabilityOptions(config, mode) {
   return { logprobs: true, top_logprobs: most < 0 ? 8 : Math.min(8, most) };
 }
 
+/** Return the content of a question; its images come before its text. */
+function contentOf({ content, images }) {
+  if (!images?.length) return content;
+  const shown = images.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  return content.trim() ? [...shown, { type: "text", text: content }] : shown;
+}
+
 function messageOf(turn) {
   if (turn.role === "tool") return { role: "tool", tool_call_id: turn.call, name: turn.name, content: turn.content };
-  if (turn.role === "user") return { role: "user", content: turn.content };
+  if (turn.role === "user") return { role: "user", content: contentOf(turn) };
   const calls = turn.calls?.map(({ id, type, name, arguments: text }) => {
     return type === "custom"
       ? { id, type, custom: { name, input: text } }

@@ -151,5 +151,6 @@ export function removeTurn(conversation, turn) {
 /** Return the title: the given one, or the start of the first question. */
 export function titleOf(conversation) {
   const first = Object.values(conversation.turns).find((turn) => turn.role === "user");
-  return conversation.title || first?.content.trim().replace(/\s+/g, " ").slice(0, 60) || "New conversation";
+  const question = first?.content.trim() || first?.images?.[0].name || "";
+  return conversation.title || question.replace(/\s+/g, " ").slice(0, 60) || "New conversation";
 }

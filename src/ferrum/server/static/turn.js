@@ -2,9 +2,16 @@
 
 import { Answer } from "./answer.js";
 import { button, copyButton, el } from "./dom.js";
+import { thumbnails } from "./images.js";
 import { receiptOf } from "./receipt.js";
 import { resultCard } from "./tool_calls.js";
 import { isEmpty, siblings } from "./tree.js";
+
+/** Return a question's images and its text. */
+export function question({ content, images }) {
+  const shown = images?.length ? [el("div", { class: "shots" }, thumbnails(images))] : [];
+  return content.trim() || !shown.length ? [...shown, el("div", { class: "bubble", dir: "auto" }, content)] : shown;
+}
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Tool result" };
 const NOTICES = new Map([
@@ -53,9 +60,7 @@ export class TurnView {
 
   showText() {
     const { turn } = this;
-    this.content.replaceChildren(
-      turn.role === "tool" ? resultCard(turn) : el("div", { class: "bubble", dir: "auto" }, turn.content),
-    );
+    this.content.replaceChildren(...(turn.role === "tool" ? [resultCard(turn)] : question(turn)));
   }
 
   /** Show the state of the turn and of its branches. */
@@ -156,7 +161,7 @@ export class TurnView {
       event.preventDefault();
       if (this.chat.blocked()) return;
       done();
-      if (box.value.trim()) this.actions.edit(this.turn, box.value);
+      if (box.value.trim() || this.turn.images) this.actions.edit(this.turn, box.value);
     };
     const save = el("button", { type: "submit", class: "primary" }, asks ? "Send as a branch" : "Save as a branch");
     const form = el(

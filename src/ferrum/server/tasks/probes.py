@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, Final, Literal
 
 from fastapi import APIRouter
@@ -86,11 +87,19 @@ def add_probes(router: APIRouter, service: Service) -> None:
                     "reasoning": [name for name in REASONING_VARIABLES if template_reads(client, name)],
                     "tools": template_reads(client, "tools"),
                     "images": client.reads_images,
+                    "image_limits": _image_limits() if client.reads_images else None,
                     "recorded": client.recorder is not None,
                 },
                 sampling=dict(client.recommended),
             )
         )
+
+
+def _image_limits() -> dict[str, Any]:
+    """Return the limits on the images of a request, and their media types."""
+    from ferrum.images.decoding import DEFAULT_LIMITS, MEDIA_TYPES  # numpy, which a server of texts need not load
+
+    return {**asdict(DEFAULT_LIMITS), "types": MEDIA_TYPES}
 
 
 # The memory plan
