@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from ferrum.client.output_stream import RequestStream
 from ferrum.core.params import SamplingParams
+from ferrum.core.step import Inputs
 from ferrum.core.types import Request, TokenEvent
+from ferrum.scheduler.drafts import DraftRequest
 from ferrum.scheduler.sequence import Sequence, begin
 from ferrum.scheduler.step_plan import StepCosts
 from ferrum.speculative.ngram import INDEX_CHUNK, SIZES, NGramProposer
@@ -197,3 +199,13 @@ def test_the_choices_of_a_request_share_its_prediction() -> None:
     again = begin(Request("a", (1, 2), SamplingParams(), 0, prediction=(7, 8, 9)))[0]
     draft = proposer.propose(again, 3)
     assert draft is not None and draft.tokens == (7, 8, 9), "a later request may reuse an id"
+
+
+def test_tokens_that_stand_for_images_are_never_proposed() -> None:
+    """What an image stood behind stands there again; a draft that begins with its placeholder is none."""
+    speculator = Speculator(StepCosts(), max_draft=4, proposers=[NGramProposer()])
+    for after, expected in ((7, (7,)), (9, None)):
+        prompt = (1, 2, 3, after, 9, 9, 1, 2, 3)
+        request = Request("a", prompt, SamplingParams(), 0, inputs=(Inputs((4, 5), None, b"image"),))
+        draft = speculator._propose(DraftRequest(begin(request)[0], 4))
+        assert (None if draft is None else draft.tokens) == expected

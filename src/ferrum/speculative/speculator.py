@@ -10,10 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Final
 
 from ferrum.core.policy_config import POLICY
 from ferrum.core.snapshots import SpeculationCounts
+from ferrum.core.types import Request
 from ferrum.scheduler.drafts import DraftRequest, StepLoad
 from ferrum.scheduler.sequence import Sequence
 from ferrum.scheduler.step_plan import StepCosts
@@ -166,7 +168,7 @@ class Speculator:
         for request, draft, length in zip(requests, found, lengths, strict=True):
             tokens = () if draft is None else draft.tokens[:length]
             if draft is None and length:
-                tokens = computed.pop(0)
+                tokens = _before_placeholders(computed.pop(0), request.sequence.request)
                 draft = Draft(tokens, COMPUTED)
             state = self._states[request.sequence.cache_id]
             # A draft that is not verified is compared, too: it shows for free when drafts begin to pay.
@@ -203,7 +205,11 @@ class Speculator:
         drafts = (
             proposer.propose(request.sequence, min(request.limit, self._max_draft)) for proposer in self._proposers
         )
-        return next((draft for draft in drafts if draft is not None), None)
+        draft = next((draft for draft in drafts if draft is not None), None)
+        if draft is None or not request.sequence.request.inputs:
+            return draft
+        tokens = _before_placeholders(draft.tokens, request.sequence.request)
+        return replace(draft, tokens=tokens) if tokens else None
 
     def _considerate(self, found: Series[Draft | None], room: StepLoad) -> StepLoad:
         """Return the step with as many drafts as hardly delay its other sequences, if only grammars have any.
@@ -276,3 +282,9 @@ class Speculator:
             if draft is None and length
         ]
         return self._model.draft(wanted) if self._model is not None and wanted else []
+
+
+def _before_placeholders(tokens: tuple[int, ...], request: Request) -> tuple[int, ...]:
+    """Return a draft up to the first token that stands for given rows (an image): an answer has none."""
+    placeholders = {request.prompt[each.positions[0]] for each in request.inputs if each.positions}
+    return tuple(takewhile(lambda token: token not in placeholders, tokens)) if placeholders else tokens
