@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -112,7 +113,28 @@ def bmp(compression: int) -> bytes:
     return bytes(data)
 
 
+def sized(format: str, places: Mapping[int, bytes]) -> bytes:
+    """Return an image of 8 x 8 with other bytes at some places of its header."""
+    data = bytearray(encoded(Image.new("RGB" if format == "WEBP" else "L", (8, 8)), format))
+    start = {"JPEG": data.find(b"\xff\xc0"), "GIF": data.find(b",")}.get(format, 0)
+    for place, replaced in places.items():
+        data[start + place : start + place + len(replaced)] = replaced
+    return bytes(data)
+
+
+def empty_gif() -> bytes:
+    data = bytearray(sized("GIF", {5: bytes(4)}))
+    data[6:10] = bytes(4)
+    return bytes(data)
+
+
 HOSTILE: Mapping[str, tuple[bytes, str]] = {
+    "a JPEG without lines": (sized("JPEG", {5: bytes(2)}), "its header says 8 x 0 pixels"),
+    "a BMP without width": (sized("BMP", {18: bytes(4)}), "its header says 0 x 8 pixels"),
+    "a BMP of negative width": (sized("BMP", {18: b"\xff" * 4}), "its header says -1 x 8 pixels"),
+    "a GIF without size": (empty_gif(), "its header says 0 x 0 pixels"),
+    "a WebP without width": (sized("WEBP", {26: bytes(2)}), "its header says 0 x 8 pixels"),
+    "a huge BMP": (sized("BMP", {18: b"\0\0\0\x7f"}), "2130706432 x 8 pixels are more than"),
     "another format": (b"<svg/>", "is no PNG, JPEG, WebP, GIF or BMP file"),
     "nothing": (b"", "is no PNG"),
     "a huge header": (png(100_000, 100_000), "100000 x 100000 pixels are more than 33177600"),
@@ -130,6 +152,16 @@ def test_hostile_files_are_refused(data: bytes, reason: str) -> None:
     with pytest.raises(RequestError, match=reason) as refused:
         decode_image(data)
     assert refused.value.param == "image"
+
+
+def test_a_bomb_is_inflated_no_further_than_its_header_says() -> None:
+    """256 MB of zeros behind a row of four pixels, compressed a part at a time."""
+    header, packer = chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 1, 8, 0, 0, 0, 0)), zlib.compressobj(1)
+    zeros = b"".join(packer.compress(bytes(1 << 22)) for _ in range(64)) + packer.flush()
+    bomb = b"".join((SIGNATURE, header, chunk(b"IDAT", zeros), chunk(b"IEND")))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert decode_image(bomb).pixels.tolist() == [[[0, 0, 0]] * 4]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10, "in KiB"
 
 
 def test_nothing_is_decoded_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

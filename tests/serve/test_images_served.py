@@ -206,6 +206,19 @@ def test_other_dialects_name_the_field_too(seeing: Served) -> None:
     assert reply.status_code == 400 and "messages[0].images[1]: cannot be decoded" in reply.json()["error"]
 
 
+def test_what_a_file_is_counts_and_not_its_media_type(seeing: Served) -> None:
+    seeing.requests.clear()
+    wrong = {"type": "image", "source": {**SOURCE, "media_type": "image/jpeg", "data": ONE}}
+    shown = {"type": "image_url", "image_url": {"url": url(ONE, "webp")}}
+    for route, part in (("/v1/messages", wrong), ("/v1/chat/completions", shown)):
+        reply = seeing.post(route, model="seer", messages=[{"role": "user", "content": [part]}], **GREEDY)
+        assert reply.status_code == 200, reply.text
+    assert [each.images[0].digest for each in seeing.requests] == [WIDE_DECODED.digest] * 2
+    for sent in (f"data:text/plain;base64,{ONE}", url(ONE[:-1]), url("")):
+        part = {"type": "image_url", "image_url": {"url": sent}}
+        refused(seeing.chat(messages=[{"role": "user", "content": [part]}]))
+
+
 def test_a_request_has_limits_of_images_and_pixels(seeing: Served) -> None:
     many = [{"role": "user", "content": [OPENAI["image"](ONE)] * 33}]  # type: ignore[operator]
     error = refused(seeing.chat(messages=many))
