@@ -89,7 +89,7 @@ def adapter(directory: Path, part: str) -> Path:
     return directory
 
 
-def test_adapters_of_the_text_model_run_and_those_of_the_tower_are_refused_by_name(tmp_path: Path) -> None:
+def test_adapters_of_the_text_run_and_those_of_the_tower_are_refused(tmp_path: Path) -> None:
     text, tower = adapter(tmp_path / "text", "text_model"), adapter(tmp_path / "tower", "vision_model")
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     with opened(lora=(f"text={text}",)) as llm:

@@ -25,6 +25,7 @@ URL = "http://127.0.0.1:8000"
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 DOCUMENTS = [path for path in PAGES if any(block.language for block in blocks(path))]
+SEEING = "SmolVLM-256M-Instruct"
 ONLY_PARSED = ("serve", "chat", "launch", "bench")
 """Commands that run until they are stopped, or for minutes."""
 
@@ -72,8 +73,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(served.url, folder)
 
 
+@pytest.fixture(scope="module")
+def seeing_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A tiny model that sees, under the name of the one in the document, and a picture."""
+    from image_models import picture, random_image, seeing_directory  # PyTorch
+
+    folder, model = tmp_path_factory.mktemp("seeing"), str(seeing_directory("smolvlm"))
+    (folder / "models").mkdir()
+    (folder / "models" / SEEING).symlink_to(model)
+    picture(random_image(61, 37)).save(folder / "cat.png")
+    with serving(lambda: AsyncEngine(model), served_model_name=SEEING) as served:
+        yield Site(served.url, folder)
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
-def test_blocks_of_document_run(path: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_document_run(path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    site: Site = request.getfixturevalue("seeing_site" if path.stem == "images" else "site")
     monkeypatch.chdir(site.folder)
     load_families()
     families = set(FAMILIES.names())

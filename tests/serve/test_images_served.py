@@ -149,6 +149,9 @@ def test_lists_of_models_name_vision(seeing: Served, server: Served) -> None:
     assert listed["models"][0]["input_modalities"] == ["text", "image"]
     info = seeing.http.get("/v1/models/seer", headers={"anthropic-version": "2023-06-01"}).json()
     assert info["capabilities"]["image_input"] == {"supported": True}
+    config, without = (each.http.get("/v1/config").json()["model"] for each in (seeing, server))
+    assert config["image_limits"]["images"] == 32 and "image/webp" in config["image_limits"]["types"]
+    assert config["images"] and not without["images"] and without["image_limits"] is None
     plain = server.http.get("/v1/models").json()
     assert plain["data"][0]["capabilities"] == ["completion"] and plain["models"][0]["input_modalities"] == ["text"]
 
