@@ -12,12 +12,15 @@ from script import needs
 
 with needs("torch transformers gguf accelerate"):
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GgufConfig
 
 
 def main(file: Path, folder: Path) -> None:
     """Write the directory. It has no tokenizer: requests are token ids."""
-    model = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.bfloat16)
+    unpacked = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        str(file.parent), gguf_file=file.name, dtype=torch.bfloat16, quantization_config=unpacked
+    )
     model.save_pretrained(folder)
 
 
