@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import bisect
+import colorsys
+import fnmatch
 import hashlib
+import heapq
 import json
+import posixpath
+import shlex
+import statistics
+import string
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,11 +22,14 @@ from ferrum import LLM
 ROOT: Final = Path(__file__).parents[1]
 PROSE: Final = ROOT / "src/ferrum/assets/quality/prose.txt"
 COUNT: Final = 200
-PLAIN: Final = 256
+PLAIN: Final = 160
 """Tokens of a request to a model without a chat template."""
 
 KINDS: Final = ("chat", "code", "chat", "tools", "chat", "code", "chat", "tools", "code", "long")
-"""Kinds of ten requests in a row, which repeat."""
+"""Kinds of ten requests in a row, which repeat; in three of four rows the last one is a chat."""
+
+MODULES: Final = (bisect, colorsys, fnmatch, heapq, posixpath, shlex, statistics, string, textwrap)
+"""Code that requests quote: Python's own, which does not change with this repository."""
 
 QUESTIONS: Final = (
     "Name three benefits of walking every day.",
@@ -50,7 +62,7 @@ TASKS: Final = (
     "Rewrite this code with clearer names.",
 )
 ACTIONS: Final = (
-    "What is the weather in {place} tomorrow morning?",
+    "What is the weather in {place} in {number} days?",
     "Book a table for {number} in {place} on Friday at eight.",
     "Send Anna a message that I arrive in {place} in {number} hours.",
     "How far is it from {place} to an airport with {number} runways?",
@@ -81,10 +93,9 @@ def passages() -> list[str]:
 
 
 def sources() -> list[str]:
-    """Return the beginnings of modules, 60 lines each."""
-    paths = sorted((ROOT / "src/ferrum").glob("*/*.py"))
-    texts = ["\n".join(path.read_text().splitlines()[:60]) for path in paths if path.name != "__init__.py"]
-    return [text for text in texts if len(text) > 1200]
+    """Return short functions of Python's own library."""
+    blocks = [block.strip() for module in MODULES for block in Path(str(module.__file__)).read_text().split("\n\n")]
+    return [block for block in blocks if 120 < len(block) < 360 and "def " in block]
 
 
 def messages(index: int) -> list[dict[str, str]]:
@@ -93,23 +104,23 @@ def messages(index: int) -> list[dict[str, str]]:
     texts, code = passages(), sources()
     text = texts[index % len(texts)]
     if kind == "code":
-        return [
-            _user(f"{TASKS[index % len(TASKS)]}\n\n```python\n{code[index * 7 % len(code)][: 500 + 7 * index]}\n```")
-        ]
+        number = 3 * turn + index % len(KINDS) // 3
+        task = TASKS[(number + number // len(code)) % len(TASKS)]
+        return [_user(f"{task}\n\n```python\n{code[number % len(code)]}\n```")]
     if kind == "tools":
-        place, number = PLACES[index % len(PLACES)], 2 + turn
-        tools = "\n".join(json.dumps(each) for each in TOOLS)
-        rules = "Call a function by writing {name, arguments} as JSON between <tool_call> and </tool_call>."
-        action = ACTIONS[index % len(ACTIONS)].format(place=place, number=number)
-        return [{"role": "system", "content": f"You have these functions:\n{tools}\n{rules}"}, _user(action)]
-    if kind == "long":
-        whole = "\n\n".join(texts[turn % 4 :])[: 4200 + 40 * turn]
+        place, number, action = PLACES[index % len(PLACES)], 2 + turn, (index + turn) % len(ACTIONS)
+        rules = "Call it by writing {name, arguments} as JSON between <tool_call> and </tool_call>."
+        wish = ACTIONS[action].format(place=place, number=number)
+        system = f"You have this function:\n{json.dumps(TOOLS[action])}\n{rules}"
+        return [{"role": "system", "content": system}, _user(wish)]
+    if kind == "long" and turn % 4 == 0:
+        whole = "\n\n".join(texts[turn // 4 :])[: 2600 + 20 * turn]
         return [_user(f"{whole}\n\nWho is Marian, and what did she learn? Answer from the text above.")]
     question = QUESTIONS[index % len(QUESTIONS)]
     if turn % 2:
-        reply = {"role": "assistant", "content": text[: 120 + 3 * index]}
+        reply = {"role": "assistant", "content": text[: 40 + index // 2]}
         return [_user(question), reply, _user(FOLLOW_UPS[turn % len(FOLLOW_UPS)])]
-    more = f"Answer in {3 + turn} sentences." if turn % 4 else f"Here is what I read today: {text[: 60 + 4 * index]}"
+    more = f"Answer in {3 + turn} sentences." if turn % 4 else f"Here is what I read today: {text[: 40 + index // 2]}"
     return [_user(f"{question} {more}")]
 
 
@@ -124,12 +135,12 @@ def chosen(count: int) -> Iterator[int]:
 
 
 def token_ids(model: str, count: int) -> list[list[int]]:
-    """Return the requests as token ids of a model; without a chat template, the beginning of the last message."""
+    """Return the requests as token ids of a model; without a chat template, the beginning of their text."""
     with LLM(model, kv_capacity=64, max_sequence_length=64) as llm:
         client = llm.client
         assert client.tokenizer is not None
         if client.chat_template is None:
-            texts = [messages(index)[-1]["content"] for index in chosen(count)]
+            texts = ["\n\n".join(each["content"] for each in messages(index)) for index in chosen(count)]
             return [list(client.tokenizer.encode(text))[:PLAIN] for text in texts]
         return [list(client.tokenizer.encode(client.render(messages(index)))) for index in chosen(count)]
 
