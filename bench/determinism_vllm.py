@@ -16,11 +16,13 @@ BLOCK = 128
 
 def engine_of(job: Job) -> Any:
     """Return an engine with the settings of a job."""
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0" if job.threads == 1 else "0-1"
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # OMP_NUM_THREADS counts
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "2"
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if job.other_tier:
         raise NotOfferedError("the wheel has one tier")
+    if job.int8_kv:
+        raise NotOfferedError("its processor backend has keys and values in fp8, none in int8")
     with needs("vllm-cpu"):
         from vllm import LLM
     options: dict[str, Any] = {"max_num_seqs": job.batch, "enable_prefix_caching": job.warm}
@@ -28,8 +30,6 @@ def engine_of(job: Job) -> Any:
         options["num_gpu_blocks_override"] = -(-job.crowded_tokens // BLOCK) + 1
     if job.drafts:
         options["speculative_config"] = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 2}
-    if job.int8_kv:
-        options["kv_cache_dtype"] = "fp8"
     return LLM(
         job.model,
         skip_tokenizer_init=True,
