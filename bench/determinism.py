@@ -3,14 +3,13 @@
     python bench/determinism.py                                            # 20 requests, ferrum and llama.cpp
     python bench/determinism.py --engine ferrum --planted                  # must find a planted reordering
     python bench/determinism.py --engine ferrum --engine transformers --model experts
-    python bench/determinism.py --all --requests 200 --out bench/results/determinism.json
+    python bench/determinism.py --all --requests 200 --tokens 24 --out report.json
     python bench/determinism_page.py                                       # the tables and the picture
 
-Every request is answered alone first. Then each condition answers all again in another process, and counts the
-answers with other tokens or other log-probabilities of the same tokens. Peers run in environments of a cache folder,
-which are made at first use. --out keeps each result as it comes, and a second run continues. Exits with 1 if ferrum
-differs anywhere. Counts need no quiet machine; speeds are
-tokens per processor second.
+Every request is answered alone first. Then each condition answers all again in another process, and counts the answers
+with other tokens or other log-probabilities of the same tokens. Peers run in environments of a cache folder, which are
+made at first use. --out keeps each result as it comes, and a second run continues. Exits with 1 if ferrum differs
+anywhere. Counts need no quiet machine; speeds are tokens per processor second.
 """
 
 from __future__ import annotations
@@ -72,15 +71,17 @@ def compare(before: Sequence[Answer], after: Sequence[Answer]) -> dict[str, Any]
 def measure(
     engine: Engine, python: Path, base: Job, limit: float, conditions: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for the requests alone, and one for each condition."""
+    """Yield a row for the requests alone if a condition is compared with them, and one for each condition."""
     alone: dict[str, dict[str, Any]] = {}
-    for name in (ALONE, *(each for each in conditions if each != ALONE)):
+    for name in conditions:
         wanted = ALONE_INT8 if name.startswith("int8") else ALONE
         if wanted not in alone:
-            alone[wanted] = run_engine(engine, python, replace(base, **BASES[wanted]), limit)
-        known = alone[wanted]
-        found = known if name == wanted else run_engine(engine, python, replace(base, **CONDITIONS[name]), limit)
-        yield {"condition": name, **_row(known, found, base)}
+            alone[wanted] = known = run_engine(engine, python, replace(base, **BASES[wanted]), limit)
+            if wanted == ALONE:
+                yield {"condition": ALONE, **_row(known, known, base)}
+        if name != ALONE:
+            found = run_engine(engine, python, replace(base, **CONDITIONS[name]), limit)
+            yield {"condition": name, **_row(alone[wanted], found, base)}
 
 
 def _row(known: Mapping[str, Any], found: Mapping[str, Any], base: Job) -> dict[str, Any]:
@@ -152,7 +153,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--condition", action="append", choices=CONDITIONS, help="default: all")
     parser.add_argument("--all", action="store_true", help="all engines and models")
     parser.add_argument("--requests", type=positive, default=QUICK, help=f"at most {COUNT} (default: {QUICK})")
-    parser.add_argument("--tokens", type=positive, default=32, help="length of every answer (default: 32)")
+    parser.add_argument("--tokens", type=positive, default=16, help="length of every answer (default: 16)")
     parser.add_argument("--cache", type=Path, default=CACHE, help=f"folder of models and environments ({CACHE})")
     parser.add_argument("--python", action="append", default=[], metavar="ENVIRONMENT=PYTHON", help="use this one")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds of a condition (default: 3600)")
@@ -200,8 +201,7 @@ def run_all(options: argparse.Namespace, report: Report) -> None:
             job = Job(str(file), prompts, options.tokens, settings=settings)
             for row in measure(ENGINES[name], python, job, options.limit, wanted):
                 print_rows([{**run, **row}])
-                if row["condition"] in wanted:
-                    report.add({**run, "digest": digest(prompts), **row})
+                report.add({**run, "digest": digest(prompts), **row})
 
 
 def main() -> int:

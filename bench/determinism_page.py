@@ -28,8 +28,11 @@ SECTION: Final = re.compile(r"(<!-- bits: (\w+) -->\n).*?(<!-- end of bits -->)"
 COMPANY: Final = "batch of 32"
 """The condition of the README's first column: every server has it."""
 
-CELL, LABEL, HEAD = (70, 24), 190, 96
-"""Size of a cell of the picture, width of its labels, height of its head."""
+TIMED: Final = (ALONE, COMPANY)
+"""Conditions whose speeds the page shows."""
+
+CELL, LABEL, HEAD, MARGIN = (70, 24), 190, 110, 60
+"""Size of a cell of the picture, width of its labels, height of its head, and room for the last condition's name."""
 
 WHITE, RED = (232, 240, 232), (200, 70, 50)
 """Colours of no difference and of all answers."""
@@ -54,18 +57,24 @@ def models_of(report: Mapping[str, Any]) -> list[str]:
     return [name for name in LABELS if any(row["model"] == name for row in report["rows"])]
 
 
-def cell(row: Row | None) -> str:
-    """Return answers with other tokens / other log-probabilities (largest difference), or why there is none."""
+def cell(row: Row | None, count: int) -> str:
+    """Return answers with other tokens / other log-probabilities (largest difference), or why there is none.
+
+    Args:
+        row: of the condition.
+        count: requests of the engine's other conditions; a condition with fewer says how many it has.
+    """
     if row is None:
         return ""
     if "failed" in row:
         return "failed"
     if "not_offered" in row:
         return "-"
+    fewer = f" of {row['requests']}" if row["requests"] < count else ""
     if not row["logprobs"]:
         preempted = row["seen"].get("preemptions", 0)
-        return f"exact ({preempted} preemptions)" if preempted else "exact"
-    return f"{row['tokens']} / {row['logprobs']} ({row['largest']:.1g})"
+        return f"exact{fewer} ({preempted} preemptions)" if preempted else f"exact{fewer}"
+    return f"{row['tokens']} / {row['logprobs']}{fewer} ({row['largest']:.1g})"
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -82,7 +91,7 @@ def counts(report: Mapping[str, Any]) -> str:
             found = {row["condition"]: row for row in rows_of(report, name, model)}
             if found:
                 count = max(row["requests"] for row in found.values())
-                lines.append([name, str(count), *(cell(found.get(condition)) for condition in CONDITIONS)])
+                lines.append([name, str(count), *(cell(found.get(condition), count) for condition in CONDITIONS)])
         digests = {row["digest"] for row in report["rows"] if row["model"] == model}
         title = f"**{LABELS[model]}** (digest of the requests: {', '.join(sorted(digests))})"
         parts.append(title + "\n\n" + table(["", "requests", *CONDITIONS], lines))
@@ -90,19 +99,32 @@ def counts(report: Mapping[str, Any]) -> str:
 
 
 def settings(report: Mapping[str, Any]) -> str:
-    """Return a table of versions and settings, and of the speed that each setting has in the measured run."""
+    """Return a table of versions and settings, of their speeds in the measured run, and of what the best ones cost."""
     lines = []
     for name in measured(report):
         engine = ENGINES[name]
         version = next((each for each in engine.packages if not each.startswith("torch")), "")
-        speeds = []
-        for condition in (ALONE, COMPANY):
-            rows = [
-                row for row in rows_of(report, name) if row["condition"] == condition and "tokens_per_cpu_second" in row
-            ]
-            speeds.append(" / ".join(f"{row['tokens_per_cpu_second']:.3g}" for row in rows) or "-")
-        lines.append([name, version or f"ferrum {report['setting']['ferrum']}", engine.about, *speeds])
-    return table(["", "version", "settings", "tokens per CPU second, alone", "in a batch of 32"], lines)
+        speeds = [" / ".join(f"{each:.3g}" for each in _speeds(report, name, at).values()) or "-" for at in TIMED]
+        cost = ", ".join(_costs(report, name)) if engine.best else ""
+        lines.append([name, version or f"ferrum {report['setting']['ferrum']}", engine.about, *speeds, cost])
+    head = ["", "version", "settings", "tokens per CPU second, alone", f"in a {COMPANY}", "cost of the best settings"]
+    return table(head, lines)
+
+
+def _speeds(report: Mapping[str, Any], engine: str, condition: str) -> dict[str, float]:
+    """Return the tokens per processor second of a condition by model."""
+    rows = [row for row in rows_of(report, engine) if row["condition"] == condition]
+    return {row["model"]: row["tokens_per_cpu_second"] for row in rows if "tokens_per_cpu_second" in row}
+
+
+def _costs(report: Mapping[str, Any], best: str) -> Iterator[str]:
+    """Yield how many times as long the best settings take as the defaults, for the first model of both."""
+    for condition in TIMED:
+        slow = _speeds(report, best, condition)
+        quick = _speeds(report, best.removesuffix(", best"), condition)
+        model = next((name for name in LABELS if name in slow and name in quick), None)
+        if model is not None:
+            yield f"{quick[model] / slow[model]:.2g} times as long {'alone' if condition == ALONE else 'in the batch'}"
 
 
 def summary(report: Mapping[str, Any]) -> str:
@@ -111,16 +133,10 @@ def summary(report: Mapping[str, Any]) -> str:
     for name in measured(report):
         rows = [row for row in rows_of(report, name) if row["condition"] != ALONE and "tokens" in row]
         company = [row for row in rows if row["condition"] == COMPANY]
-        exact = [row for row in rows if not row["logprobs"]]
-        lines.append([name, *_shares(company), *_shares(rows), f"{len(exact)} of {len(rows)}"])
-    shares = [f"other {what}, {COMPANY}" for what in ("tokens", "log-probabilities")]
-    head = [
-        "answers with",
-        *shares,
-        "other tokens, all",
-        "other log-probabilities, all",
-        "conditions without a change",
-    ]
+        exact, total = sum(not row["logprobs"] for row in rows), sum(row["requests"] for row in rows)
+        lines.append([name, f"{total:,}", *_shares(company), *_shares(rows), f"{exact} of {len(rows)}"])
+    shares = [f"other {what}, {where}" for where in (COMPANY, "all") for what in ("tokens", "log-probabilities")]
+    head = ["", "answers compared", *shares, "conditions without a change"]
     return table(head, lines) + f"\n{_how(report)}\n"
 
 
@@ -157,7 +173,7 @@ def with_tables(text: str, report: Mapping[str, Any]) -> str:
 def drawn(report: Mapping[str, Any]) -> str:
     """Return the picture as SVG: a cell for each engine and condition, redder with more answers that differ."""
     names = measured(report)
-    width, height = LABEL + CELL[0] * len(CONDITIONS) + 10, HEAD + CELL[1] * len(names) + 10
+    width, height = LABEL + CELL[0] * len(CONDITIONS) + MARGIN, HEAD + CELL[1] * len(names) + 10
     lines = [*_heads(), *(line for place, name in enumerate(names) for line in _line(report, place, name))]
     body = "\n".join(lines)
     return (
@@ -176,8 +192,9 @@ def _line(report: Mapping[str, Any], place: int, name: str) -> Iterator[str]:
     y = HEAD + CELL[1] * place
     yield f'<text x="{LABEL - 8}" y="{y + 16}" text-anchor="end">{escape(name)}</text>'
     for column, condition in enumerate(CONDITIONS):
-        rows = [row for row in rows_of(report, name) if row["condition"] == condition and "tokens" in row]
-        x, text = LABEL + CELL[0] * column, "-"
+        known = [row for row in rows_of(report, name) if row["condition"] == condition]
+        rows = [row for row in known if "tokens" in row]
+        x, text = LABEL + CELL[0] * column, "-" if known else ""
         if rows:
             share = sum(row["logprobs"] for row in rows) / sum(row["requests"] for row in rows)
             text = f"{100 * share:.0f}%" if share else "exact"
