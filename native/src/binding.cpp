@@ -232,12 +232,9 @@ std::shared_ptr<Exchange> exchange(const Out<uint8_t>& memory, int64_t rank, int
     return std::make_shared<Exchange>(reinterpret_cast<std::byte*>(memory.data()), slots / 2, rank, ranks);
 }
 
-OperationPointer join(std::shared_ptr<Exchange> exchange, const In<float>& x, std::vector<int64_t> starts, const Out<float>& out,
-                      int64_t extent) {
-    require(starts.size() == (exchange == nullptr ? 2 : static_cast<size_t>(exchange->ranks()) + 1), "expected a start for each rank");
-    require(starts.front() == 0 && std::is_sorted(starts.begin(), starts.end()), "starts must ascend from 0");
-    require(exchange == nullptr || starts.back() * static_cast<int64_t>(sizeof(float)) <= exchange->slot_bytes(),
-            "a slot does not hold a row");
+OperationPointer join(std::shared_ptr<Exchange> exchange, const In<float>& x, Starts starts, const Out<float>& out, int64_t extent) {
+    const char* wrong = refusal(exchange.get(), starts);
+    require(wrong == nullptr, wrong);
     return std::make_shared<Join>(std::move(exchange), x.data(), Rows{out.data(), extent}, std::move(starts));
 }
 
@@ -401,7 +398,7 @@ NB_MODULE(_native, module) {
     module.def("activate", &activate, as_is, as_is_or_none, nb::arg().none(), nb::arg(), as_is, nb::arg());
     module.def("linear", &linear, nb::arg(), as_is, as_is, nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none());
     module.def("experts", &experts, nb::arg(), as_is, as_is, as_is, nb::arg(), nb::arg(), as_is, nb::arg(), nb::arg(), nb::arg(),
-               nb::arg().none());
+               nb::arg().none(), nb::arg().none(), nb::arg());
     module.def("head_linear", &head_linear, nb::arg(), as_is, as_is, nb::arg(), nb::arg(), nb::arg(), nb::arg());
     module.def("rope_store", &rope_store, nb::arg(), as_is, as_is_or_none, as_is_or_none, as_is, nb::arg(), as_is_or_none,
                as_is_or_none, as_is, nb::arg(), nb::arg(), as_is_or_none, nb::arg(), nb::arg().none());

@@ -28,6 +28,8 @@ void pause() {
 #endif
 }
 
+void copy(float* to, const float* from, int64_t numbers) { std::memcpy(to, from, static_cast<size_t>(numbers) * sizeof(float)); }
+
 }  // namespace
 
 void Exchange::begin(int64_t step) { now_ = step << kStepShift; }
@@ -59,34 +61,42 @@ void Exchange::meet() {
     }
 }
 
-void Join::run(Runtime& runtime, int thread) {
-    const int64_t rows = runtime.step.count(out_.extent), columns = starts_.back();
-    const auto copy = [](float* to, const float* from, int64_t numbers) { std::memcpy(to, from, static_cast<size_t>(numbers) * sizeof(float)); };
-    if (exchange_ == nullptr) {
-        const auto [begin, end] = share(runtime, rows, thread);
-        return copy(out_.data + begin * columns, x_ + begin * columns, (end - begin) * columns);
-    }
-    const auto rank = static_cast<size_t>(exchange_->rank());
-    const int64_t own = starts_[rank + 1] - starts_[rank];
-    const int64_t most = exchange_->slot_bytes() / (columns * static_cast<int64_t>(sizeof(float)));  // rows
+const char* refusal(const Exchange* exchange, const Starts& starts) {
+    if (starts.size() != (exchange == nullptr ? 2 : static_cast<size_t>(exchange->ranks()) + 1)) return "expected a start for each rank";
+    if (starts.front() != 0 || !std::is_sorted(starts.begin(), starts.end())) return "starts must ascend from 0";
+    const bool holds = exchange == nullptr || starts.back() * static_cast<int64_t>(sizeof(float)) <= exchange->slot_bytes();
+    return holds ? nullptr : "a slot does not hold a row";
+}
+
+void join_columns(Exchange& exchange, Runtime& runtime, int thread, int64_t rows, const Starts& starts, const float* x, float* out) {
+    const auto rank = static_cast<size_t>(exchange.rank());
+    const int64_t columns = starts.back(), own = starts[rank + 1] - starts[rank];
+    const int64_t most = exchange.slot_bytes() / (columns * static_cast<int64_t>(sizeof(float)));  // rows
     for (int64_t first = 0; first < rows; first += most) {
         const int64_t count = std::min(most, rows - first);
-        auto* slot = reinterpret_cast<float*>(exchange_->slot());  // of each rank in turn, its rows
+        auto* slot = reinterpret_cast<float*>(exchange.slot());  // of each rank in turn, its rows
         const auto [begin, end] = share(runtime, count, thread);
-        copy(slot + count * starts_[rank] + begin * own, x_ + (first + begin) * own, (end - begin) * own);
+        copy(slot + count * starts[rank] + begin * own, x + (first + begin) * own, (end - begin) * own);
         runtime.team.barrier();
         if (thread == 0) {
-            exchange_->meet();
-            exchange_->count(count * (columns - own) * static_cast<int64_t>(sizeof(float)));
+            exchange.meet();
+            exchange.count(count * (columns - own) * static_cast<int64_t>(sizeof(float)));
         }
         runtime.team.barrier();
         for (int64_t row = begin; row < end; ++row)
-            for (size_t each = 0; each + 1 < starts_.size(); ++each) {
-                const int64_t width = starts_[each + 1] - starts_[each];
-                const float* from = each == rank ? x_ + (first + row) * own : slot + count * starts_[each] + row * width;
-                copy(out_.data + (first + row) * columns + starts_[each], from, width);
+            for (size_t each = 0; each + 1 < starts.size(); ++each) {
+                const int64_t width = starts[each + 1] - starts[each];
+                const float* from = each == rank ? x + (first + row) * own : slot + count * starts[each] + row * width;
+                copy(out + (first + row) * columns + starts[each], from, width);
             }
     }
+}
+
+void Join::run(Runtime& runtime, int thread) {
+    const int64_t rows = runtime.step.count(out_.extent), columns = starts_.back();
+    if (exchange_ != nullptr) return join_columns(*exchange_, runtime, thread, rows, starts_, x_, out_.data);
+    const auto [begin, end] = share(runtime, rows, thread);
+    copy(out_.data + begin * columns, x_ + begin * columns, (end - begin) * columns);
 }
 
 }  // namespace ferrum

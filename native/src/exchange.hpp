@@ -51,10 +51,19 @@ private:
     int64_t bytes_read_ = 0;
 };
 
+// Where the columns of each rank begin, and the number of all.
+using Starts = std::vector<int64_t>;
+
+// Why starts do not fit an exchange, or null; without an exchange there is one rank.
+const char* refusal(const Exchange* exchange, const Starts& starts);
+
+// Copy the columns of all ranks to `out`, from the own ones. All threads call it, after a barrier if others wrote to x.
+void join_columns(Exchange& exchange, Runtime& runtime, int thread, int64_t rows, const Starts& starts, const float* x, float* out);
+
 // The columns of all ranks, from the own ones.
 class Join final : public Operation {
 public:
-    Join(std::shared_ptr<Exchange> exchange, const float* x, Rows out, std::vector<int64_t> starts)
+    Join(std::shared_ptr<Exchange> exchange, const float* x, Rows out, Starts starts)
         : exchange_(std::move(exchange)), x_(x), out_(out), starts_(std::move(starts)) {}
     void run(Runtime& runtime, int thread) override;
 
@@ -62,7 +71,7 @@ private:
     std::shared_ptr<Exchange> exchange_;  // null with one rank
     const float* x_;
     Rows out_;
-    std::vector<int64_t> starts_;
+    Starts starts_;
 };
 
 }  // namespace ferrum

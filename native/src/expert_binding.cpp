@@ -4,6 +4,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include "experts.hpp"
 #include "head_linear.hpp"
@@ -37,19 +38,27 @@ void check_matrices(const Weight& weight, int64_t count) {
 std::shared_ptr<Operation> experts(Runtime& runtime, const Out<float>& x, const In<float>& scores, const Out<float>& out,
                                    const RoutingTuple& routing, const WeightTriple& weights, const ExpertVectors& vectors,
                                    const ActivationTuple& activation, int64_t extent, int64_t max_rows,
-                                   std::shared_ptr<AdapterSite> site) {
+                                   std::shared_ptr<AdapterSite> site, std::shared_ptr<Exchange> exchange, Starts starts) {
     const Routing made = routing_of(routing, vectors);
     const auto& [gate, up, down] = weights;
     for (const auto& weight : {gate, up, down}) check_matrices(*weight, made.experts);
     require(gate->outputs() == up->outputs() && gate->inputs() == up->inputs(), "gate and up differ in shape");
-    require(down->inputs() * made.experts == gate->outputs(), "down takes other rows than gate and up give");
-    require(down->outputs() == gate->inputs() * made.experts, "down gives other rows than gate and up take");
+    if (starts.empty()) {  // no rank has a part
+        exchange = nullptr;
+        starts = {0, down->inputs()};
+        require(down->outputs() == gate->inputs() * made.experts, "down gives other rows than gate and up take");
+    }
+    const char* wrong = refusal(exchange.get(), starts);
+    require(wrong == nullptr, wrong);
+    const size_t rank = exchange == nullptr ? 0 : static_cast<size_t>(exchange->rank());
+    require((starts[rank + 1] - starts[rank]) * made.experts == gate->outputs(), "gate and up have other rows than their part");
+    require(down->inputs() == starts.back(), "down takes other rows than gate and up give");
     const auto& [selection_bias, expert_scale, gate_bias, up_bias, down_bias] = vectors;
     for (const auto& bias : {gate_bias, up_bias}) check_vector(bias, gate->outputs());
     check_vector(down_bias, down->outputs());
     const ExpertWeights all{gate, up, down, data_or_null(gate_bias), data_or_null(up_bias), data_or_null(down_bias)};
     return std::make_shared<Experts>(runtime, Rows{x.data(), extent}, scores.data(), out.data(), made, all,
-                                     activation_of(activation), max_rows, std::move(site));
+                                     activation_of(activation), max_rows, std::move(site), std::move(exchange), std::move(starts));
 }
 
 std::shared_ptr<Operation> head_linear(Runtime& runtime, const Out<float>& x, const Out<float>& out,

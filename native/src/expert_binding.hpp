@@ -7,6 +7,7 @@
 
 #include "adapters.hpp"
 #include "arrays.hpp"
+#include "exchange.hpp"
 #include "format_names.hpp"
 #include "operations.hpp"
 
@@ -23,7 +24,7 @@ using ExpertVectors = std::tuple<MaybeFloats, MaybeFloats, MaybeFloats, MaybeFlo
 std::shared_ptr<Operation> experts(Runtime& runtime, const Out<float>& x, const In<float>& scores, const Out<float>& out,
                                    const RoutingTuple& routing, const WeightTriple& weights, const ExpertVectors& vectors,
                                    const ActivationTuple& activation, int64_t extent, int64_t max_rows,
-                                   std::shared_ptr<AdapterSite> site);
+                                   std::shared_ptr<AdapterSite> site, std::shared_ptr<Exchange> exchange, Starts starts);
 
 std::shared_ptr<Operation> head_linear(Runtime& runtime, const Out<float>& x, const Out<float>& out,
                                        std::shared_ptr<Weight> weight, int64_t heads, int64_t extent, int64_t max_rows);

@@ -24,7 +24,7 @@ struct Experts::Shared {
     float *up, *t, *weighted;  // in a step with adapters: products of up, those by matrices A, and inputs with weights
     // Until the products of gate and up are done:
     std::byte *alone, *tiles;
-    float* hidden;
+    float *hidden, *own;  // the results of gate and up, and those of this rank
     // Then in their place:
     float* results;
     int64_t bytes;
@@ -35,14 +35,15 @@ struct Experts::Shared {
         experts = parts.take<int32_t>(pairs);
         weights = parts.take<float>(pairs);
         packed_hidden = parts.take<std::byte>(e.hidden_bytes_ * pairs);
-        up = parts.take<float>(e.adapted_pairs_ * e.hidden_);
+        up = parts.take<float>(e.adapted_pairs_ * e.own_);
         t = parts.take<float>(e.numbers_);
         weighted = parts.take<float>(e.routing_.on_input ? e.adapted_pairs_ * e.columns_ : 0);
         Parts late = parts;
         alone = parts.take<std::byte>(e.inner_bytes_ * (e.by_pair_ ? pairs : e.max_rows_));
         tiles = parts.take<std::byte>(e.inner_bytes_ * pairs);
         hidden = parts.take<float>(pairs * e.hidden_);
-        results = late.take<float>(std::min(pairs * e.columns_, std::max(kResults, pairs * kPanel)));
+        own = e.exchange_ == nullptr ? hidden : parts.take<float>(pairs * e.own_);
+        results = late.take<float>(std::min(pairs * e.outputs_, std::max(kResults, pairs * kPanel)));
         bytes = std::max(parts.used(), late.used());
     }
 };
@@ -73,24 +74,26 @@ struct Experts::Own {
 };
 
 Experts::Experts(Runtime& runtime, Rows x, const float* scores, float* out, const Routing& routing, const ExpertWeights& weights,
-                 const Activation& activation, int64_t max_rows, std::shared_ptr<AdapterSite> site)
+                 const Activation& activation, int64_t max_rows, std::shared_ptr<AdapterSite> site,
+                 std::shared_ptr<Exchange> exchange, Starts starts)
     : x_(x), scores_(scores), out_(out), routing_(routing), weights_(weights), max_rows_(max_rows),
-      columns_(weights.gate->inputs()), hidden_(weights.down->inputs()), runtime_(runtime), site_(std::move(site)),
-      activation_(activation) {
+      columns_(weights.gate->inputs()), outputs_(weights.down->outputs() / routing.experts), hidden_(weights.down->inputs()),
+      own_(weights.gate->outputs() / routing.experts), runtime_(runtime), site_(std::move(site)), activation_(activation),
+      exchange_(std::move(exchange)), starts_(std::move(starts)) {
     const ExpertWeights& w = weights_;
     by_pair_ = routing_.on_input;
     if (w.gate->packs_like(*w.up)) {
-        inner_.push_back({w.gate.get(), w.up.get(), hidden_, w.gate_bias, w.up_bias, activation, false});
+        inner_.push_back({w.gate.get(), w.up.get(), own_, w.gate_bias, w.up_bias, activation, false});
     } else {
-        inner_.push_back({w.up.get(), nullptr, hidden_, w.up_bias, nullptr, {}, false});
-        inner_.push_back({w.gate.get(), nullptr, hidden_, w.gate_bias, nullptr, activation, true});
+        inner_.push_back({w.up.get(), nullptr, own_, w.up_bias, nullptr, {}, false});
+        inner_.push_back({w.gate.get(), nullptr, own_, w.gate_bias, nullptr, activation, true});
     }
-    plain_.push_back({w.up.get(), nullptr, hidden_, w.up_bias, nullptr, {}, false});  // rows are packed for up first
-    plain_.push_back({w.gate.get(), nullptr, hidden_, w.gate_bias, nullptr, {}, false});
-    for (GroupedProduct& product : plain_) product.stride = product.row_step = hidden_;
-    outer_ = {w.down.get(), nullptr, columns_, w.down_bias, nullptr, {}, false};
+    plain_.push_back({w.up.get(), nullptr, own_, w.up_bias, nullptr, {}, false});  // rows are packed for up first
+    plain_.push_back({w.gate.get(), nullptr, own_, w.gate_bias, nullptr, {}, false});
+    for (GroupedProduct& product : plain_) product.stride = product.row_step = own_;
+    outer_ = {w.down.get(), nullptr, outputs_, w.down_bias, nullptr, {}, false};
     for (GroupedProduct& product : inner_) {
-        product.stride = product.row_step = hidden_;
+        product.stride = product.row_step = own_;
         inner_bytes_ = std::max(inner_bytes_, runtime.kernels.packed_bytes(product.weight->format(), 1, columns_));
         by_pair_ = by_pair_ || product.weight->order() != nullptr;
         tile_bytes_ = std::max(tile_bytes_, tile_bytes(runtime, *product.weight, 1));
@@ -140,15 +143,21 @@ void Experts::run(Runtime& runtime, int thread) {
             pack_alone(runtime, s, o, *product.weight, own.begin, own.end);
             runtime.team.barrier();
         }
-        multiply_inner(runtime, s, o, groups, product, adapted && first ? s.up : s.hidden, thread);
+        multiply_inner(runtime, s, o, groups, product, adapted && first ? s.up : s.own, thread);
     }
     runtime.team.barrier();
     if (adapted) adapt_inner(runtime, s, rows, thread);
+    if (exchange_ != nullptr) join_inner(runtime, s, rows, thread);
+    if (adapted) {
+        float* const ys[] = {nullptr, nullptr, nullptr};
+        const int64_t outputs[] = {0, 0, 0};
+        shrink(runtime, thread, outer_jobs_, adapted_outer(s, outer_, ys, outputs));
+    }
     const int64_t width = strip(rows * routing_.top_k);
-    for (int64_t begin = 0; begin < columns_; begin += width) {
+    for (int64_t begin = 0; begin < outputs_; begin += width) {
         GroupedProduct product = outer_;
         product.begin = begin;
-        product.columns = product.stride = product.row_step = std::min(width, columns_ - begin);
+        product.columns = product.stride = product.row_step = std::min(width, outputs_ - begin);
         if (begin > 0) runtime.team.barrier();  // wait until the results of the last strip are free
         multiply_outer(runtime, s, o, groups, product, thread);
         runtime.team.barrier();
@@ -163,7 +172,7 @@ void Experts::run(Runtime& runtime, int thread) {
 }
 
 // The columns of results that are computed at a time.
-int64_t Experts::strip(int64_t pairs) const { return std::min(columns_, std::max(kPanel, kResults / pairs / kPanel * kPanel)); }
+int64_t Experts::strip(int64_t pairs) const { return std::min(outputs_, std::max(kPanel, kResults / pairs / kPanel * kPanel)); }
 
 // Inputs without weights are packed meanwhile. The packings come first, so that with one row a thread does each.
 void Experts::route_rows(const Runtime& runtime, const Shared& s, const Own& o, int64_t rows, int thread) const {
@@ -185,7 +194,7 @@ void Experts::pack_alone(const Runtime& runtime, const Shared& s, const Own& o, 
             for (int64_t column = 0; column < columns_; ++column) o.weighted[column] = from[column] * s.weights[i];
             from = o.weighted;
         }
-        const int32_t* order = by_pair_ ? weight.order(s.experts[i] * hidden_) : nullptr;
+        const int32_t* order = by_pair_ ? weight.order(s.experts[i] * own_) : nullptr;
         pack_tiles(runtime, {{weight.format(), 1}, 0, 1}, from, columns_, order, o.tile, s.alone + i * bytes);
     }
 }
@@ -258,7 +267,7 @@ void Experts::list_jobs(const Runtime& runtime, const Own& o, const RowGroups& g
     }
 }
 
-// Change the products of gate and up, activate them, and multiply them by the matrices A of down: results take their place.
+// Change the products of gate and up, and activate them.
 void Experts::adapt_inner(Runtime& runtime, const Shared& s, int64_t rows, int thread) const {
     const int64_t pairs = rows * routing_.top_k;
     if (routing_.on_input) {
@@ -268,8 +277,8 @@ void Experts::adapt_inner(Runtime& runtime, const Shared& s, int64_t rows, int t
                 s.weighted[pair * columns_ + column] = x_.data[pair / routing_.top_k * columns_ + column] * s.weights[pair];
         runtime.team.barrier();
     }
-    float* const ys[] = {s.hidden, s.up, nullptr};
-    const int64_t outputs[] = {hidden_, hidden_, 0};
+    float* const ys[] = {s.own, s.up, nullptr};
+    const int64_t outputs[] = {own_, own_, 0};
     const AdaptedProducts of{0, 2, routing_.on_input ? s.weighted : x_.data, columns_, ys, outputs, s.t};
     shrink(runtime, thread, inner_jobs_, of);
     runtime.team.barrier();
@@ -277,15 +286,19 @@ void Experts::adapt_inner(Runtime& runtime, const Shared& s, int64_t rows, int t
     runtime.team.barrier();
     const auto [begin, end] = share(runtime, pairs, thread);
     if (begin < end)
-        runtime.kernels.activate_all(activation_, s.hidden + begin * hidden_, s.up + begin * hidden_, (end - begin) * hidden_,
-                                     s.hidden + begin * hidden_);
+        runtime.kernels.activate_all(activation_, s.own + begin * own_, s.up + begin * own_, (end - begin) * own_, s.own + begin * own_);
     runtime.team.barrier();
-    shrink(runtime, thread, outer_jobs_, adapted_outer(s, outer_, ys, outputs));
+}
+
+// Join the results of gate and up of all ranks, which list the pairs in one order.
+void Experts::join_inner(Runtime& runtime, const Shared& s, int64_t rows, int thread) const {
+    join_columns(*exchange_, runtime, thread, rows * routing_.top_k, starts_, s.own, s.hidden);
+    runtime.team.barrier();
 }
 
 // The products of down that are computed at a time.
 AdaptedProducts Experts::adapted_outer(const Shared& s, const GroupedProduct& product, float* const* ys, const int64_t* outputs) const {
-    return {2, 3, s.hidden, hidden_, ys, outputs, s.t, product.begin, columns_};
+    return {2, 3, s.hidden, hidden_, ys, outputs, s.t, product.begin, outputs_};
 }
 
 void Experts::multiply_outer(Runtime& runtime, const Shared& s, const Own& o, const RowGroups& groups, GroupedProduct product,
@@ -314,7 +327,7 @@ void Experts::add_results(const Runtime& runtime, const Shared& s, const Own& o,
         for (int64_t i = 0; i < top_k; ++i) o.rows[i] = s.results + o.places[row * top_k + i] * width;
         const float* weights = routing_.on_input ? nullptr : s.weights + row * top_k;
         const int64_t from = (at - row * parts) * kColumns, to = std::min(width, (last - row * parts) * kColumns);
-        runtime.kernels.add_rows(o.rows, weights, top_k, from, to, out_ + row * columns_ + product.begin);
+        runtime.kernels.add_rows(o.rows, weights, top_k, from, to, out_ + row * outputs_ + product.begin);
         at = last;
     }
 }

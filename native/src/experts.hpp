@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "adapters.hpp"
+#include "exchange.hpp"
 #include "operations.hpp"
 #include "routing.hpp"
 #include "row_groups.hpp"
@@ -21,10 +22,12 @@ struct ExpertWeights {
 // Each row through its experts. The rows are packed once, alone; tiles of the rows of an expert are gathered from them. With
 // weights on inputs, or an order of inputs for each expert, each pair of a row and an expert is packed.
 // In a step with adapters of its site, gate and up are two products, which adapters change before the activation.
+// With ranks, each has some outputs of gate and up, whose results are joined, and some outputs of down.
 class Experts final : public Operation {
 public:
     Experts(Runtime& runtime, Rows x, const float* scores, float* out, const Routing& routing, const ExpertWeights& weights,
-            const Activation& activation, int64_t max_rows, std::shared_ptr<AdapterSite> site = nullptr);
+            const Activation& activation, int64_t max_rows, std::shared_ptr<AdapterSite> site = nullptr,
+            std::shared_ptr<Exchange> exchange = nullptr, Starts starts = {});
     void prepare() override;
     void run(Runtime& runtime, int thread) override;
     int64_t experts_read() const override { return experts_read_; }
@@ -41,6 +44,7 @@ private:
                         float* y, int thread) const;
     void list_jobs(const Runtime& runtime, const Own& o, const RowGroups& groups);
     void adapt_inner(Runtime& runtime, const Shared& s, int64_t rows, int thread) const;
+    void join_inner(Runtime& runtime, const Shared& s, int64_t rows, int thread) const;
     AdaptedProducts adapted_outer(const Shared& s, const GroupedProduct& product, float* const* ys, const int64_t* outputs) const;
     int64_t strip(int64_t pairs) const;
     void multiply_outer(Runtime& runtime, const Shared& s, const Own& o, const RowGroups& groups, GroupedProduct product,
@@ -55,7 +59,7 @@ private:
     ExpertWeights weights_;
     std::vector<GroupedProduct> inner_;  // gate and up: one product, or one for each of two formats
     GroupedProduct outer_;
-    int64_t max_rows_, columns_, hidden_;  // columns of x, and of an expert
+    int64_t max_rows_, columns_, outputs_, hidden_, own_;  // columns of x, of results, of an expert, and its own ones
     int64_t inner_bytes_ = 0, hidden_bytes_ = 0;  // of a packed row
     int64_t tile_bytes_ = 0;
     bool by_pair_ = false;
@@ -66,6 +70,9 @@ private:
     std::shared_ptr<AdapterSite> site_;
     Activation activation_;
     std::vector<GroupedProduct> plain_;  // up, gate
+    // Of ranks:
+    std::shared_ptr<Exchange> exchange_;  // null with one rank
+    Starts starts_;                       // of the columns of an expert
     // Of a step:
     int64_t adapted_pairs_ = 0;  // all pairs if a row has an adapter, else 0
     int64_t numbers_ = 0;        // products by matrices A

@@ -208,6 +208,7 @@ class Operations(Protocol):
         up_bias: Vector | None = None,
         down_bias: Vector | None = None,
         site: AdapterSite | None = None,
+        inner: tuple[int, ...] = (),
     ) -> Array:
         """Send each row to its experts and add their weighted results: [R, H] -> [R, H] (Shazeer et al. 2017).
 
@@ -220,8 +221,10 @@ class Operations(Protocol):
             expert_scale: [experts], a factor of each expert's weight.
             gate_bias, up_bias, down_bias: [experts x N] or [experts x H]; those of gate and up are both given or none.
             site: whose adapters change the products of each row, before the activation and before the row's weights.
+            inner: the first of the N columns of each rank, and the number of all: gate, up and down have some of their
+                rows for each expert, and the result has the columns of down's. Empty: this rank has all.
         """
-        return x.like()
+        return x.like(down.shape[0] // routing.num_experts)
 
     @operation(pool=Pool.WRITE)
     def rope_store(

@@ -383,8 +383,9 @@ def _count(part: Rows) -> int:
 
 
 def _numbers(part: Rows) -> slice | list[int]:
-    """Return which numbers of a vector a part has. Its runs have one part each."""
+    """Return which numbers of a vector a part has. Those of a run are adjacent."""
     if isinstance(part, slice):
         return part
     runs = (part,) if isinstance(part, Runs) else part
-    return [number for run in runs for number in range(run.first, run.first + run.count)]
+    firsts = [(run.first + each * run.whole, run.count) for run in runs for each in range(run.parts)]
+    return [number for first, count in firsts for number in range(first, first + count)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,10 +14,12 @@ from ferrum.models.builder import Builder
 from ferrum.models.spec import MlpSpec
 from ferrum.models.tensor_names import Runs, View
 from ferrum.nn.block import Experts
-from ferrum.nn.linear import NamedWeight, Norm
+from ferrum.nn.linear import NamedWeight, Norm, Starts
 
 MAX_EXPERTS: Final = 4096
 """Limit of the experts of a layer, whose names are listed before any tensor is read; released models have up to 512."""
+
+_MATRICES: Final = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class ExpertsSpec:
     def build(self, make: Builder) -> Experts:
         """Return the part with its parameters."""
         count, hidden = self.routing.num_experts, make.hidden_size
+        cuts = {name: make.cut(f"experts.{name}", self._sizes(make, name)[0]) for name in _MATRICES}
         if hidden % PANEL or self.intermediate_size % PANEL:
             what = f"config.json: experts from {hidden} numbers to {self.intermediate_size}"
             raise Unsupported(what, f"both must be multiples of {PANEL}")
@@ -91,17 +95,23 @@ class ExpertsSpec:
         return Experts(
             router=make.linear((self.router,), (count,), hidden, bias=self.router_bias, exact=True, whole=True),
             routing=self.routing,
-            gate=self._matrix(make, "gate_proj"),
-            up=self._matrix(make, "up_proj"),
-            down=self._matrix(make, "down_proj"),
+            gate=self._matrix(make, "gate_proj", cuts),
+            up=self._matrix(make, "up_proj", cuts),
+            down=self._matrix(make, "down_proj", cuts),
             activation=self.activation,
             selection_bias=self._vector(make, "selection_bias", self.selection_bias),
             expert_scale=self._vector(make, "expert_scale", self.expert_scale),
-            biases=(self._bias(make, "gate_proj"), self._bias(make, "up_proj"), self._bias(make, "down_proj")),
+            biases=(
+                self._bias(make, "gate_proj", cuts),
+                self._bias(make, "up_proj", cuts),
+                self._bias(make, "down_proj", cuts),
+            ),
             shared=None if self.shared is None else self.shared.build(make.under(self.shared_name)),
             shared_gate=gate,
             norm=None if self.norm is None else make.norm(self.norm),
             router_norm=self._router_norm(make),
+            inner=cuts["up_proj"] or (),
+            join=cuts["down_proj"],
         )
 
     def _router_norm(self, make: Builder) -> Norm | None:
@@ -117,16 +127,24 @@ class ExpertsSpec:
         sizes = make.hidden_size, self.intermediate_size
         return sizes if name == "down_proj" else (sizes[1], sizes[0])
 
-    def _matrix(self, make: Builder, name: str) -> NamedWeight:
+    def _matrix(self, make: Builder, name: str, cuts: Mapping[str, Starts | None]) -> NamedWeight:
         outputs, inputs = self._sizes(make, name)
-        view = self._view(name, "weight", "")
-        return make.matrix(f"experts.{name}.weight", (self.routing.num_experts * outputs, inputs), view)
+        shape, view = (self.routing.num_experts * outputs, inputs), self._view(name, "weight", "")
+        return make.matrix(f"experts.{name}.weight", shape, view, part=self._part(make, cuts[name]))
 
-    def _bias(self, make: Builder, name: str) -> Array | None:
+    def _bias(self, make: Builder, name: str, cuts: Mapping[str, Starts | None]) -> Array | None:
         if not self.bias:
             return None
         count = self.routing.num_experts * self._sizes(make, name)[0]
-        return make.vector(f"experts.{name}.bias", count, self._view(name, "bias", "_bias"))
+        view = self._view(name, "bias", "_bias")
+        return make.vector(f"experts.{name}.bias", count, view, part=self._part(make, cuts[name]))
+
+    def _part(self, make: Builder, cut: Starts | None) -> Runs | None:
+        """Return the outputs of this rank, the same ones of each expert; None: all."""
+        if cut is None:
+            return None
+        own = make.ranks.own(cut)
+        return Runs(self.routing.num_experts, cut[-1], own.start, own.stop - own.start)
 
     def _view(self, name: str, kind: str, suffix: str) -> View:
         """Return where all experts' numbers of a matrix or a bias are: in a tensor of each, or in a fused one."""

@@ -137,6 +137,8 @@ class Experts:
         shared: a feed-forward that every row takes, or None.
         shared_gate: [R, H] -> [R, 1], whose sigmoid is a factor of `shared`; None: no factor.
         norm, router_norm: of the inputs of the experts and of the router, or None.
+        inner: see `Operations.experts`.
+        join: where the parts of ranks begin in the result, or None.
     """
 
     router: Linear
@@ -152,6 +154,8 @@ class Experts:
     shared_gate: Linear | None = None
     norm: Norm | None = None
     router_norm: Norm | None = None
+    inner: Starts = ()
+    join: Starts | None = None
 
     def __call__(self, kernels: Operations, x: Array) -> Array:
         """Return [R, H] -> [R, H]."""
@@ -159,7 +163,8 @@ class Experts:
         x = x if self.norm is None else self.norm(kernels, x)
         weights = self.gate.weight, self.up.weight, self.down.weight
         vectors = self.selection_bias, self.expert_scale, *self.biases
-        y = kernels.experts(x, scores, self.routing, *weights, self.activation, *vectors)
+        y = kernels.experts(x, scores, self.routing, *weights, self.activation, *vectors, inner=self.inner)
+        y = joined(kernels, y, self.join)
         if self.shared is None:
             return y
         gate = None if self.shared_gate is None else self.shared_gate(kernels, x)[0]

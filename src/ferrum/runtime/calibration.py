@@ -238,7 +238,7 @@ class _Watched(Operations):
 
     def _show_experts(self, x: Array, scores: Array, routing: Routing, *rest: Any) -> None:
         """Show the inputs of each expert's rows. Only computing the experts gives those of the last matrix."""
-        gate, up, down, activation, *vectors, _ = rest
+        gate, up, down, activation, *vectors, _, _ = rest
         selection, scale, *biases = (None if each is None else self._host(each) for each in vectors)
         routed = route(self._host(scores), routing, selection, scale)
         one, two, three = (_Shown(each, each, self._show) for each in (gate, up, down))

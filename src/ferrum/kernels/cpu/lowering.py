@@ -206,6 +206,7 @@ class Lowering:
         up_bias: F32 | None,
         down_bias: F32 | None,
         site: AdapterSite | None,
+        inner: tuple[int, ...],
         out: Operand,
     ) -> Native:
         for weight in (gate, up, down):
@@ -213,8 +214,9 @@ class Lowering:
         weights = gate.native, up.native, down.native
         vectors = selection_bias, expert_scale, gate_bias, up_bias, down_bias
         given = astuple(routing), weights, vectors, curve(activation)
+        ranks = self._site(site), self.exchange, list(inner)
         return self.library.experts(
-            self.runtime, x.array, scores.array, out.array, *given, x.extent, x.max_rows, self._site(site)
+            self.runtime, x.array, scores.array, out.array, *given, x.extent, x.max_rows, *ranks
         )
 
     def rope_store(

@@ -61,6 +61,7 @@ def experts(
     up_bias: DeviceVector | None,
     down_bias: DeviceVector | None,
     site: AdapterSite | None,  # noqa: ARG001 - this backend has no adapters
+    inner: tuple[int, ...],  # noqa: ARG001 - nor ranks
     out: Operand,
 ) -> list[Launch]:
     """Return the launches of `Operations.experts`.

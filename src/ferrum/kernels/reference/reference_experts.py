@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -92,6 +93,7 @@ def add_experts(
     activation: Activation,
     routing: Routing,
     changes: ExpertChanges | None = None,
+    join: Callable[[F32], F32] | None = None,
 ) -> F32:
     """Add the weighted results of each row's experts in ascending order.
 
@@ -100,9 +102,12 @@ def add_experts(
         weights: gate, up and down of all experts.
         biases: those of their products.
         changes: of adapters, or None.
+        join: returns the inner columns of all ranks, from the own ones; None: there are no others.
+
+    Returns: [R, outputs of a down].
     """
     sizes = [rows_of_group(weight, routing.num_experts, "experts") for weight in weights]
-    out = np.zeros_like(x)
+    out = np.zeros((len(x), sizes[2]), np.float32)
     for expert in np.unique(routed.experts):
         rows, at = np.nonzero(routed.experts == expert)
         shares = routed.weights[rows, at][:, None]
@@ -115,7 +120,8 @@ def add_experts(
             return y if changes is None else changes.change(matrix, int(expert), rows, of, y)  # noqa: B023
 
         inputs = x[rows] * shares if routing.on_input else x[rows]
-        results = product(2, gated(product(0, inputs), product(1, inputs), activation))
+        hidden = gated(product(0, inputs), product(1, inputs), activation)
+        results = product(2, hidden if join is None else join(hidden))
         out[rows] = fused(results, np.ones_like(shares) if routing.on_input else shares, out[rows])
     return out
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -269,11 +270,13 @@ class ReferenceKernels(Kernels):
         up_bias: F32 | None = None,
         down_bias: F32 | None = None,
         site: AdapterSite | None = None,
+        inner: tuple[int, ...] = (),
     ) -> F32:
         changes = None if site is None else ExpertChanges(self.tables.adapters, site)
         routed = route(scores, routing, selection_bias, expert_scale)
         weights, biases = (gate, up, down), (gate_bias, up_bias, down_bias)
-        return add_experts(x, routed, weights, biases, activation, routing, changes)
+        join = partial(self.join, starts=inner) if inner else None
+        return add_experts(x, routed, weights, biases, activation, routing, changes, join)
 
     def rope_store(
         self,
