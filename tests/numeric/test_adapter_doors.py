@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,12 @@ import pytest
 from command_kit import Outcome
 from ferrum import (
     LLM,
-    AdapterUse,
     LogitsPolicy,
     LoraMetricsSnapshot,
-    Rows,
     SamplingParams,
-    Span,
-    SpanExtras,
-    StepBatch,
     UnifiedBatch,
     UnifiedBatchItem,
     UnifiedItem,
-    Unsupported,
-    Want,
     load_executor,
 )
 from ferrum.client.records.record import read_record
@@ -37,7 +29,6 @@ from ferrum.sources.adapters.open_adapter import open_adapter
 from ferrum.sources.read_model import read_spec
 from ferrum.verbs.load_executor import LocalExecutor
 from lora_files import write_lora
-from rank_threads import RankThreads
 from tiny import directory_of, find
 from tiny_with_tokenizer import spoken
 
@@ -139,13 +130,3 @@ def test_named_verbs_use_adapters_by_their_keys(executor: LocalExecutor, files: 
     assert executor.lora_metrics_snapshot().loaded == ("k0",)
     with pytest.raises(RequestError, match="no adapter 'k1' is loaded"):
         logits("s", "k1")
-
-
-def test_several_ranks_refuse_adapters(files: list[Path]) -> None:
-    with closing(RankThreads(2, directory_of(CASE), kv_capacity=256, dtype="float32", threads=1)) as ranks:
-        with pytest.raises(Unsupported, match="several ranks"):
-            load(ranks.executor, "a", files[0])
-        extras = SpanExtras(adapters=(AdapterUse("a"),))
-        span = Span("s", 0, PROMPT, Want.LOGITS, Rows.LAST, extras=extras)
-        (error,) = ranks.executor.submit(StepBatch((span,))).result().results
-        assert isinstance(error, Unsupported)

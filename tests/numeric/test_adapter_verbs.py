@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +23,10 @@ from ferrum import (
     StepBatch,
     UnifiedBatch,
     UnifiedBatchItem,
-    Unsupported,
     Want,
 )
 from ferrum.core.errors import KvExhausted, RequestError, UnknownSequence
 from ferrum.verbs.load_executor import LocalExecutor
-from rank_threads import RankThreads
-from tiny import directory_of
 
 PROMPT, NEXT = (3, 1, 4, 1, 5, 9), (2, 6, 5)
 
@@ -164,11 +160,3 @@ def test_adapters_of_latent_keys_stay_from_the_first_token_on(latent: LocalExecu
     latent.truncate_kv_for_cache_id("x", 0)
     output = latent.prefill(PrefillInput(PROMPT, kv_cache=latent.set_lora_adapter("x", "k1")))
     np.testing.assert_array_equal(output.logits[0, 0], steps(latent, (PROMPT, "k1"))[-1])
-
-
-def test_several_ranks_refuse_the_verb() -> None:
-    directory = directory_of(BASES["qwen3"])
-    with closing(RankThreads(2, directory, kv_capacity=256, dtype="float32", threads=1)) as ranks:
-        with pytest.raises(Unsupported, match="several ranks"):
-            ranks.executor.set_lora_adapter("x", "k0")
-        assert "x" not in ranks.executor.pages

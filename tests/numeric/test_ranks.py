@@ -6,7 +6,8 @@ Processes are in `tests/process/test_rank_processes.py`. `test_contract_local` r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,19 +16,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_span_property import SEQUENCES, Player, options_of
 
+from changed_sites import random_adapter, random_norms, replacement
 from ferrum.client.client_base import engine_config
 from ferrum.client.llm import LLM
 from ferrum.client.model_client import Parts
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import StepError, Unsupported
 from ferrum.core.params import SamplingParams
-from ferrum.core.step import Rows, Span, StepBatch, Want
+from ferrum.core.step import AdapterUse, Rows, Span, SpanExtras, StepBatch, Want
 from ferrum.engine.host import ThreadHost
 from ferrum.engine.recipe import with_scheduler
+from ferrum.kernels.adapters import Change
 from ferrum.runtime.load import Bounds, assemble
 from ferrum.runtime.rank_model import RankCall
 from ferrum.sources.random_checkpoint import RandomCheckpoint
 from ferrum.verbs.load_executor import LocalExecutor, load_executor
+from native_twin import normal
 from rank_threads import RankThreads
 from tiny import directory_of, find, tokens_of
 
@@ -125,6 +129,18 @@ FAMILIES = {
 }  # fmt: skip
 
 
+@contextmanager
+def both(family: str, count: int, format: str) -> Iterator[tuple[RankThreads, LocalExecutor]]:
+    """Return a random model on several ranks and on one."""
+    store = RandomCheckpoint(family, {**WIDE, **FAMILIES[family]})
+    options = {**options_of(format), **NATIVE, "kv_capacity": 1024, "max_batch_size": 20}
+    made = assemble(ModelConfig(model=family, **options), Bounds(**ONE_RANK), store)
+    alone = LocalExecutor(made.lm, info=made.plan.info, traits=made.plan.traits)
+    alone.warmup()
+    with closing(RankThreads(count, family, store=store, **options)) as ranks, alone:
+        yield ranks, alone
+
+
 @pytest.mark.parametrize(
     ("family", "count", "format"),
     [
@@ -133,17 +149,72 @@ FAMILIES = {
     ],
 )  # fmt: skip
 def test_every_kind_of_layer_has_the_bits_of_one_rank(family: str, count: int, format: str) -> None:
-    store = RandomCheckpoint(family, {**WIDE, **FAMILIES[family]})
-    options = {**options_of(format), **NATIVE, "kv_capacity": 512, "max_batch_size": 2}
-    made = assemble(ModelConfig(model=family, **options), Bounds(**ONE_RANK), store)
-    alone = LocalExecutor(made.lm, info=made.plan.info, traits=made.plan.traits)
-    alone.warmup()
-    with closing(RankThreads(count, family, store=store, **options)) as ranks, alone:
+    with both(family, count, format) as (ranks, alone):
         for span in (("a", 0, 17), ("a", 17, 18), ("a", 18, 40)):
             (found,), (expected,) = step(ranks.executor, span), step(alone, span)
             assert found.tobytes() == expected.tobytes() and np.isfinite(found).all()
         ranks.check()
         assert ranks.executor.memory_plan.weights < alone.memory_plan.weights
+
+
+def adapters_of(alone: LocalExecutor) -> list[dict[str, Change]]:
+    """Return eight adapters: of all matrices, of norms, with biases, factors, new rows."""
+    made = [random_adapter(alone.lm, seed, rank) for seed, rank in enumerate((1, 2, 3, 4, 5, 6, 8))]
+    made[1] |= random_norms(alone.lm, 1)
+    rng = np.random.default_rng(7)
+    name, product = next((n, c) for n, c in made[2].items() if n.endswith("o_proj.weight"))
+    size = product.low_rank.b.shape[0]
+    made[2][name] = replace(product, magnitude=normal(rng, size), bias=normal(rng, size))
+    rows = replacement(rng, (size, product.low_rank.a.shape[1]), [0, 40, size - 1])
+    return [*made, {name: Change(replaced=rows)}]
+
+
+def adapted_step(executor: LocalExecutor, keys: range) -> list[np.ndarray]:
+    """Run a step of a sequence without an adapter and one with each, and return their logits."""
+    uses = [(), *((AdapterUse(str(key)),) for key in keys)]
+    spans = [
+        Span(
+            f"{length}-{index}",
+            0,
+            tuple(TOKENS[:length]),
+            Want.LOGITS,
+            Rows.ALL,
+            extras=SpanExtras(adapters=use).or_none(),
+        )
+        for length in (5, 1)
+        for index, use in enumerate(uses)
+    ]
+    results = executor.submit(StepBatch(tuple(spans))).result().results
+    executor.reset()
+    return [result.logits.copy() for result in results]
+
+
+@pytest.mark.parametrize(
+    ("family", "count", "format"),
+    [
+        ("experts", 2, "float32"),
+        ("latent", 2, "float32"),
+        pytest.param("delta rule", 2, "int4", marks=pytest.mark.soak),
+    ],
+)
+def test_eight_adapters_in_one_batch_have_the_bits_of_one_rank(family: str, count: int, format: str) -> None:
+    with both(family, count, format) as (ranks, alone):
+        whole, of_ranks = alone.lm.adapters, ranks.executor.lm.adapters
+        for key, changes in enumerate(adapters_of(alone)):
+            one, several = whole.prepare(changes), of_ranks.prepare(changes)
+            assert one.nbytes <= several.nbytes < count * one.nbytes  # A is on each rank, a row of B on one
+            whole.add(str(key), one)
+            of_ranks.add(str(key), several)
+        found, expected = (adapted_step(executor, range(8)) for executor in (ranks.executor, alone))
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.tobytes() == theirs.tobytes() and np.isfinite(ours).all()
+        assert len({each.tobytes() for each in expected[:9]}) == 9
+        for executor in (ranks.executor, alone):
+            executor.unload_adapter("3")
+            executor.lm.adapters.add("3", executor.lm.adapters.prepare(adapters_of(alone)[0]))
+        found, expected = (adapted_step(executor, range(4)) for executor in (ranks.executor, alone))
+        assert [each.tobytes() for each in found] == [each.tobytes() for each in expected]
+        ranks.check()
 
 
 @pytest.mark.parametrize("rank", [0, 1])

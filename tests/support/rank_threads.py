@@ -93,7 +93,7 @@ class RankThreads:
         first = load(0)
         made = [first, *(load(rank, first) for rank in range(1, count))]
         assert len(memory) == 1, "ranks disagree about the widest rows"
-        models = [RankModel(each.lm.kernels, each.lm.network, each.lm.replay, _exchange(each)) for each in made]
+        models = [_rank_model(each) for each in made]
         self.models = models
         self.others = [ThreadRank(model) for model in models[1:]]
         self.ranks = ShardedReplay(models[0], first.lm.replay, self.others, first.kept)
@@ -111,6 +111,6 @@ class RankThreads:
                 assert ours.tobytes() == theirs.tobytes(), "the ranks' outputs differ"
 
 
-def _exchange(made: Assembled) -> Any:
+def _rank_model(made: Assembled) -> RankModel:
     assert made.exchange is not None
-    return made.exchange
+    return RankModel(made.lm.kernels, made.lm.network, made.lm.replay, made.lm.adapted, made.exchange)

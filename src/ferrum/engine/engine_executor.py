@@ -68,7 +68,7 @@ class EngineExecutor(Protocol):
         """Read an adapter's files for `load_adapter`, in any thread and while steps run.
 
         Raises:
-            Unsupported: several ranks compute the model, or it cannot be changed as the files say.
+            Unsupported: the model cannot be changed as the files say.
             CheckpointError, ModelNotFound: the files are damaged or missing.
         """
 

@@ -21,7 +21,7 @@ from ferrum.kernels.op_attributes import Activation
 from ferrum.kernels.operations import F32, Array
 from ferrum.kernels.reference.reference_math import exp
 from ferrum.kernels.vectors import ones, temperatures
-from ferrum.models.rank_cuts import ONE_RANK, Ranks
+from ferrum.models.rank_cuts import ONE_RANK, MatrixPart, Ranks
 from ferrum.models.tensor_names import ParameterReader, Rows, Runs, View
 from ferrum.nn.block import Layer, Part
 from ferrum.nn.linear import Linear, NamedNorm, NamedWeight, Norm, Starts
@@ -117,6 +117,7 @@ class Builder:
         views: where the numbers of parameters are, for those that are not tensors of their own in every checkpoint.
         ranks: which part of each matrix this rank has.
         wholes: the shape of every parameter that is cut so far, by name.
+        parts: the matrices of which this rank has a part so far, by name.
         kept: the KV heads of each rank that stores a part of them, by what all ranks store.
         own_states: what this rank stores of each state, by what all ranks store.
     """
@@ -138,6 +139,7 @@ class Builder:
     views: dict[str, View] = field(default_factory=dict)
     ranks: Ranks = ONE_RANK
     wholes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    parts: dict[str, MatrixPart] = field(default_factory=dict)
     kept: dict[KvShape, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     own_states: dict[StateShape, StateShape] = field(default_factory=dict)
 
@@ -340,9 +342,11 @@ class Builder:
             if outputs >= PANEL * self.ranks.count:  # a matrix of few outputs is no loss
                 self.ranks.check(self._full(name), rows, outputs)
 
-    def _cut(self, name: str, shape: tuple[int, ...], view: View | None, part: Rows) -> View:
+    def _cut(self, name: str, shape: tuple[int, int], view: View | None, part: Rows) -> View:
         """Return the view of a part of a parameter, and note the shape of the whole."""
-        self.wholes[self._full(name)] = shape
+        full = self._full(name)
+        self.wholes[full] = shape
+        self.parts[full] = MatrixPart(shape, part)
         return _parted(View((name,)) if view is None else view, part)
 
     def _placed(self, name: str, view: View | None) -> str:

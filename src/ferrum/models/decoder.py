@@ -13,7 +13,7 @@ from ferrum.kernels.interface import NetworkOutput, ParameterForms
 from ferrum.kernels.operations import Array, Operations, Weight
 from ferrum.kernels.vectors import zeros
 from ferrum.models.builder import Builder
-from ferrum.models.rank_cuts import ONE_RANK, Ranks
+from ferrum.models.rank_cuts import ONE_RANK, MatrixPart, Ranks
 from ferrum.models.spec import DecoderSpec
 from ferrum.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, LAYERS, ParameterReader, View
 from ferrum.nn.block import Layer
@@ -30,6 +30,7 @@ class Decoder:
         kv_layers: what layers store per token, by layer group.
         state_layers: what they store per sequence, by state group.
         join: where the logits of ranks begin, or None.
+        parts: the matrices of which this rank has a part, by name.
     """
 
     spec: DecoderSpec
@@ -42,6 +43,7 @@ class Decoder:
     state_layers: tuple[StateShape, ...] = ()
     norms: tuple[NamedNorm, ...] = ()
     join: Starts | None = None
+    parts: Mapping[str, MatrixPart] = field(default_factory=dict)
 
     def __call__(self, kernels: Operations, states: list[Array] | None = None) -> NetworkOutput:
         """Run one step; `states` collects the input of each layer and the final states, [R, H] each."""
@@ -188,7 +190,8 @@ def _decoder(spec: DecoderSpec, make: Builder) -> Decoder:
     head = _head(spec, make, embedding, None if join is None else make.ranks.own(join))
     weights = {name: each.weight for name, each in make.weights.items()}
     stored = make.kv_layers, make.state_layers
-    return Decoder(spec, embedding, layers, final_norm, head, weights, *stored, tuple(make.norm_weights), join)
+    norms = tuple(make.norm_weights)
+    return Decoder(spec, embedding, layers, final_norm, head, weights, *stored, norms, join, make.parts)
 
 
 def _head(spec: DecoderSpec, make: Builder, embedding: NamedWeight, part: slice | None) -> NamedWeight:
@@ -197,6 +200,7 @@ def _head(spec: DecoderSpec, make: Builder, embedding: NamedWeight, part: slice 
         return make.matrix(HEAD, (spec.vocab_size, spec.hidden_size), part=part)
     if part is None:
         return embedding
+    make.parts[HEAD] = MatrixPart((spec.vocab_size, spec.hidden_size), part)
     return NamedWeight(embedding.name, embedding.weight.part(part.start, part.stop))
 
 

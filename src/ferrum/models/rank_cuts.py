@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 from ferrum.core.errors import Unsupported
 from ferrum.kernels.group_weights import PANEL
+from ferrum.models.tensor_names import Rows
 from ferrum.nn.linear import Starts
 
 
@@ -51,6 +52,13 @@ class Ranks:
 
 ONE_RANK: Final = Ranks()
 """The only rank of a model that is not cut."""
+
+
+class MatrixPart(NamedTuple):
+    """The rows of a matrix that a rank has, and the shape of the whole."""
+
+    shape: tuple[int, int]
+    rows: Rows
 
 
 @dataclass(frozen=True, slots=True)

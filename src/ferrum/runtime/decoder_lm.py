@@ -102,9 +102,7 @@ class DecoderLM(StepwiseLLM):
 
     @property
     def adapters(self) -> AdapterSlots:
-        """The adapters. Raises Unsupported if the model runs on several ranks."""
-        if self.pool is not self.kernels:
-            raise Unsupported("adapters", "several ranks compute this model: load it on one")
+        """The adapters."""
         return self.adapted.load()
 
     def set_lora_adapter(self, cache_id: str, name: str | None) -> None:
@@ -124,6 +122,7 @@ class DecoderLM(StepwiseLLM):
             on_loss: calls a function with the error when a rank is lost; None: none can be.
         """
         self.pool = self.replay = self.ranks = ranks
+        self.adapted.others = ranks.on_others
         self.on_loss = on_loss
 
     def buffer_bytes(self, extent: Extent) -> int:
@@ -243,8 +242,6 @@ class DecoderLM(StepwiseLLM):
             return Unsupported("states of layers", "several ranks compute them: load the model on one")
         if span.drafts > MAX_DRAFT and self.pages.states is not None:
             return Unsupported("drafts", f"{span.drafts} in one span: recurrent layers keep the rows of {MAX_DRAFT}")
-        if span.adapters and self.pool is not self.kernels:
-            return Unsupported("adapters", "several ranks compute this model: load it on one")
         if span.adapters and (error := self.adapted.refuse(span)) is not None:
             return error
         return refuse_inputs(span, self._config.hidden_size) if span.inputs else None
@@ -377,7 +374,7 @@ class DecoderLM(StepwiseLLM):
         if self._copies:
             self._copy_pages()
         network, replay = self.network, self.replay
-        if tables.adapters:
+        if tables.adapters and self.ranks is None:
             network, replay = self.adapted.network, self.adapted.replay
         if replay is not None and states is None:
             return replay.submit(self.kernels, tables)

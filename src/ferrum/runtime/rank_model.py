@@ -10,6 +10,7 @@ from ferrum.kernels.exchange import RankExchange
 from ferrum.kernels.interface import Kernels, Network, NetworkOutput, Replay, StepTables
 from ferrum.kernels.operations import Bytes
 from ferrum.kernels.recorded_program import run_eager
+from ferrum.runtime.adapters.adapted_network import AdaptedSteps
 
 Result = TypeVar("Result")
 
@@ -44,15 +45,23 @@ class RankModel:
     Args:
         kernels, network: of the rank.
         replay: its program; None walks the network at each step.
+        adapted: its steps with adapters.
         exchange: with the other ranks.
 
     Attributes:
         output: of the last step, the same on every rank.
     """
 
-    def __init__(self, kernels: Kernels, network: Network, replay: Replay | None, exchange: RankExchange) -> None:
+    def __init__(
+        self,
+        kernels: Kernels,
+        network: Network,
+        replay: Replay | None,
+        adapted: AdaptedSteps,
+        exchange: RankExchange,
+    ) -> None:
         self.kernels, self.exchange = kernels, exchange
-        self._network, self._replay = network, replay
+        self._network, self._replay, self._adapted = network, replay, adapted
         self.output: NetworkOutput | None = None
 
     def run(self, call: RankCall) -> Any:
@@ -78,14 +87,19 @@ class RankModel:
     def write_page(self, group: str, page: int, data: Bytes) -> None:
         self.kernels.write_page(group, page, data)
 
+    def adapters(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the rank's `AdapterSlots`."""
+        return getattr(self._adapted.load(), method)(*arguments)
+
     def exchanged(self) -> int:
         """Return the bytes that this rank has read from others so far."""
         return self.exchange.bytes_read
 
     def _forward(self, tables: StepTables) -> NetworkOutput:
-        if self._replay is None:
-            return run_eager(self._network, self.kernels, tables)
-        return self._replay.submit(self.kernels, tables)
+        network, replay = self._network, self._replay
+        if tables.adapters:
+            network, replay = self._adapted.network, self._adapted.replay
+        return run_eager(network, self.kernels, tables) if replay is None else replay.submit(self.kernels, tables)
 
     def _together(self, step: int, run: Callable[[], Result]) -> Result:
         """Run a part of a step. Raises StepEnded if another rank has failed."""

@@ -172,7 +172,7 @@ class RankProcesses:
                 raise answer.error
             assert isinstance(answer, Ready)
         self._exchange = exchange
-        first = RankModel(lm.kernels, lm.network, lm.replay, exchange)
+        first = RankModel(lm.kernels, lm.network, lm.replay, lm.adapted, exchange)
         ranks = ShardedReplay(first, lm.replay, self._others, kept, self.close)
         threading.Thread(target=self._watch, name="ferrum-ranks", daemon=True).start()
         return ranks

@@ -84,7 +84,7 @@ def _load(start: Start, ranks: Ranks, memory: Bytes) -> RankModel:
 
     made = assemble(start.config, start.bounds, part=RankPart(ranks, begin, start.pool))
     assert made.exchange is not None
-    return RankModel(made.lm.kernels, made.lm.network, made.lm.replay, made.exchange)
+    return RankModel(made.lm.kernels, made.lm.network, made.lm.replay, made.lm.adapted, made.exchange)
 
 
 def _beat(connection: int, beats: NDArray[np.int64], rank: int) -> None:

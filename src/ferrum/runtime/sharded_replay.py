@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import RLock
 from typing import Any
 
@@ -132,6 +133,10 @@ class ShardedReplay(Replay):
         parts = self._kept[group].parts(data, 1 + len(self._others))
         self._on_each([RankCall("write_page", (group, page, part)) for part in parts])
 
+    def on_others(self, method: str, *arguments: Any) -> list[Any]:
+        """Return the results of a method of `AdapterSlots` on all ranks but the first."""
+        return self._on_each([None, *[RankCall("adapters", (method, *arguments))] * len(self._others)])[1:]
+
     def exchanged(self) -> list[int]:
         """Return the bytes that each rank has read from others so far."""
         return self._on_all("exchanged")
@@ -152,13 +157,18 @@ class ShardedReplay(Replay):
         """Return the results of a call on every rank."""
         return self._on_each([RankCall(method, arguments)] * (1 + len(self._others)))
 
-    def _on_each(self, calls: Sequence[RankCall]) -> list[Any]:
-        """Return the result of a call for each rank. When all have ended, raise the first error, if there is any."""
+    def _on_each(self, calls: Sequence[RankCall | None]) -> list[Any]:
+        """Return the result of a call for each rank, of which the first may have none.
+
+        When all have ended, raise the first error, if there is any.
+        """
         with self._lock:
             for rank, call in zip(self._others, calls[1:], strict=True):
+                assert call is not None
                 rank.start(call)  # raises if any rank is lost
             results, errors = list[Any](), list[Exception]()
-            for result in (lambda: self._first.run(calls[0]), *(rank.result for rank in self._others)):
+            waits: list[Callable[[], Any]] = [partial(self._on_first, calls[0])]
+            for result in waits + [rank.result for rank in self._others]:
                 try:
                     results.append(result())
                 except Exception as error:  # noqa: BLE001 - raised below
@@ -168,6 +178,9 @@ class ShardedReplay(Replay):
             own = (error for error in errors if not isinstance(error, StepEnded))
             raise next(lost, None) or next(own, errors[0])
         return results
+
+    def _on_first(self, call: RankCall | None) -> Any:
+        return None if call is None else self._first.run(call)
 
 
 def _resolved(tables: StepTables) -> StepTables:

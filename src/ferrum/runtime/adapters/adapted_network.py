@@ -19,9 +19,10 @@ from ferrum.kernels.op_attributes import SILU, Activation
 from ferrum.kernels.op_spec import Extent, OpSpec
 from ferrum.kernels.operations import Array, Operations, Vector, Weight
 from ferrum.kernels.recorded_program import record
+from ferrum.models.rank_cuts import MatrixPart
 from ferrum.models.tensor_names import HEAD
 from ferrum.nn.linear import norm_names, weight_names
-from ferrum.runtime.adapters.adapter_slots import AdapterSlots
+from ferrum.runtime.adapters.adapter_slots import AdapterSlots, OtherRanks
 
 
 class AdaptedNetwork:
@@ -149,6 +150,7 @@ class AdaptedSteps:
 
     Attributes:
         network, replay: of steps with adapters.
+        others: see `AdapterSlots`; set before `load`.
         slots: the adapters; None before `load`.
     """
 
@@ -156,6 +158,7 @@ class AdaptedSteps:
         self.network = network
         self._kernels, self._limits = kernels, limits
         self.replay: Replay | None = None
+        self.others: OtherRanks | None = None
         self.slots: AdapterSlots | None = None
 
     def load(self) -> AdapterSlots:
@@ -164,7 +167,9 @@ class AdaptedSteps:
             network = AdaptedNetwork(self.network)
             program = record(network)
             self.replay = None if self._limits is None else self._kernels.prepare(program, self._limits)
-            self.network, self.slots = network, AdapterSlots(self._kernels, network.sites.found.values())
+            parts: Mapping[str, MatrixPart] = getattr(self.network, "parts", {})
+            self.slots = AdapterSlots(self._kernels, network.sites.found.values(), parts, self.others)
+            self.network = network
         return self.slots
 
     def refuse(self, span: Span) -> FerrumError | None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import count
 from typing import Any, Protocol
+from weakref import finalize
 
 import numpy as np
 
@@ -16,7 +18,9 @@ from ferrum.core.step import AdapterUse
 from ferrum.core.values import shown
 from ferrum.kernels.adapters import AdapterSite, Change, LowRank, Replacement, SiteKind
 from ferrum.kernels.interface import AdapterRows, Kernels
+from ferrum.models.rank_cuts import MatrixPart
 from ferrum.runtime.adapters.adapter_factors import with_column_factors, with_factors
+from ferrum.runtime.adapters.adapter_parts import part_of_change, whole_site
 
 
 def _no_pause() -> None:
@@ -36,18 +40,24 @@ class UsingRows(Protocol):
     def adapters(self) -> tuple[AdapterUse, ...]: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+OtherRanks = Callable[..., list[Any]]
+"""Runs a method of `AdapterSlots` by name on all ranks but the first, and returns its results."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PreparedAdapter:
     """An adapter in the backend's form.
 
     Attributes:
+        number: of those that these slots have prepared, from 1; other ranks hold their parts under it.
         entries: of the sites that it changes.
-        nbytes: of all numbers.
+        nbytes: of all numbers, on all ranks together.
         scales: whether requests may scale it: only low-rank products without factors can be scaled.
         absorbed: whether it changes keys of latent attention, which all queries compute from the latent vectors: all
             tokens of a sequence must have the same ones.
     """
 
+    number: int
     entries: tuple[tuple[AdapterSite, Any], ...]
     nbytes: int
     scales: bool
@@ -60,15 +70,28 @@ class AdapterSlots:
     Args:
         kernels: of the model.
         sites: of its adapted network.
+        parts: the matrices of which this rank has a part, by name.
+        others: of the first rank of several.
 
     Attributes:
         sites: where adapters can change the model.
         changes: how often an adapter was added or removed.
     """
 
-    def __init__(self, kernels: Kernels, sites: Iterable[AdapterSite]) -> None:
+    def __init__(
+        self,
+        kernels: Kernels,
+        sites: Iterable[AdapterSite],
+        parts: Mapping[str, MatrixPart] | None = None,
+        others: OtherRanks | None = None,
+    ) -> None:
         self._kernels, self.sites = kernels, tuple(sites)
+        self._parts, self._others = parts or {}, others
+        self._wholes = tuple(whole_site(site, self._parts) for site in self.sites)
         self._held: dict[str, tuple[int, PreparedAdapter]] = {}
+        self._numbers = count(1)
+        self._unused: list[int] = []  # numbers of adapters that other ranks may free
+        self._of_first: dict[int, list[tuple[AdapterSite, Any]]] = {}  # what the first rank has prepared, by number
         self.changes = 0
 
     @property
@@ -91,33 +114,84 @@ class AdapterSlots:
         Raises:
             Unsupported: an adapter cannot change a matrix of that name in that way, as the error says.
         """
-        entries, known = list[tuple[AdapterSite, Any]](), set[str]()
-        nbytes = sum(each.nbytes for each in changes.values())
-        memory = self._kernels.adapter_memory(nbytes)
-        for site in self.sites:
+        number, entries = next(self._numbers), list[tuple[AdapterSite, Any]]()
+        at_sites = self._checked(changes)
+        nbytes, others = 0, 0
+        memory = self._kernels.adapter_memory(sum(each.nbytes for each in changes.values()))
+        for place, at_site in at_sites.items():
+            entry, size = self._entry(place, at_site, memory, pause)
+            nbytes += size
+            if entry is not None:
+                entries.append((self.sites[place], entry))
+            if self._others is not None:
+                others += sum(self._others("prepare_part", number, place, at_site))
+            pause()
+        prepared = PreparedAdapter(
+            number,
+            tuple(entries),
+            nbytes + others,
+            scales=all(each.scales for each in changes.values()),
+            absorbed=any(self.sites[place].kind is SiteKind.HEADS for place in at_sites),
+        )
+        finalize(prepared, self._unused.append, number)
+        return prepared
+
+    def _checked(self, changes: Mapping[str, Change]) -> dict[int, tuple[Change | None, ...]]:
+        """Return the changes of each site that has any, by its place. Raises as `prepare`."""
+        found, known = dict[int, tuple[Change | None, ...]](), set[str]()
+        for place, site in enumerate(self._wholes):
             known.update(site.names)
-            at_site = tuple(
-                self._change(site, index, changes.get(name), pause) for index, name in enumerate(site.names)
-            )
+            at_site = tuple(changes.get(name) for name in site.names)
+            for index, change in enumerate(at_site):
+                if change is not None:
+                    refuse_change(site, index, change)
             if any(change is not None for change in at_site):
-                entries.append((site, self._kernels.adapted(at_site, memory)))
-                pause()
+                found[place] = at_site
         unknown = sorted(set(changes) - known)
         if unknown:
             raise Unsupported("the adapter", f"{unknown[0]} cannot be changed by an adapter")
-        return PreparedAdapter(
-            tuple(entries),
-            nbytes,
-            scales=all(each.scales for each in changes.values()),
-            absorbed=any(site.kind is SiteKind.HEADS for site, _ in entries),
-        )
+        return found
+
+    def _entry(
+        self, place: int, at_site: tuple[Change | None, ...], memory: Any, pause: Callable[[], None]
+    ) -> tuple[Any, int]:
+        """Return the entry of a site for changes of whole matrices, or None, and its bytes."""
+        site = self.sites[place]
+        pairs = zip(site.names, at_site, strict=True)
+        own = [self._part(site, self._parts.get(name), change) for name, change in pairs]
+        made = tuple(self._change(site, index, change, pause) for index, change in enumerate(own))
+        if all(change is None for change in made):
+            return None, 0
+        return self._kernels.adapted(made, memory), sum(change.nbytes for change in own if change is not None)
+
+    def _part(self, site: AdapterSite, part: MatrixPart | None, change: Change | None) -> Change | None:
+        return change if part is None or change is None else part_of_change(change, site, part)
+
+    # On ranks but the first
+
+    def prepare_part(self, number: int, place: int, at_site: tuple[Change | None, ...]) -> int:
+        """Prepare this rank's part of the changes of a site, and return its bytes."""
+        memory = self._kernels.adapter_memory(0)
+        entry, nbytes = self._entry(place, at_site, memory, _no_pause)
+        if entry is not None:
+            self._of_first.setdefault(number, []).append((self.sites[place], entry))
+        return nbytes
+
+    def install_part(self, number: int, slot: int, unused: Collection[int]) -> None:
+        """Load what was prepared under a number, and free what is unused."""
+        for site, entry in self._of_first.get(number, ()):
+            self._kernels.install(site, slot, entry)
+        for each in unused:
+            self._of_first.pop(each, None)
+
+    def remove_part(self, number: int, slot: int) -> None:
+        """Free a slot with what was prepared under a number."""
+        for site, _ in self._of_first.get(number, ()):
+            self._kernels.install(site, slot, None)
 
     def _change(self, site: AdapterSite, index: int, change: Change | None, pause: Callable[[], None]) -> Change | None:
         """Return a change as kernels take it, or None if there is none."""
-        if change is None:
-            return None
-        refuse_change(site, index, change)
-        if not site.base:
+        if change is None or not site.base:
             return change
         matrix, bias = site.base[index]
         if site.kind is SiteKind.EMBEDDING:
@@ -129,6 +203,9 @@ class AdapterSlots:
         assert key not in self._held, "an adapter is loaded once"
         taken = {slot for slot, _ in self._held.values()}
         slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
+        if self._others is not None:
+            unused = [self._unused.pop() for _ in range(len(self._unused))]
+            self._others("install_part", adapter.number, slot, unused)
         for site, entry in adapter.entries:
             self._kernels.install(site, slot, entry)
         self._held[key] = slot, adapter
@@ -137,6 +214,8 @@ class AdapterSlots:
     def remove(self, key: str) -> None:
         """Free an adapter, which no sequence uses. An unknown key is no error."""
         slot, adapter = self._held.pop(key, (0, None))
+        if self._others is not None and adapter is not None:
+            self._others("remove_part", adapter.number, slot)
         for site, _ in () if adapter is None else adapter.entries:
             self._kernels.install(site, slot, None)
         self.changes += 1
