@@ -93,7 +93,7 @@ void join_columns(Exchange& exchange, Runtime& runtime, int thread, int64_t rows
 }
 
 void Join::run(Runtime& runtime, int thread) {
-    const int64_t rows = runtime.step.count(out_.extent), columns = starts_.back();
+    const int64_t rows = tiles_ * runtime.step.count(out_.extent), columns = starts_.back();
     if (exchange_ != nullptr) return join_columns(*exchange_, runtime, thread, rows, starts_, x_, out_.data);
     const auto [begin, end] = share(runtime, rows, thread);
     copy(out_.data + begin * columns, x_ + begin * columns, (end - begin) * columns);

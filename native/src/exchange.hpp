@@ -63,8 +63,8 @@ void join_columns(Exchange& exchange, Runtime& runtime, int thread, int64_t rows
 // The columns of all ranks, from the own ones.
 class Join final : public Operation {
 public:
-    Join(std::shared_ptr<Exchange> exchange, const float* x, Rows out, Starts starts)
-        : exchange_(std::move(exchange)), x_(x), out_(out), starts_(std::move(starts)) {}
+    Join(std::shared_ptr<Exchange> exchange, const float* x, Rows out, Starts starts, int64_t tiles)
+        : exchange_(std::move(exchange)), x_(x), out_(out), starts_(std::move(starts)), tiles_(tiles) {}
     void run(Runtime& runtime, int thread) override;
 
 private:
@@ -72,6 +72,7 @@ private:
     const float* x_;
     Rows out_;
     Starts starts_;
+    int64_t tiles_;  // of a row, each joined
 };
 
 }  // namespace ferrum

@@ -124,8 +124,14 @@ FAMILIES = {
         "architectures": ["Qwen3NextForCausalLM"], "linear_num_key_heads": 4, "linear_num_value_heads": 8,
         "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "num_experts": 0,
         "layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": [0, 1], "decoder_sparse_step": 1,
-        "partial_rotary_factor": 0.5, "shared_expert_intermediate_size": 32,
+        "partial_rotary_factor": 0.5, "shared_expert_intermediate_size": 64,
     } | EXPERTS,
+    "tiled delta rule": {
+        "architectures": ["Qwen3_5ForCausalLM"], "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+        "linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4, "linear_tiled": True,
+        "layer_types": ["linear_attention", "full_attention"], "partial_rotary_factor": 0.5,
+        "linear_stored_decay": True,
+    },
 }  # fmt: skip
 
 
@@ -145,6 +151,7 @@ def both(family: str, count: int, format: str) -> Iterator[tuple[RankThreads, Lo
     ("family", "count", "format"),
     [
         ("experts", 4, "int4"), ("latent", 2, "bfloat16"), ("convolutions", 4, "int8"), ("delta rule", 2, "int4"),
+        ("tiled delta rule", 4, "int8"),
         *(pytest.param(name, 2, each, marks=pytest.mark.soak) for name in FAMILIES for each in ("int8", "bfloat16")),
     ],
 )  # fmt: skip

@@ -365,13 +365,14 @@ class Operations(Protocol):
         return x.like()
 
     @operation()
-    def join(self, x: Array, starts: tuple[int, ...]) -> Array:
-        """Return the columns of all ranks, in their order: [R, own columns] -> [R, starts[-1]].
+    def join(self, x: Array, starts: tuple[int, ...], tiles: int = 1) -> Array:
+        """Return the columns of all ranks, in their order: [R, tiles x own columns] -> [R, tiles x starts[-1]].
 
         Args:
             starts: the first column of each rank, and the number of all. With one rank this copies x.
+            tiles: equal runs of columns, each of which is joined.
         """
-        return x.like(starts[-1])
+        return x.like(tiles * starts[-1])
 
     @operation()
     def best(self, logits: Array) -> Array:

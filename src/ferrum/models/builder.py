@@ -339,7 +339,7 @@ class Builder:
         runs = part if isinstance(part, tuple) else (part,)
         for run in runs:
             rows = slice(run.first, run.first + run.count) if isinstance(run, Runs) else run
-            if outputs >= PANEL * self.ranks.count:  # a matrix of few outputs is no loss
+            if outputs >= PANEL * max(4, self.ranks.count):  # a matrix of few outputs is no loss
                 self.ranks.check(self._full(name), rows, outputs)
 
     def _cut(self, name: str, shape: tuple[int, int], view: View | None, part: Rows) -> View:

@@ -124,6 +124,7 @@ class DeltaNetSpec:
         order = self._tiled(self.value_dim, shape.input_columns - self._values) if self.tiled else None
         starts = self._starts(make)
         own = None if starts is None else make.ranks.own(starts)
+        part = None if own is None else self._value_rows(own)
         channels = None if own is None else self._channels(own)
         convolution = ConvolutionSpec(shape.input_columns, self.taps).build(make, "conv1d", order, channels)
         mine = self if own is None else self._of(own)
@@ -132,38 +133,55 @@ class DeltaNetSpec:
         return DeltaNet(
             inputs=self._inputs(make, own),
             convolution=convolution,
-            decay=self._decay(make, heads, own),
-            shift=self._by_head(partial(make.vector, part=own), "dt_bias", heads),
+            decay=self._decay(make, heads, part),
+            shift=self._by_head(partial(make.vector, part=part), "dt_bias", heads),
             shape=shape,
             norm=make.vector("norm.weight", self.value_dim),
             output=self._output(make),
             eps=make.norms.eps,
-            join=None if starts is None else tuple(head * self.value_dim for head in starts),
+            join=None if starts is None else tuple(head * self._run * self.value_dim for head in starts),
+            tiles=self._repeats if self.tiled else 1,
         )
 
+    @property
+    def _repeats(self) -> int:
+        """Value heads of a key head."""
+        return self.num_heads // self.num_key_heads
+
+    @property
+    def _run(self) -> int:
+        """Adjacent value heads of a key head."""
+        return 1 if self.tiled else self._repeats
+
     def _starts(self, make: Builder) -> Starts | None:
-        """Return the first value head of each rank: those of its key heads. Raises Unsupported."""
+        """Return the first key head of each rank, which has their value heads. Raises Unsupported."""
         count = make.ranks.count
         if count == 1:
             return None
         if self.num_key_heads % count:
             raise make.ranks.refusal(f"{make.prefix} has {self.num_key_heads} key heads, which the degree must divide")
-        if self.tiled:
-            raise make.ranks.refusal(f"{make.prefix} has the order of heads of a GGUF file, which ranks do not cut")
-        return tuple(range(0, self.num_heads + 1, self.num_heads // count))
+        return tuple(range(0, self.num_key_heads + 1, self.num_key_heads // count))
 
     def _of(self, own: slice) -> DeltaNetSpec:
-        """Return the layer of these value heads."""
+        """Return the layer of these key heads."""
         heads = own.stop - own.start
-        return replace(self, num_heads=heads, num_key_heads=heads * self.num_key_heads // self.num_heads)
+        return replace(self, num_heads=heads * self._repeats, num_key_heads=heads)
 
     def _channels(self, own: slice) -> tuple[Runs, ...]:
-        """Return the rows of these value heads and of their key heads in q, k and v together."""
-        mine, keys = self._of(own), self.num_key_heads * self.key_dim
-        whole, first = 2 * keys + self._values, own.start * self.num_key_heads // self.num_heads * self.key_dim
-        count = mine.num_key_heads * self.key_dim
-        values = Runs(1, whole, 2 * keys + own.start * self.value_dim, mine._values)
-        return Runs(1, whole, first, count), Runs(1, whole, keys + first, count), values
+        """Return the rows of these key heads and of their value heads in q, k and v together, runs of one part."""
+        keys, first = self.num_key_heads * self.key_dim, own.start * self.key_dim
+        whole, count = 2 * keys + self._values, (own.stop - own.start) * self.key_dim
+        rows = self._value_rows(own, self.value_dim, 2 * keys)
+        runs = (Runs(1, whole, rows.start, rows.stop - rows.start),) if isinstance(rows, slice) else rows
+        return Runs(1, whole, first, count), Runs(1, whole, keys + first, count), *runs
+
+    def _value_rows(self, own: slice, width: int = 1, first: int = 0) -> slice | tuple[Runs, ...]:
+        """Return the rows of the value heads of these key heads, each of that width, after those before the first."""
+        begin, count = first + own.start * self._run * width, (own.stop - own.start) * self._run * width
+        if not self.tiled:
+            return slice(begin, begin + count)
+        tile, whole = self.num_key_heads * width, first + self.num_heads * width
+        return tuple(Runs(1, whole, begin + each * tile, count) for each in range(self._repeats))
 
     @property
     def _values(self) -> int:
@@ -185,10 +203,10 @@ class DeltaNetSpec:
             return make(name, self.num_heads, None)
         return make(f"{name}{TILED}", self.num_heads, View((name,), order))
 
-    def _decay(self, make: Builder, order: Rows | None, own: slice | None) -> Array:
+    def _decay(self, make: Builder, order: Rows | None, part: Rows | None) -> Array:
         if self.stored_decay:
-            return make.vector("decay", self.num_heads, part=own)
-        return self._by_head(partial(make.decay, part=own), "A_log", order)
+            return make.vector("decay", self.num_heads, part=part)
+        return self._by_head(partial(make.decay, part=part), "A_log", order)
 
     def _output(self, make: Builder) -> Linear:
         places = {}
@@ -212,8 +230,8 @@ class DeltaNetSpec:
             names = tuple(places)
         parts: tuple[Rows, ...] | None = None
         if own is not None:
-            width = self.value_dim
-            parts = self._channels(own), slice(width * own.start, width * own.stop), own, own
+            heads = self._value_rows(own)
+            parts = self._channels(own), self._value_rows(own, self.value_dim), heads, heads
         return make.linear(names, sizes, make.hidden_size, places=places, parts=parts)
 
     def _rows_by_key_head(self) -> tuple[Rows, ...]:

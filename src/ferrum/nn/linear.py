@@ -97,9 +97,9 @@ class Linear:
         return tuple(joined(kernels, y, starts) for y, starts in zip(ys, self.joins, strict=True)) if self.joins else ys
 
 
-def joined(kernels: Operations, x: Array, starts: Starts | None) -> Array:
-    """Return the columns of all ranks; without parts, x."""
-    return x if starts is None else kernels.join(x, starts)
+def joined(kernels: Operations, x: Array, starts: Starts | None, tiles: int = 1) -> Array:
+    """Return the columns of all ranks, in each of equal runs; without parts, x."""
+    return x if starts is None else kernels.join(x, starts, tiles)
 
 
 # ---- RMSNorm and LayerNorm ----

@@ -58,7 +58,8 @@ class DeltaNet:
         inputs: projections to q, k and v together, to z, b and a.
         decay, shift: [heads], see `Operations.delta_rule`.
         norm: weight of the norm of each head [value dim].
-        join: where the values of ranks, which have some of the heads, begin; or None.
+        join: where the values of ranks, which have some of the heads, begin in each tile of values; or None.
+        tiles: runs of value heads that have one of each key head; 1: those of a key head are adjacent.
     """
 
     inputs: Linear
@@ -70,6 +71,7 @@ class DeltaNet:
     output: Linear
     eps: float
     join: Starts | None = None
+    tiles: int = 1
 
     def __call__(self, kernels: Operations, x: Array) -> Array:
         """Return [R, H] -> [R, H], and advance the states of the rows' sequences."""
@@ -78,5 +80,5 @@ class DeltaNet:
         qkv = kernels.short_conv(qkv, conv.weight, conv.slot, conv.bias, SILU)
         y = kernels.delta_rule(qkv, a, b, self.decay, self.shift, self.shape)
         y = kernels.gated_norm(y, z, self.norm, self.eps, self.shape.num_heads)
-        (y,) = self.output(kernels, joined(kernels, y, self.join))
+        (y,) = self.output(kernels, joined(kernels, y, self.join, self.tiles))
         return y

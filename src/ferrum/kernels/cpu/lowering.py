@@ -78,8 +78,8 @@ class Lowering:
     def embed(self, table: NativeWeight, scale: float, stride: int, offset: int, out: Operand) -> Native:
         return self.library.embed(table.native, scale, stride, offset, out.array, out.extent)
 
-    def join(self, x: Operand, starts: tuple[int, ...], out: Operand) -> Native:
-        return self.library.join(self.exchange, x.array, list(starts), out.array, x.extent)
+    def join(self, x: Operand, starts: tuple[int, ...], tiles: int, out: Operand) -> Native:
+        return self.library.join(self.exchange, x.array, list(starts), tiles, out.array, x.extent)
 
     def multiply(self, x: Operand, y: Operand, out: Operand) -> Native:
         return self.library.multiply(x.array, y.array, x.columns, out.array, x.extent)
