@@ -13,10 +13,15 @@ from threading import Timer
 
 import pytest
 
+from command_kit import Outcome
+from ferrum.bench.shapes import shape_config
 from ferrum.client.llm import LLM
+from ferrum.core.config import ModelConfig
 from ferrum.core.errors import EngineDead
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Rows, Span, StepBatch, Want
+from ferrum.runtime.load import build_executor
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 from ferrum.verbs.load_executor import LocalExecutor, load_executor
 
 MODEL = "ferrum-tiny"
@@ -92,6 +97,8 @@ def test_a_lost_rank_ends_the_engine_with_its_name_and_all_ranks(fault: signal.S
 _SLEEPER = f"""
 import sys, time
 sys.path[:] = {sys.path!r}
+from ferrum.runtime.load import build_executor
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 from ferrum.verbs.load_executor import load_executor
 executor = load_executor({MODEL!r}, tensor_parallel_size=2, kv_capacity=256)
 print("loaded", flush=True)
@@ -123,3 +130,30 @@ def test_pages_on_disk_move_between_degrees(tmp_path: Path) -> None:
     (first, fresh), (second, found), (third, again) = answer(2), answer(1), answer(4)
     assert first == second == third
     assert fresh == 0 and found == again > 0
+
+
+@pytest.mark.parametrize("made", [2, pytest.param(4, marks=pytest.mark.soak), pytest.param(1, marks=pytest.mark.soak)])
+def test_records_replay_at_every_degree(made: int, tmp_path: Path, ferrum: Callable[..., Outcome]) -> None:
+    params = SamplingParams(max_tokens=8, temperature=0.9, logprobs=2, ignore_eos=True)
+    with LLM(MODEL, tensor_parallel_size=made, record_dir=str(tmp_path), **SMALL) as llm:
+        (output,) = llm.generate([list(range(3, 60))], params, use_tqdm=False)
+    for ranks in {1, 2, 4} - {made}:
+        code, out, err = ferrum("replay", output.request_id, "--record", str(tmp_path), "-tp", str(ranks))
+        assert code == 0 and "same bits" in out, err
+
+
+def test_random_weights_are_made_on_every_rank() -> None:
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+    }
+    store = RandomCheckpoint("small", {**shape_config("qwen3-0.6b", 1), **sizes})
+    found = []
+    for ranks in (1, 2):
+        config = ModelConfig(model="small", tensor_parallel_size=ranks, kv_capacity=64)
+        with build_executor(LocalExecutor, config, checkpoint=store) as executor:
+            found.append(logits_of(executor, 17))
+    assert found[0] == found[1]

@@ -102,7 +102,7 @@ def _loaded(
         return assemble(config, bounds, checkpoint, progress)
     from ferrum.runtime.rank_processes import RankProcesses  # most models have one rank
 
-    processes = RankProcesses(config, bounds)
+    processes = RankProcesses(config, bounds, checkpoint)
     try:
         made = assemble(config, bounds, checkpoint, progress, part=RankPart(processes.ranks, processes.begin))
         assert made.exchange is not None

@@ -11,6 +11,7 @@ from ferrum.core.config import PAGE_SIZE, ModelConfig
 from ferrum.core.version import installed_version
 from ferrum.kernels.interface import Kernels
 from ferrum.runtime.pool_sizes import PoolSizes
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 from ferrum.sources.read_model import ReadModel
 
 MAX_ROWS: Final = 512
@@ -40,12 +41,14 @@ class Start:
         config, bounds: of the model.
         pool: of rank 0.
         facts: of rank 0, see `facts_of`.
+        store: the tensors, if they are no files.
     """
 
     config: ModelConfig
     bounds: Bounds
     pool: PoolSizes
     facts: dict[str, str]
+    store: RandomCheckpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ from ferrum.runtime.pool_sizes import PoolSizes
 from ferrum.runtime.rank_messages import BEAT_BYTES, BEAT_SECONDS, Bounds, Failed, Ready, Start, facts_of
 from ferrum.runtime.rank_model import OtherRank, RankCall, RankModel
 from ferrum.runtime.sharded_replay import KeptHeads, ShardedReplay
+from ferrum.sources.checkpoint import TensorStore
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 from ferrum.sources.read_model import ReadModel
 
 _PROGRAM: Final = (
@@ -131,10 +133,12 @@ class RankProcesses:
 
     Args:
         config, bounds: of the model, see `runtime.load`.
+        store: its tensors, if they are given.
     """
 
-    def __init__(self, config: ModelConfig, bounds: Bounds) -> None:
+    def __init__(self, config: ModelConfig, bounds: Bounds, store: TensorStore | None = None) -> None:
         self._config, self._bounds = config, bounds
+        self._store = store if isinstance(store, RandomCheckpoint) else None  # others have files
         self.ranks = Ranks(config.tensor_parallel_size)
         self._others: tuple[ProcessRank, ...] = ()
         self._exchange: RankExchange | None = None
@@ -149,7 +153,7 @@ class RankProcesses:
         descriptor, memory = _shared(exchanged + BEAT_BYTES * self.ranks.count)
         self._beats = memory[exchanged:].view(np.int64)[:: BEAT_BYTES // 8]
         config = replace(self._config, model=str(model.store.directory))
-        start = Start(config, self._bounds, pool, facts_of(model, kernels))
+        start = Start(config, self._bounds, pool, facts_of(model, kernels), self._store)
         try:
             for number in range(1, self.ranks.count):
                 self._others += (ProcessRank(number, self.ranks.count, descriptor),)

@@ -82,7 +82,7 @@ def _load(start: Start, ranks: Ranks, memory: Bytes) -> RankModel:
                 raise CheckpointError(f"rank {ranks.rank} differs: {reason}")
         return memory
 
-    made = assemble(start.config, start.bounds, part=RankPart(ranks, begin, start.pool))
+    made = assemble(start.config, start.bounds, start.store, part=RankPart(ranks, begin, start.pool))
     assert made.exchange is not None
     return RankModel(made.lm.kernels, made.lm.network, made.lm.replay, made.lm.adapted, made.exchange)
 

@@ -71,6 +71,9 @@ class RandomCheckpoint(TensorStore, ModelSource):
         numbers = np.random.Generator(np.random.PCG64(0)).standard_normal(_POOL, np.float32)
         self._pool = (DEVIATION * numbers).astype(FORMATS[_DTYPE])
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RandomCheckpoint, (self.name, self.config)
+
     def checkpoint(self) -> TensorStore:
         return self
 
