@@ -9,11 +9,14 @@ import pytest
 import torch
 import transformers
 
+import lfm2_vl_twin
 from ferrum.core.errors import CheckpointError, RequestError, Unsupported
 from ferrum.images.idefics_images import IdeficsImages, places_of
 from ferrum.images.image_processor import ImageProcessor
+from ferrum.images.lfm2_images import Lfm2Images
 from ferrum.images.pixels import levels_of
 from ferrum.images.pixtral_images import PixtralImages
+from ferrum.kernels.vectors import resized_grid
 from image_models import decoded, picture, random_image
 
 RANDOM = np.random.default_rng(3)
@@ -29,10 +32,25 @@ ROWED = (
     {"size": {"longest_edge": 112}, "patch_size": 28},
     {"size": {"longest_edge": 75}, "patch_size": 8, "resample": 1, "rescale_factor": 0.003},
 )
+MARKED = (
+    {"encoder_patch_size": 4, "tile_size": 32, "min_image_tokens": 4, "max_image_tokens": 40},
+    {
+        "encoder_patch_size": 3,
+        "downsample_factor": 3,
+        "tile_size": 27,
+        "max_tiles": 6,
+        "resample": 3,
+        "max_pixels_tolerance": 1.5,
+        "max_image_tokens": 64,
+        "use_thumbnail": False,
+        "do_resize": False,
+    },
+    {"encoder_patch_size": 4, "max_image_tokens": 80, "do_image_splitting": False, "image_std": [0.3, 0.2, 0.7]},
+)
 
 
 def tokens(text: str) -> int:
-    return {"<image>": 5, "[IMG]": 5, "[IMG_BREAK]": 6, "[IMG_END]": 7}[text]
+    return {"<image>": 5, "[IMG]": 5, "[IMG_BREAK]": 6, "[IMG_END]": 7}.get(text, 8)
 
 
 def tiles_of(patches: np.ndarray, places: np.ndarray, patch: int) -> np.ndarray:
@@ -72,6 +90,29 @@ def test_frames_of_any_size_equal_those_of_transformers(values: dict[str, Any]) 
         merged = frame.positions.reshape(-1, 4)
         assert len(merged) == len(ours.run_of(width, height).rows)
         assert (merged[:, 1] == merged[:, 0] + 1).all() and (merged[:, 2] == merged[:, 0] + 60).all()
+
+
+@pytest.mark.parametrize("values", MARKED)
+def test_frames_and_tiles_of_lfm2_vl_equal_those_of_transformers(values: dict[str, Any]) -> None:
+    twin, merge = lfm2_vl_twin.processor_class()(**values), values.get("downsample_factor", 2)
+    ours = Lfm2Images(values, values["encoder_patch_size"], merge, tokens)
+    for width, height in SIZES[:30] + EXTREMES:
+        image = random_image(width, height)
+        theirs = twin([[picture(image)]], return_tensors="np")
+        frames, shapes = ours.frames(image), theirs["spatial_shapes"].tolist()
+        for frame, patches, (rows, columns) in zip(frames, theirs["pixel_values"], shapes, strict=True):
+            assert frame.places is not None and len(frame.patches) == rows * columns
+            order = frame.places[:, 1] * columns + frame.places[:, 2]
+            np.testing.assert_array_equal(frame.patches, patches[order])
+        assert len(ours.run_of(width, height).rows) * merge**2 == sum(rows * columns for rows, columns in shapes)
+
+
+def test_resized_positions_equal_those_of_torch() -> None:
+    grid = np.random.default_rng(0).normal(size=(16, 16, 5)).astype(np.float32)
+    source = torch.tensor(grid).double().permute(2, 0, 1)[None]
+    for shape in ((32, 32), (1, 1), (16, 16), (2, 250), (8, 9), (17, 15), (5, 31)):
+        wanted = torch.nn.functional.interpolate(source, shape, mode="bilinear", antialias=True)[0].permute(1, 2, 0)
+        np.testing.assert_allclose(resized_grid(grid, *shape), wanted, atol=1e-6)
 
 
 def test_learned_places_of_published_sides_equal_those_of_transformers() -> None:
@@ -125,3 +166,12 @@ def test_tiles_that_do_not_fit_the_tower_are_refused() -> None:
         IdeficsImages({"max_image_size": {"longest_edge": 36}}, 4, 8, 2, tokens, lambda text: [])
     with pytest.raises(CheckpointError, match="longest_edge 1024 is larger"):
         PixtralImages({}, 16, 60, 2, tokens)
+    with pytest.raises(CheckpointError, match="encoder_patch_size=16, but the tower has 14"):
+        Lfm2Images({}, 14, 2, tokens)
+    with pytest.raises(CheckpointError, match="tile_size must be a multiple of 32, got 500"):
+        Lfm2Images({"tile_size": 500}, 16, 2, tokens)
+
+
+def test_strips_beyond_the_tokens_of_a_frame_are_refused() -> None:
+    with pytest.raises(RequestError, match="1 x 2000 pixels: a strip takes more than 256 tokens"):
+        Lfm2Images({}, 16, 2, tokens).run_of(1, 2000)

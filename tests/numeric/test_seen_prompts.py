@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from ferrum.client.input_processor import RequestOptions
@@ -61,10 +63,20 @@ def twin_text(name: str, image: DecodedImage) -> str:
         row = tokens[0] * across + tokens[1]
         return prompt.replace(tokens[0], (row * down).removesuffix(tokens[1]) + tokens[2])
     found = twin_processor(name)([[picture(image)]], return_tensors="np", return_row_col_info=True)
+    if CASES[name].config == "Lfm2VlConfig":
+        return prompt.replace(tokens[0], lfm2_vl_text(name, found))
     config = seeing_model(name).config
     per_tile = (config.vision_config.image_size // config.vision_config.patch_size // config.scale_factor) ** 2
     text = get_image_prompt_string(found["rows"][0][0], found["cols"][0][0], per_tile, tokens[1], tokens[0], tokens[2])
     return prompt.replace(tokens[0], text)
+
+
+def lfm2_vl_text(name: str, found: Any) -> str:
+    processor = object.__new__(Lfm2VlProcessor)  # its constructor wants a tokenizer of `transformers`
+    processor.image_processor = twin_processor(name)
+    for place, part in enumerate(("image", "image_start", "image_end", "image_thumbnail")):
+        setattr(processor, f"{part}_token", CASES[name].tokens[place])
+    return str(processor.replace_image_token(found, 0, use_image_special_tokens=True))
 
 
 @pytest.mark.parametrize("image", [WIDE, TALL], ids=["wide", "tall"])
@@ -215,11 +227,12 @@ def test_a_text_model_refuses_images_with_the_reason() -> None:
         assert "neither preprocessor_config.json" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["smolvlm", "lfm2-vl"])
 @pytest.mark.parametrize("kernels", ["reference", "native"])
-def test_any_cut_of_a_prompt_with_images_gives_the_same_logits(kernels: str) -> None:
+def test_any_cut_of_a_prompt_with_images_gives_the_same_logits(kernels: str, name: str) -> None:
     if kernels == "native":
         require_native()
-    directory = str(seeing_directory("smolvlm"))
+    directory = str(seeing_directory(name))
     rng = np.random.default_rng(2)
     tokens = tuple(int(token) for token in rng.integers(2, 90, 60))
     inputs = [

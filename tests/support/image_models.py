@@ -17,6 +17,7 @@ import transformers
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+import lfm2_vl_twin
 from ferrum.images.decoded_image import DecodedImage
 from shared_models import folder
 from text_samples import BOS, EOS, write
@@ -73,6 +74,10 @@ _TILED = (
     *(f"<row_{row}_col_{column}>" for row, column in product(range(1, 4), repeat=2)),
 )
 _ROWED = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
+_MARKED = (
+    *("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
+    *(f"<|img_row_{row}_col_{column}|>" for row, column in product(range(1, 7), repeat=2)),
+)
 
 CASES = {
     case.name: case
@@ -131,6 +136,51 @@ CASES = {
             {"size": {"longest_edge": 30}, "patch_size": 4},
             _ROWED,
         ),
+        ImageCase(
+            "lfm2-vl",
+            "Lfm2VlConfig",
+            "Lfm2VlImageProcessor",
+            {
+                "projector_hidden_size": 56,
+                "text_config": {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]},
+                "vision_config": {"model_type": "siglip2_vision_model", "num_patches": 36, "vision_use_head": False},
+            },
+            {"encoder_patch_size": 4, "tile_size": 32, "min_image_tokens": 4, "max_image_tokens": 30},
+            _MARKED,
+        ),
+        ImageCase(
+            "lfm2-vl-merge3",
+            "Lfm2VlConfig",
+            "Lfm2VlImageProcessor",
+            {
+                "downsample_factor": 3,
+                "projector_bias": False,
+                "projector_hidden_size": 40,
+                "projector_use_layernorm": False,
+                "text_config": {"model_type": "lfm2", "layer_types": ["full_attention", "conv"], "conv_bias": True},
+                "vision_config": {
+                    "model_type": "siglip2_vision_model",
+                    "num_patches": 121,
+                    "vision_use_head": False,
+                    "patch_size": 3,
+                    "num_attention_heads": 4,
+                    "layer_norm_eps": 1e-3,
+                    "hidden_act": "gelu",
+                },
+            },
+            {
+                "encoder_patch_size": 3,
+                "downsample_factor": 3,
+                "tile_size": 27,
+                "max_tiles": 6,
+                "resample": 3,
+                "min_image_tokens": 2,
+                "max_image_tokens": 20,
+                "use_thumbnail": False,
+                "do_resize": False,
+            },
+            _MARKED,
+        ),
     )
 }
 
@@ -181,6 +231,8 @@ def tokenizer_of(case: ImageCase) -> Tokenizer:
 def twin_processor(name: str) -> Any:
     """Return the image processor of `transformers`."""
     case = CASES[name]
+    if case.config == "Lfm2VlConfig":
+        return lfm2_vl_twin.processor_class()(**case.values)
     return getattr(transformers, case.processor)(**case.values)
 
 
@@ -204,7 +256,7 @@ def picture(image: DecodedImage) -> Image.Image:
 def twin_pixels(name: str, image: DecodedImage) -> dict[str, torch.Tensor]:
     """Return the arguments that the twin gets for an image."""
     found = twin_processor(name)([[picture(image)]], return_tensors="np")
-    wanted = ("pixel_values", "pixel_attention_mask", "image_sizes")
+    wanted = ("pixel_values", "pixel_attention_mask", "image_sizes", "spatial_shapes")
     return {key: torch.tensor(np.asarray(found[key])) for key in wanted if key in found}
 
 

@@ -25,10 +25,12 @@ class Frame(NamedTuple):
     Attributes:
         patches: f32 [n, K]. Patches that become one row are adjacent.
         positions: int32 [n], the tower's number of each patch's place.
+        places: int32 [n, 3], zero and its row and column, for towers that resize their positions; or None.
     """
 
     patches: F32
     positions: NDArray[np.int32]
+    places: NDArray[np.int32] | None = None
 
 
 class ImageRun(NamedTuple):

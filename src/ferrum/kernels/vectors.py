@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+from numpy.typing import NDArray
 
 from ferrum.kernels.operations import F32
 from ferrum.kernels.reference.double_math import logarithm
@@ -40,3 +43,37 @@ def grid_rotations(rows: tuple[float, ...], columns: tuple[float, ...], side: in
         for row, column in zip(by_row, by_column, strict=True)
     )
     return cosines, sines
+
+
+def resized_grid(grid: F32, rows: int, columns: int) -> F32:
+    """Return vectors at the places of a grid, resized to another one by a triangle filter, f32 [rows, columns, H].
+
+    The filter is as wide as a source's or a result's place, whichever is larger: `interpolate` of torch with
+    `mode="bilinear"` and `antialias=True`.
+
+    Args:
+        grid: f32 [rows, columns, H].
+    """
+    for axis, size in enumerate((rows, columns)):
+        places, weights = _triangle(grid.shape[axis], size)
+        shape = [1] * grid.ndim
+        shape[axis] = size
+        total = np.float32(0)
+        for place, weight in zip(places, weights, strict=True):
+            total = total + weight.reshape(shape) * grid.take(place, axis)
+        grid = total
+    return grid
+
+
+def _triangle(source: int, size: int) -> tuple[NDArray[np.int64], F32]:
+    """Return which of the source's places each result has, and by which weight, both [taps, size]."""
+    scale = source / size
+    reach = max(1.0, scale)
+    centres = (np.arange(size) + 0.5) * scale - 0.5
+    places = np.floor(centres - reach).astype(np.int64) + np.arange(1, math.ceil(2 * reach) + 1)[:, None]
+    weights = np.maximum(0, 1 - np.abs(places - centres) / reach)
+    weights[(places < 0) | (places >= source)] = 0
+    total = weights[0].copy()
+    for each in weights[1:]:
+        total += each
+    return places.clip(0, source - 1), (weights / total).astype(np.float32)

@@ -18,7 +18,7 @@ from ferrum.core.state_shape import StateShape
 from ferrum.kernels.group_weights import PANEL
 from ferrum.kernels.interface import ParameterForms
 from ferrum.kernels.op_attributes import Activation
-from ferrum.kernels.operations import F32, Array
+from ferrum.kernels.operations import F32, Array, Weight
 from ferrum.kernels.reference.reference_math import exp
 from ferrum.kernels.vectors import ones, temperatures
 from ferrum.models.rank_cuts import ONE_RANK, MatrixPart, Ranks
@@ -182,6 +182,10 @@ class Builder:
             del given
             self.source.release(name)
         return named
+
+    def table(self, name: str, shape: tuple[int, int]) -> Weight:
+        """Return the matrix of that name as the source has it, in float32: no operation uses it."""
+        return self.source.matrix(self._placed(name, None), shape, exact=True)
 
     def shared(self, name: str, shape: tuple[int, int], view: View) -> NamedWeight:
         """Return a matrix of that whole name, which parts of several layers use."""

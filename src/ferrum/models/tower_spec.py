@@ -102,10 +102,13 @@ class TowerSpec:
         projection: name of the layer from pixels to rows.
         projection_bias: it has a bias.
         positions: name of the learned positions, or None.
+        resized: those of a frame are resized from all of them (`kernels.vectors.resized_grid`).
+        most_patches: of a frame; None: one for each place of a square.
         first_norm, last_norm: names of the norms before and after the layers, or None.
         last_eps: of the last norm; None: as the others.
         layers_name: prefix of the layers' names.
         connector: from merged rows to the text model's.
+        connector_norm: name and form of the norm before it, or None.
         images: makes the images of the family from functions of the tokenizer: the id of a special token, and the ids
             of a text.
     """
@@ -127,11 +130,19 @@ class TowerSpec:
     last_norm: str | None = None
     last_eps: float | None = None
     renames: tuple[tuple[str, str], ...] = ()
+    resized: bool = False
+    most_patches: int | None = None
+    connector_norm: tuple[str, NormSpec] | None = None
 
     @property
     def pixels(self) -> int:
         """Numbers of a patch."""
         return 3 * self.patch**2
+
+    @property
+    def rows(self) -> int:
+        """Patches of the largest frame."""
+        return self.side**2 if self.most_patches is None else self.most_patches
 
     def build(self, make: Builder) -> Tower:
         """Return the tower with its parameters."""
@@ -139,26 +150,33 @@ class TowerSpec:
         weight = make.matrix(f"{self.projection}.weight", (size, inputs), _as_matrix(self.projection, inputs))
         bias = make.vector(f"{self.projection}.bias", size) if self.projection_bias else None
         last = make if self.last_eps is None else replace(make, norms=replace(make.norms, eps=self.last_eps))
+        entry, projection = Entry(make.kernels.weight(blank_row(inputs))), Linear((weight,), (bias,))
+        places = f"{self.positions}.weight", (self.side**2, size)
         return Tower(
-            Entry(make.kernels.weight(blank_row(inputs))),
-            Linear((weight,), (bias,)),
-            None if self.positions is None else make.matrix(f"{self.positions}.weight", (self.side**2, size)),
+            Entry(make.kernels.weight(blank_row(size))) if self.resized else entry,
+            None if self.resized else projection,
+            None if self.positions is None or self.resized else make.matrix(*places),
             None if self.first_norm is None else make.norm(self.first_norm),
             tuple(each.build(make.under(f"{self.layers_name}.{index}")) for index, each in enumerate(self.layers)),
             None if self.last_norm is None else last.norm(self.last_norm),
             self._connector(make),
+            Connector(entry, None, (projection,)) if self.resized else None,
+            make.table(*places) if self.resized else None,
         )
 
     def _connector(self, make: Builder) -> Connector:
         inputs, layers = self.hidden_size * self.merge**2, []
-        entry = Entry(make.kernels.weight(blank_row(inputs)))
+        entry, norm = Entry(make.kernels.weight(blank_row(inputs))), None
+        if self.connector_norm is not None:
+            name, norms = self.connector_norm
+            norm = replace(make, norms=norms).norm(name, inputs)
         for each in self.connector:
             view = None if each.columns is None else View((f"{each.name}.weight",), columns=each.columns)
             weight = make.matrix(f"{each.name}.weight", (each.outputs, inputs), view)
             bias = make.vector(f"{each.name}.bias", each.outputs) if each.bias else None
             layers.append(Linear((weight,), (bias,), each.activation))
             inputs = each.outputs
-        return Connector(entry, tuple(layers))
+        return Connector(entry, norm, tuple(layers))
 
 
 def _as_matrix(name: str, inputs: int) -> View:
@@ -185,22 +203,29 @@ class Tower:
     """The network from patches to rows, a frame per span: [R, K] -> [R, H].
 
     Attributes:
+        projection: from patches to rows; None: the network before it has it.
         positions: a row for each place, or None.
         first_norm, last_norm: or None.
         connector: the network that runs after it.
+        before: the network that runs before it, or None. Resized positions are added to its rows.
+        table: learned positions [places, H] that are resized, or None.
     """
 
     entry: Entry
-    projection: Linear
+    projection: Linear | None
     positions: NamedWeight | None
     first_norm: Norm | None
     layers: tuple[Layer, ...]
     last_norm: Norm | None
     connector: Connector
+    before: Connector | None = None
+    table: Weight | None = None
 
     def __call__(self, kernels: Operations, states: list[Array] | None = None) -> NetworkOutput:  # noqa: ARG002
         """Run all layers. The results are all the rows."""
-        (x,) = self.projection(kernels, self.entry(kernels))
+        x = self.entry(kernels)
+        if self.projection is not None:
+            (x,) = self.projection(kernels, x)
         if self.positions is not None:
             x = kernels.add(x, kernels.embed_positions(self.positions.weight))
         residual, delta = x if self.first_norm is None else self.first_norm(kernels, x), None
@@ -215,14 +240,21 @@ class Tower:
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """The network from merged rows to those of the text model: [R, merge x merge x H] -> [R, text H]."""
+    """The network from merged rows to those of the text model: [R, merge x merge x H] -> [R, text H].
+
+    Attributes:
+        norm: before the layers, or None.
+    """
 
     entry: Entry
+    norm: Norm | None
     layers: tuple[Linear, ...]
 
     def __call__(self, kernels: Operations, states: list[Array] | None = None) -> NetworkOutput:  # noqa: ARG002
         """Run all layers. The results are all the rows."""
         x = self.entry(kernels)
+        if self.norm is not None:
+            x = self.norm(kernels, x)
         for layer in self.layers:
             (x,) = layer(kernels, x)
         return NetworkOutput(x, x, x, kernels.finite(x))

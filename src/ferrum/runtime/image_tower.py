@@ -5,8 +5,9 @@ Which images are computed when is the engine's.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from math import isqrt
 from typing import Final
 
 import numpy as np
@@ -16,14 +17,15 @@ from ferrum.core.errors import FerrumError, StepError
 from ferrum.core.logging import warn_once
 from ferrum.images.decoded_image import DecodedImage
 from ferrum.images.image_processor import Frame, ImageProcessor, PreparedImage
-from ferrum.kernels.interface import Kernels, ParameterForms, Replay
+from ferrum.kernels.interface import Kernels, Network, ParameterForms, Replay
 from ferrum.kernels.op_spec import Extent
-from ferrum.kernels.operations import F32, Int32
+from ferrum.kernels.operations import F32, Int32, Weight
 from ferrum.kernels.recorded_program import record
+from ferrum.kernels.vectors import resized_grid
 from ferrum.models.builder import Builder
 from ferrum.models.decoder import Formless, Inventory, list_parameters
 from ferrum.models.tensor_names import ParameterReader
-from ferrum.models.tower_spec import TowerSpec
+from ferrum.models.tower_spec import Tower, TowerSpec
 from ferrum.runtime.backend import choose_kernels
 from ferrum.runtime.memory import memory_for
 from ferrum.runtime.step_tables import frame_tables
@@ -46,6 +48,8 @@ class ImageTower:
         patches: the program from patches to rows of the tower, for the largest frame.
         connector: the program from those, joined, to rows of the text model.
         merge: patches that become one row.
+        before: the program from patches to rows to which resized positions are added, or None.
+        positions: learned ones [side x side, H], if they are resized.
     """
 
     processor: ImageProcessor
@@ -53,6 +57,8 @@ class ImageTower:
     patches: Replay
     connector: Replay
     merge: int
+    before: Replay | None = None
+    positions: Weight | None = None
 
     def prepare(self, image: DecodedImage) -> PreparedImage:
         """Return an image as the tower reads it. Raises Unsupported without Pillow."""
@@ -71,7 +77,11 @@ class ImageTower:
         return np.concatenate(found)
 
     def _of_frame(self, frame: Frame) -> Generator[None, None, F32]:
-        seen = yield from self._run(self.patches, frame.patches, frame.positions)
+        rows = frame.patches
+        if self.before is not None and self.positions is not None and frame.places is not None:
+            rows = yield from self._run(self.before, rows, frame.positions)
+            rows += resized_positions(self.positions, frame.places)
+        seen = yield from self._run(self.patches, rows, frame.positions)
         joined = seen.reshape(len(seen) // self.merge, -1)
         rows = yield from self._run(self.connector, joined, np.zeros(len(joined), np.int32))
         if not np.isfinite(rows).all():
@@ -85,6 +95,19 @@ class ImageTower:
             yield
         assert output is not None
         return np.array(self.kernels.host(output.logits))
+
+
+def resized_positions(table: Weight, places: Int32) -> F32:
+    """Return the learned positions of the patches of a frame, f32 [n, H].
+
+    Args:
+        table: [side x side, H].
+        places: [n, 3], of all patches of the frame.
+    """
+    side, size = isqrt(table.shape[0]), table.shape[1]
+    _, rows, columns = map(int, places.max(axis=0) + 1)
+    grid = table.rows(np.arange(side**2, dtype=np.int32)).reshape(side, side, size)
+    return resized_grid(grid, rows, columns)[places[:, 1], places[:, 2]]
 
 
 def open_tower(source: ModelSource, config: ModelConfig) -> ImageTower:
@@ -120,12 +143,20 @@ def load_tower(spec: TowerSpec, store: TensorStore, processor: ImageProcessor, c
     with memory_for("the model's tower for images"):
         tower = spec.build(_builder(spec, parameters, kernels))
         kernels.allocate(())
-        patches, connector = (
+        patches, connector, *before = (
             kernels.prepare(record(network), {**_NO_ROWS, Extent.ROWS: rows})
-            for network, rows in ((tower, spec.side**2), (tower.connector, spec.side**2 // spec.merge**2))
+            for network, rows in _networks(spec, tower)
         )
     parameters.finish(_IGNORED)
-    return ImageTower(processor, kernels, patches, connector, spec.merge**2)
+    return ImageTower(processor, kernels, patches, connector, spec.merge**2, next(iter(before), None), tower.table)
+
+
+def _networks(spec: TowerSpec, tower: Tower) -> Iterator[tuple[Network, int]]:
+    """Yield the tower, its connector and what runs before it, each with the most rows that it computes at once."""
+    yield tower, spec.rows
+    yield tower.connector, spec.rows // spec.merge**2
+    if tower.before is not None:
+        yield tower.before, spec.rows
 
 
 def tower_bytes(source: ModelSource, config: ModelConfig) -> int:
@@ -148,8 +179,7 @@ def tower_bytes(source: ModelSource, config: ModelConfig) -> int:
         planned.matrix(name, (shape[0], shape[1])).nbytes for name, shape in asks.shapes.items() if len(shape) == 2
     ]
     tower = spec.build(_builder(spec, planned, Formless()))
-    networks = (tower, spec.side**2), (tower.connector, spec.side**2 // spec.merge**2)
-    buffers = (rows * width for network, rows in networks for _, width in record(network).buffers)
+    buffers = (rows * width for network, rows in _networks(spec, tower) for _, width in record(network).buffers)
     return sum(sizes) + sum(buffers)
 
 

@@ -186,8 +186,11 @@ def _text_names(names: Collection[str]) -> dict[str, str]:
 
 
 def tower_names(names: Collection[str], config: Mapping[str, Any]) -> dict[str, str]:  # noqa: ARG001 - see `Names`
-    """Return the tensors of the parts that see and hear, by their names without the prefix of the whole model."""
-    own = {name.removeprefix(_PREFIX): name for name in names}
+    """Return the tensors of the parts that see and hear, by their names without the prefix of the whole model.
+
+    Published towers of SigLIP are a part of `vision_tower`; `transformers` 5 saves them without that.
+    """
+    own = {name.removeprefix(_PREFIX).replace("vision_tower.vision_model.", "vision_tower.", 1): name for name in names}
     return {name: held for name, held in own.items() if name.partition(".")[0] in _TOWERS}
 
 
