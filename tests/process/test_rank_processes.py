@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Timer
 
@@ -23,37 +22,10 @@ from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.runtime.load import build_executor
 from ferrum.sources.random_checkpoint import RandomCheckpoint
 from ferrum.verbs.load_executor import LocalExecutor, load_executor
+from rank_kit import MODEL, runs, wait_for, workers_of
 
-MODEL = "ferrum-tiny"
-RANKS = {"tensor_parallel_size": 2}
 SMALL = {"kv_capacity": 1024, "max_batch_size": 4}
-PATIENCE = 60
-
-
-def workers_of(process: int) -> list[int]:
-    """Return the ranks that a process has started."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == process:
-                found += [int(entry.name)] if b"rank_worker" in (entry / "cmdline").read_bytes() else []
-        except OSError:  # it has ended
-            continue
-    return found
-
-
-def runs(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.02)
+RANKS = {"tensor_parallel_size": 2}
 
 
 @pytest.fixture

@@ -52,6 +52,11 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Agreed:
+    """A rank whose facts are those of rank 0, and which begins to read weights."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """A rank that is loaded."""
 
@@ -64,8 +69,10 @@ class Failed:
 
 
 def facts_of(model: ReadModel, kernels: Kernels) -> dict[str, str]:
-    """Return what must be equal on all ranks: their release, arithmetic and files."""
-    files = json.dumps(model.store.config, sort_keys=True, default=str), repr(model.spec)
+    """Return what must be equal on all ranks: their release, arithmetic and files, by configuration and headers."""
+    wholes, tensors = model.asks.wholes, model.store.tensors  # which are a rank's parts
+    headers = sorted((name, info.dtype, wholes.get(name, info.shape)) for name, info in tensors.items())
+    files = json.dumps(model.store.config, sort_keys=True, default=str), repr(model.spec), repr(headers)
     return {
         "version": installed_version(),
         "kernels": kernels.name,

@@ -34,7 +34,7 @@ from ferrum.kernels.operations import Bytes
 from ferrum.models.rank_cuts import Ranks
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.pool_sizes import PoolSizes
-from ferrum.runtime.rank_messages import BEAT_BYTES, BEAT_SECONDS, Bounds, Failed, Ready, Start, facts_of
+from ferrum.runtime.rank_messages import BEAT_BYTES, BEAT_SECONDS, Agreed, Bounds, Failed, Ready, Start, facts_of
 from ferrum.runtime.rank_model import OtherRank, RankCall, RankModel
 from ferrum.runtime.sharded_replay import KeptHeads, ShardedReplay
 from ferrum.sources.checkpoint import TensorStore
@@ -53,6 +53,9 @@ LAST_STEP: Final = (1 << 31) - 1
 """A step that no executor reaches: if it is ended, all are."""
 
 _END_SECONDS: Final = 2.0
+
+_START_SECONDS: Final = 120.0
+"""Limit until a process has started, read the model's headers and compared them, on a busy machine as well."""
 
 
 class RankLost(EngineDead):
@@ -110,6 +113,12 @@ class ProcessRank(OtherRank):
         except (EOFError, OSError):
             raise self.lost() from None
 
+    def agree(self) -> None:
+        """Wait until the rank has compared its release and its files. Raises what it raised, or RankLost."""
+        if not self.connection.poll(_START_SECONDS):
+            raise self.lost(f"did not start within {_START_SECONDS:g} s")
+        assert isinstance(self.result(), Agreed)
+
     def lost(self, reason: str = "") -> RankLost:
         """Return why the rank is lost; without a reason, how its process has ended."""
         if self.error is None:
@@ -148,7 +157,10 @@ class RankProcesses:
         weakref.finalize(self, self._over.set)
 
     def begin(self, model: ReadModel, kernels: Kernels, pool: PoolSizes) -> Bytes:
-        """Start the other ranks, which load while this one does, and return the shared memory."""
+        """Start the other ranks, which load while this one does, and return the shared memory.
+
+        Raises what a rank has raised that differs, before this one reads weights.
+        """
         exchanged = memory_bytes(self.ranks.count, model.asks.widest)
         descriptor, memory = _shared(exchanged + BEAT_BYTES * self.ranks.count)
         self._beats = memory[exchanged:].view(np.int64)[:: BEAT_BYTES // 8]
@@ -161,6 +173,8 @@ class RankProcesses:
             os.close(descriptor)
         for rank in self._others:
             rank.send(start)
+        for rank in self._others:
+            rank.agree()
         return memory[:exchanged]
 
     def ready(self, lm: DecoderLM, exchange: RankExchange, kept: Mapping[str, KeptHeads]) -> ShardedReplay:

@@ -11,6 +11,7 @@ import mmap
 import os
 import select
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,7 +24,7 @@ from ferrum.kernels.operations import Bytes
 from ferrum.models.rank_cuts import Ranks
 from ferrum.runtime.load import RankPart, assemble
 from ferrum.runtime.pool_sizes import PoolSizes
-from ferrum.runtime.rank_messages import BEAT_BYTES, BEAT_SECONDS, Failed, Ready, Start, facts_of
+from ferrum.runtime.rank_messages import BEAT_BYTES, BEAT_SECONDS, Agreed, Failed, Ready, Start, facts_of
 from ferrum.runtime.rank_model import RankModel, StepEnded
 from ferrum.sources.read_model import ReadModel
 
@@ -45,7 +46,7 @@ def child(rank: int, ranks: int, connection: int, memory: int) -> None:
     end = Connection(connection)
     try:
         start = end.recv()
-        model = _load(start, Ranks(ranks, rank), whole[:exchanged])
+        model = _load(start, Ranks(ranks, rank), whole[:exchanged], lambda: end.send(Agreed()))
     except EOFError:
         return
     except Exception as error:  # noqa: BLE001 - rank 0 raises it
@@ -74,12 +75,15 @@ def _named(error: Exception, rank: int) -> Exception:
     return error if isinstance(error, FerrumError) else StepError(f"rank {rank}: {type(error).__name__}: {error}")
 
 
-def _load(start: Start, ranks: Ranks, memory: Bytes) -> RankModel:
+def _load(start: Start, ranks: Ranks, memory: Bytes, agree: Callable[[], None]) -> RankModel:
+    """Return a rank's part of a model. Before weights are read, it compares what all ranks must have, and agrees."""
+
     def begin(model: ReadModel, kernels: Kernels, pool: PoolSizes) -> Bytes:  # noqa: ARG001 - rank 0 has sized it
         for name, ours in facts_of(model, kernels).items():
             if ours != start.facts[name]:
                 reason = f"{name} is {ours}, and {start.facts[name]} on rank 0"
                 raise CheckpointError(f"rank {ranks.rank} differs: {reason}")
+        agree()
         return memory
 
     made = assemble(start.config, start.bounds, start.store, part=RankPart(ranks, begin, start.pool))
