@@ -8,12 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
 
 from ferrum.core.config import ModelConfig
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import StepTables
 from ferrum.kernels.op_attributes import EncoderShape
 from ferrum.kernels.reference import ReferenceKernels
+from ferrum.models.builder import Builder
+from ferrum.models.decoder import list_parameters
+from ferrum.models.tower_spec import tower_spec
 from ferrum.runtime.image_tower import ImageTower, open_tower
 from ferrum.sources.open_model import open_model
 from image_models import CASES, random_image, seeing_directory, twin_rows
@@ -50,6 +55,22 @@ def test_native_rows_equal_the_reference_bit_for_bit(name: str) -> None:
     require_native()
     for size in SIZES:
         same_bits(rows_of(tower(name, "native"), *size), rows_of(tower(name, "reference"), *size))
+
+
+def test_a_published_tower_has_the_tensors_of_transformers() -> None:
+    """LFM2-VL-3B, by its published sizes: the largest tower whose positions are resized."""
+    vision = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
+    vision |= {"model_type": "siglip2_vision_model", "num_patches": 256, "patch_size": 16, "vision_use_head": False}
+    text = {"model_type": "lfm2", "hidden_size": 2048, "num_hidden_layers": 1, "layer_types": ["conv"]}
+    config = Lfm2VlConfig(vision_config=vision, text_config=text)
+    with torch.device("meta"):
+        twin = Lfm2VlForConditionalGeneration(config)
+    spec = tower_spec({**config.to_dict(), "architectures": ["Lfm2VlForConditionalGeneration"]}, {})
+    assert spec is not None and spec.rows == 1024
+    asks = list_parameters(lambda *given: Builder(*given, spec.hidden_size, spec.norms, 0, spec.renames), spec.build)
+    found = {asks.views[name].sources[0] if name in asks.views else name: shape for name, shape in asks.shapes.items()}
+    wanted = {name.removeprefix("model."): tuple(each.shape) for name, each in twin.named_parameters()}
+    assert found == {name: wanted[name] for name in wanted if name.startswith(("vision_tower", "multi_modal"))}
 
 
 @pytest.mark.parametrize("format", ["float32", "bfloat16"])
