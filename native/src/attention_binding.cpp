@@ -17,11 +17,17 @@ void check_shape(const Runtime& runtime, const Shape& shape) {
     require(kv_heads > 0 && heads % kv_heads == 0, "query heads must be a multiple of KV heads");
 }
 
+void check_axes(const std::vector<int32_t>& axes, int64_t pairs) {
+    require(axes.empty() || static_cast<int64_t>(axes.size()) == pairs, "expected an axis for each pair");
+    for (const int32_t axis : axes) require(axis >= 0 && axis < kPlaceAxes, "axis out of range");
+}
+
 }  // namespace
 
 OperationPointer rope_store(const Runtime& runtime, const In<float>& q, const MaybeFloats& k, const MaybeFloats& v, const Out<float>& out,
                             const Shape& shape, const MaybeFloats& cosines, const MaybeFloats& sines, const HeadNorms& norms, float eps,
-                            bool norm_last, const MaybeFloats& temperature, int64_t extent, std::shared_ptr<AdapterSite> site) {
+                            bool norm_last, const MaybeFloats& temperature, int64_t extent, std::shared_ptr<AdapterSite> site,
+                            std::vector<int32_t> axes) {
     check_shape(runtime, shape);
     const auto& [group, layer, heads, kv_heads, dim, value_dim] = shape;
     const auto& [q_norm, k_norm, v_norm] = norms;
@@ -40,6 +46,7 @@ OperationPointer rope_store(const Runtime& runtime, const In<float>& q, const Ma
     args.head_dim = dim;
     args.pairs = cosines ? static_cast<int64_t>(cosines->shape(1)) : 0;
     require(2 * args.pairs <= dim, "rope has more pairs than a head");
+    check_axes(axes, args.pairs);
     args.cosines = data_or_null(cosines);
     args.sines = data_or_null(sines);
     args.q_norm = data_or_null(q_norm);
@@ -50,7 +57,8 @@ OperationPointer rope_store(const Runtime& runtime, const In<float>& q, const Ma
     args.norm_last = norm_last;
     args.layer = layer;
     return std::make_shared<RopeStore>(args, group, extent, row_norms(runtime, site, 0, args.q_norm, nullptr),
-                                       args.k_norm == nullptr ? nullptr : row_norms(runtime, site, 1, args.k_norm, nullptr));
+                                       args.k_norm == nullptr ? nullptr : row_norms(runtime, site, 1, args.k_norm, nullptr),
+                                       std::move(axes));
 }
 
 OperationPointer latent_store(const Runtime& runtime, const In<float>& q, const In<float>& q_rope, const In<float>& latent,
@@ -97,7 +105,7 @@ OperationPointer attention(Runtime& runtime, const In<float>& q, const Out<float
 }
 
 OperationPointer rotate(const In<float>& x, int64_t heads, int64_t dim, const In<float>& cosines, const In<float>& sines,
-                        const Out<float>& out, int64_t extent) {
+                        const Out<float>& out, int64_t extent, std::vector<int32_t> axes) {
     require(cosines.ndim() == 2 && cosines.size() == sines.size(), "expected a cosine and a sine per pair");
     RopeArgs args{};
     args.q = x.data();
@@ -106,9 +114,10 @@ OperationPointer rotate(const In<float>& x, int64_t heads, int64_t dim, const In
     args.head_dim = dim;
     args.pairs = static_cast<int64_t>(cosines.shape(1));
     require(2 * args.pairs <= dim, "rope has more pairs than a head");
+    check_axes(axes, args.pairs);
     args.cosines = cosines.data();
     args.sines = sines.data();
-    return std::make_shared<Rotate>(args, extent);
+    return std::make_shared<Rotate>(args, extent, std::move(axes));
 }
 
 OperationPointer attend_all(Runtime& runtime, const In<float>& q, const In<float>& k, const In<float>& v, const Out<float>& out,

@@ -21,7 +21,8 @@ using HeadNorms = std::tuple<MaybeFloats, MaybeFloats, MaybeFloats>;
 
 OperationPointer rope_store(const Runtime& runtime, const In<float>& q, const MaybeFloats& k, const MaybeFloats& v, const Out<float>& out,
                             const Shape& shape, const MaybeFloats& cosines, const MaybeFloats& sines, const HeadNorms& norms, float eps,
-                            bool norm_last, const MaybeFloats& temperature, int64_t extent, std::shared_ptr<AdapterSite> site);
+                            bool norm_last, const MaybeFloats& temperature, int64_t extent, std::shared_ptr<AdapterSite> site,
+                            std::vector<int32_t> axes);
 
 OperationPointer latent_store(const Runtime& runtime, const In<float>& q, const In<float>& q_rope, const In<float>& latent,
                               const In<float>& k_rope, const Out<float>& out, const Shape& shape, const In<float>& cosines,
@@ -31,7 +32,7 @@ OperationPointer attention(Runtime& runtime, const In<float>& q, const Out<float
                            const std::optional<ActivationTuple>& scaling, const MaybeFloats& sinks, int64_t window, int64_t chunk);
 
 OperationPointer rotate(const In<float>& x, int64_t heads, int64_t dim, const In<float>& cosines, const In<float>& sines,
-                        const Out<float>& out, int64_t extent);
+                        const Out<float>& out, int64_t extent, std::vector<int32_t> axes);
 
 OperationPointer attend_all(Runtime& runtime, const In<float>& q, const In<float>& k, const In<float>& v, const Out<float>& out,
                             const std::string& format, int64_t heads, int64_t dim, const std::optional<ActivationTuple>& scaling,

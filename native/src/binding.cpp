@@ -106,9 +106,10 @@ void check_spans(const In<int32_t>& span_rows, size_t rows) {
 
 void assign(std::vector<int32_t>& to, const In<int32_t>& from) { to.assign(from.data(), from.data() + from.size()); }
 
-// Keep the rows that are used in place of embeddings, and which rows of the step they are.
-void take_given(Step& step, const std::optional<In<int32_t>>& rows, const MaybeFloats& given) {
+// Keep the rows that are used in place of embeddings, which rows of the step they are, and what is added to them later.
+void take_given(Step& step, const std::optional<In<int32_t>>& rows, const MaybeFloats& given, const MaybeFloats& added) {
     step.given_of.clear();
+    step.added_columns = 0;
     if (!given) return;
     require(rows && given->ndim() == 2 && rows->size() == given->shape(0), "expected one row of numbers per given row");
     step.given_of.assign(step.token_ids.size(), -1);
@@ -119,13 +120,30 @@ void take_given(Step& step, const std::optional<In<int32_t>>& rows, const MaybeF
     }
     step.given_columns = static_cast<int64_t>(given->shape(1));
     step.given.assign(given->data(), given->data() + given->size());
+    if (!added) return;
+    require(added->ndim() == 2 && rows->size() == added->shape(0), "expected one row of added numbers per given row");
+    step.added_columns = static_cast<int64_t>(added->shape(1));
+    step.added.assign(added->data(), added->data() + added->size());
 }
 
-// Return the greatest position.
+// Keep the places of rows that rotations are by; return the greatest of their numbers.
+int32_t take_places(Step& step, const std::optional<In<int32_t>>& places) {
+    step.places.clear();
+    if (!places || places->size() == 0) return 0;
+    require(places->ndim() == 2 && places->shape(0) == step.token_ids.size() && places->shape(1) == kPlaceAxes,
+            "expected a place per row of the step");
+    const auto [least, most] = std::minmax_element(places->data(), places->data() + places->size());
+    require(*least >= 0, "a place is negative");
+    assign(step.places, *places);
+    return *most;
+}
+
+// Return the greatest position, or number of a place.
 int32_t begin(Runtime& runtime, const In<int32_t>& token_ids, const In<int32_t>& positions, const In<int32_t>& span_rows,
               const std::vector<In<int32_t>>& pages, const In<int32_t>& logit_rows, const In<int32_t>& hidden_rows,
-              const std::optional<In<int32_t>>& given_rows, const MaybeFloats& given,
-              const std::vector<StepAdapterTuple>& adapters, const std::optional<StateTablesTuple>& states) {
+              const std::optional<In<int32_t>>& given_rows, const MaybeFloats& given, const MaybeFloats& added,
+              const std::vector<StepAdapterTuple>& adapters, const std::optional<StateTablesTuple>& states,
+              const std::optional<In<int32_t>>& places) {
     require(static_cast<int64_t>(pages.size()) == runtime.pool.size(), "number of page tables is not the number of groups");
     require(token_ids.size() == positions.size() && span_rows.size() > 0, "token_ids, positions and span_rows have contradictory sizes");
     check_spans(span_rows, token_ids.size());
@@ -146,16 +164,22 @@ int32_t begin(Runtime& runtime, const In<int32_t>& token_ids, const In<int32_t>&
         assign(step.pages[group], pages[group]);
         step.strides[group] = static_cast<int64_t>(pages[group].shape(1));
     }
-    take_given(step, given_rows, given);
+    take_given(step, given_rows, given, added);
     take_adapters(step, adapters);
     take_states(runtime, states);
-    return step.positions.empty() ? 0 : *std::max_element(step.positions.begin(), step.positions.end());
+    const int32_t place = take_places(step, places);
+    return step.positions.empty() ? 0 : std::max(place, *std::max_element(step.positions.begin(), step.positions.end()));
 }
 
 OperationPointer embed(std::shared_ptr<Weight> table, float scale, int64_t stride, int64_t offset, const Out<float>& out,
                        int64_t extent) {
     require(stride > 0 && offset >= 0 && offset < stride, "offset must be below the stride");
     return std::make_shared<Embed>(std::move(table), Rows{out.data(), extent}, scale, stride, offset);
+}
+
+OperationPointer add_given(const Out<float>& x, int64_t columns, int64_t offset, int64_t extent) {
+    require(columns > 0 && offset >= 0, "columns out of range");
+    return std::make_shared<AddGiven>(Rows{x.data(), extent}, columns, offset);
 }
 
 OperationPointer embed_positions(std::shared_ptr<Weight> table, const Out<float>& out, int64_t extent) {
@@ -364,8 +388,8 @@ NB_MODULE(_native, module) {
         .def("write_slot", &write_slot, nb::arg(), as_is, released)
         .def("begin", &begin, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("span_rows").noconvert(),
              nb::arg("pages").noconvert(), nb::arg("logit_rows").noconvert(), nb::arg("hidden_rows").noconvert(),
-             nb::arg("given_rows").noconvert().none(), nb::arg("given").noconvert().none(), nb::arg("adapters"),
-             nb::arg("states").none() = nb::none())
+             nb::arg("given_rows").noconvert().none(), nb::arg("given").noconvert().none(), nb::arg("added").noconvert().none(),
+             nb::arg("adapters"), nb::arg("states").none() = nb::none(), nb::arg("places").noconvert().none() = nb::none())
         .def("run", [](Runtime& r, const Program& program) { run_all(r, program.operations); },
              released)
         .def("run", &run_all, released);
@@ -390,6 +414,7 @@ NB_MODULE(_native, module) {
     module.def("join", &join, nb::arg().none(), as_is, nb::arg(), nb::arg(), as_is, nb::arg());
     module.def("time_all", &time_all, released);
     module.def("embed", &embed, nb::arg(), nb::arg(), nb::arg(), nb::arg(), as_is, nb::arg());
+    module.def("add_given", &add_given, as_is, nb::arg(), nb::arg(), nb::arg());
     module.def("embed_positions", &embed_positions, nb::arg(), as_is, nb::arg());
     module.def("multiply", &multiply, as_is, as_is, nb::arg(), as_is, nb::arg());
     module.def("norm", &norm, nb::arg(), as_is, as_is_or_none, as_is, as_is_or_none, nb::arg(), nb::arg(), nb::arg(), as_is_or_none, as_is,
@@ -403,11 +428,11 @@ NB_MODULE(_native, module) {
                nb::arg().none(), nb::arg().none(), nb::arg());
     module.def("head_linear", &head_linear, nb::arg(), as_is, as_is, nb::arg(), nb::arg(), nb::arg(), nb::arg());
     module.def("rope_store", &rope_store, nb::arg(), as_is, as_is_or_none, as_is_or_none, as_is, nb::arg(), as_is_or_none,
-               as_is_or_none, as_is, nb::arg(), nb::arg(), as_is_or_none, nb::arg(), nb::arg().none());
+               as_is_or_none, as_is, nb::arg(), nb::arg(), as_is_or_none, nb::arg(), nb::arg().none(), nb::arg());
     module.def("fill_rope", &fill_rope, as_is, nb::arg(), nb::arg(), as_is, as_is);
     module.def("latent_store", &latent_store, nb::arg(), as_is, as_is, as_is, as_is, as_is, nb::arg(), as_is, as_is, nb::arg());
     module.def("attention", &attention, nb::arg(), as_is, as_is, nb::arg(), nb::arg().none(), as_is_or_none, nb::arg(), nb::arg());
-    module.def("rotate", &rotate, as_is, nb::arg(), nb::arg(), as_is, as_is, as_is, nb::arg());
+    module.def("rotate", &rotate, as_is, nb::arg(), nb::arg(), as_is, as_is, as_is, nb::arg(), nb::arg());
     module.def("attend_all", &attend_all, nb::arg(), as_is, as_is, as_is, as_is, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
     module.def("short_conv", &short_conv, nb::arg(), as_is, as_is, as_is_or_none, nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), as_is);
     module.def("delta_rule", &delta_rule, nb::arg(), as_is, as_is, as_is, as_is, as_is, nb::arg(), nb::arg(), as_is);

@@ -173,6 +173,8 @@ struct RowTables {
     int64_t pages_stride;
 };
 
+constexpr int64_t kPlaceAxes = 3;  // time, row and column
+
 constexpr int64_t kRowBlock = kKeySide;  // rows whose keys of a head are stored together, so that they fill whole lines
 
 // Without k and v (null), only queries are turned. Norms are of heads, each [head size] or null, of q and k after the
@@ -197,6 +199,8 @@ struct RopeArgs {
     RowTables tables;
     const float* const* q_norms = nullptr;  // [rows], or null
     const float* const* k_norms = nullptr;
+    const int32_t* places = nullptr;  // [rows, kPlaceAxes], or null; see StepTables in kernels/interface.py
+    const int32_t* axes = nullptr;    // [pairs], the number in `places` that turns each pair; or null
 };
 
 // Heads of a row, each an item of work.

@@ -13,6 +13,13 @@ void copy_row(const float* from, float* to, int64_t columns) {
     std::memcpy(to, from, static_cast<size_t>(columns) * sizeof(float));
 }
 
+// Let a rotation with axes use the places of the step's rows, if it has any.
+void take_places(RopeArgs& args, const Step& step, const std::vector<int32_t>& axes) {
+    if (step.places.empty() || axes.empty()) return;
+    args.places = step.places.data();
+    args.axes = axes.data();
+}
+
 }  // namespace
 
 void Embed::run(Runtime& runtime, int thread) {
@@ -29,6 +36,19 @@ void Embed::run(Runtime& runtime, int thread) {
         }
         table_->row(runtime.kernels, step.token_ids[static_cast<size_t>(row)] * stride_ + offset_, to);
         for (int64_t i = 0; scale_ != 1 && i < columns; ++i) to[i] *= scale_;
+    }
+}
+
+void AddGiven::run(Runtime& runtime, int thread) {
+    const Step& step = runtime.step;
+    if (step.given_of.empty() || step.added_columns < offset_ + columns_) return;
+    const auto [begin, end] = share(runtime, step.count(x_.extent), thread);
+    for (int64_t row = begin; row < end; ++row) {
+        const int32_t given = step.given_of[static_cast<size_t>(row)];
+        if (given < 0) continue;
+        const float* from = step.added.data() + given * step.added_columns + offset_;
+        float* to = x_.data + row * columns_;
+        for (int64_t i = 0; i < columns_; ++i) to[i] += from[i];
     }
 }
 
@@ -144,6 +164,7 @@ void RopeStore::run(Runtime& runtime, int thread) {
     args.store = &runtime.pool.group(group_);
     args.tables = runtime.step.rows_of(group_);
     args.rows = runtime.step.count(extent_);
+    take_places(args, runtime.step, axes_);
     const int64_t items = (args.rows + kRowBlock - 1) / kRowBlock * items_per_row(args);
     const auto [begin, end] = share(runtime, items, thread);
     if (begin < end) runtime.kernels.rope_store(args, begin, end);
@@ -153,6 +174,7 @@ void Rotate::run(Runtime& runtime, int thread) {
     RopeArgs args = args_;
     args.tables.positions = runtime.step.positions.data();
     args.rows = runtime.step.count(extent_);
+    take_places(args, runtime.step, axes_);
     const auto [begin, end] = share(runtime, (args.rows + kRowBlock - 1) / kRowBlock * items_per_row(args), thread);
     if (begin < end) runtime.kernels.rope_store(args, begin, end);
 }

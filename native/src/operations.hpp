@@ -44,6 +44,17 @@ private:
     int64_t stride_, offset_;
 };
 
+// Add columns `offset` and later of the step's added numbers to the given rows of x. Other rows stay.
+class AddGiven final : public Operation {
+public:
+    AddGiven(Rows x, int64_t columns, int64_t offset) : x_(x), columns_(columns), offset_(offset) {}
+    void run(Runtime& runtime, int thread) override;
+
+private:
+    Rows x_;
+    int64_t columns_, offset_;
+};
+
 // Rows of a packed table at the positions of the step's rows.
 class EmbedPositions final : public Operation {
 public:
@@ -143,8 +154,9 @@ private:
 class RopeStore final : public Operation {
 public:
     RopeStore(const RopeArgs& args, int64_t group, int64_t extent, RowNormsPointer q_norms = nullptr,
-              RowNormsPointer k_norms = nullptr)
-        : args_(args), group_(group), extent_(extent), q_norms_(std::move(q_norms)), k_norms_(std::move(k_norms)) {}
+              RowNormsPointer k_norms = nullptr, std::vector<int32_t> axes = {})
+        : args_(args), group_(group), extent_(extent), q_norms_(std::move(q_norms)), k_norms_(std::move(k_norms)),
+          axes_(std::move(axes)) {}
     void prepare() override;
     void run(Runtime& runtime, int thread) override;
 
@@ -152,17 +164,19 @@ private:
     RopeArgs args_;
     int64_t group_, extent_;
     RowNormsPointer q_norms_, k_norms_;
+    std::vector<int32_t> axes_;
 };
 
-// Heads of x, rotated by the position of their row.
+// Heads of x, rotated by the position of their row, or by its place.
 class Rotate final : public Operation {
 public:
-    Rotate(const RopeArgs& args, int64_t extent) : args_(args), extent_(extent) {}
+    Rotate(const RopeArgs& args, int64_t extent, std::vector<int32_t> axes) : args_(args), extent_(extent), axes_(std::move(axes)) {}
     void run(Runtime& runtime, int thread) override;
 
 private:
     RopeArgs args_;
     int64_t extent_;
+    std::vector<int32_t> axes_;
 };
 
 class LatentStore final : public Operation {

@@ -30,6 +30,9 @@ struct Step {
     std::vector<float> given;       // rows used in place of embeddings
     std::vector<int32_t> given_of;  // per row of the step, its row in `given` or -1; empty if no row is given
     int64_t given_columns = 0;
+    std::vector<float> added;  // per row in `given`, numbers that are added later
+    int64_t added_columns = 0;
+    std::vector<int32_t> places;  // per row of the step, kPlaceAxes numbers; empty: rotations are by position
     std::vector<StepAdapter> adapters;  // in the order in which their results are added
     StepStates states;
 

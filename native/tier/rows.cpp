@@ -57,13 +57,30 @@ const float* of_row(const float* const* of_rows, const float* of_all, int64_t ro
     return of_rows == nullptr ? of_all : of_rows[row];
 }
 
-// One head: norm and rotation, in either order, from `from` to `to`.
-void turn(const RopeArgs& a, const float* from, const float* norm, int64_t position, float* to) {
+// Rotate each pair by the number of the row's place that its axis is.
+void rotate_by_place(const RopeArgs& a, int64_t row, float* x) {
+    float cosines[kMaxHead / 2], sines[kMaxHead / 2];
+    for (int64_t i = 0; i < a.pairs; ++i) {
+        const int64_t at = a.places[row * kPlaceAxes + a.axes[i]] * a.pairs + i;
+        cosines[i] = a.cosines[at], sines[i] = a.sines[at];
+    }
+    rotate(x, cosines, sines, a.pairs);
+}
+
+void rotate_row(const RopeArgs& a, int64_t row, float* x) {
+    if (a.cosines == nullptr) return;
+    if (a.places != nullptr && a.axes != nullptr) return rotate_by_place(a, row, x);
+    const int64_t at = a.tables.positions[row] * a.pairs;
+    rotate(x, a.cosines + at, a.sines + at, a.pairs);
+}
+
+// One head of a row: norm and rotation, in either order, from `from` to `to`.
+void turn(const RopeArgs& a, const float* from, const float* norm, int64_t row, float* to) {
     if (norm != nullptr && !a.norm_last)
         norm_head(from, norm, a.head_dim, a.eps, to);
     else
         std::memcpy(to, from, static_cast<size_t>(a.head_dim) * sizeof(float));
-    if (a.cosines != nullptr) rotate(to, a.cosines + position * a.pairs, a.sines + position * a.pairs, a.pairs);
+    rotate_row(a, row, to);
     if (norm != nullptr && a.norm_last) norm_head(to, norm, a.head_dim, a.eps, to);
 }
 
@@ -88,7 +105,7 @@ void store_run(const RopeArgs& a, const Run& run, int64_t row, int64_t kv_head) 
     float keys[kRowBlock * kMaxHead];
     for (int64_t t = 0; t < run.count; ++t) {
         const float* key = a.k + ((row + t) * a.num_kv_heads + kv_head) * a.head_dim;
-        turn(a, key, of_row(a.k_norms, a.k_norm, row + t), a.tables.positions[row + t], keys + t * a.head_dim);
+        turn(a, key, of_row(a.k_norms, a.k_norm, row + t), row + t, keys + t * a.head_dim);
     }
     int64_t stride = a.num_kv_heads * s.value_dim;
     const float* values = a.v + row * stride + kv_head * s.value_dim;
@@ -136,9 +153,8 @@ void scale_head(float* x, float factor, int64_t columns) {
 void turn_queries(const RopeArgs& a, const RopeItem& item) {
     for (int64_t row = item.begin; row < item.end; ++row) {
         const int64_t at = (row * a.num_heads + item.query) * a.head_dim;
-        const int64_t position = a.tables.positions[row];
-        turn(a, a.q + at, of_row(a.q_norms, a.q_norm, row), position, a.q_out + at);
-        if (a.temperature != nullptr) scale_head(a.q_out + at, a.temperature[position], a.head_dim);
+        turn(a, a.q + at, of_row(a.q_norms, a.q_norm, row), row, a.q_out + at);
+        if (a.temperature != nullptr) scale_head(a.q_out + at, a.temperature[a.tables.positions[row]], a.head_dim);
     }
 }
 

@@ -33,8 +33,8 @@ _HOMES: Final = {
         "ferrum.core.params": "SamplingParams",
         "ferrum.core.snapshots": "CacheMetricsSnapshot LoraMetricsSnapshot PrefixCounts SpeculationCounts",
         "ferrum.core.step": (
-            "CARRY AdapterUse FinishedStep Hidden Inputs PendingStep Rows Sampling Score Span SpanExtras SpanResult "
-            "StepBatch StepOutput TokenLogprobs Want"
+            "CARRY AdapterUse FinishedStep Grid Hidden Inputs PendingStep Rows Sampling Score Span SpanExtras "
+            "SpanResult StepBatch StepOutput TokenLogprobs Want"
         ),
         "ferrum.core.structured_outputs": "StructuredOutputs",
         "ferrum.core.types": "FinishReason",

@@ -63,6 +63,7 @@ from ferrum.core.snapshots import SpeculationCounts as SpeculationCounts
 from ferrum.core.step import CARRY as CARRY
 from ferrum.core.step import AdapterUse as AdapterUse
 from ferrum.core.step import FinishedStep as FinishedStep
+from ferrum.core.step import Grid as Grid
 from ferrum.core.step import Hidden as Hidden
 from ferrum.core.step import Inputs as Inputs
 from ferrum.core.step import PendingStep as PendingStep

@@ -16,6 +16,7 @@ from ferrum.images.image_processor import ImageProcessor
 from ferrum.images.lfm2_images import Lfm2Images
 from ferrum.images.pixels import levels_of
 from ferrum.images.pixtral_images import PixtralImages
+from ferrum.images.qwen_images import MAX_TOKENS, QwenImages
 from ferrum.kernels.vectors import resized_grid
 from image_models import decoded, picture, random_image
 
@@ -113,6 +114,39 @@ def test_resized_positions_equal_those_of_torch() -> None:
     for shape in ((32, 32), (1, 1), (16, 16), (2, 250), (8, 9), (17, 15), (5, 31)):
         wanted = torch.nn.functional.interpolate(source, shape, mode="bilinear", antialias=True)[0].permute(1, 2, 0)
         np.testing.assert_allclose(resized_grid(grid, *shape), wanted, atol=1e-6)
+
+
+SHAPED = (
+    {"size": {"shortest_edge": 256, "longest_edge": 3000}, "patch_size": 4},
+    {"min_pixels": 900, "max_pixels": 9000, "patch_size": 5, "merge_size": 3, "temporal_patch_size": 1, "resample": 2},
+)
+
+
+@pytest.mark.parametrize("values", SHAPED)
+def test_patches_in_rows_and_columns_of_tokens_equal_those_of_transformers(values: dict[str, Any]) -> None:
+    twin = transformers.Qwen2VLImageProcessorPil(**values)
+    merge = values.get("merge_size", 2)
+    ours = QwenImages(values, values["patch_size"], merge, values.get("temporal_patch_size", 2), lambda _: 5)
+    for width, height in SIZES + EXTREMES + [(700, 4), (5, 1000), (70, 70)]:
+        image = random_image(width, height)
+        theirs = twin([picture(image)], return_tensors="np")
+        (frame,), run = ours.frames(image), ours.run_of(width, height)
+        np.testing.assert_array_equal(frame.patches, theirs["pixel_values"])
+        assert run.grid is not None and frame.places is not None
+        assert [1, *(merge * each for each in run.grid)] == theirs["image_grid_thw"][0].tolist()
+        assert len(frame.patches) == len(run.tokens) * merge**2
+        assert (
+            frame.places[:: merge**2, 1] // merge * run.grid[1] + frame.places[:: merge**2, 2] // merge
+        ).tolist() == [*run.rows]
+
+
+def test_long_images_are_refused_and_large_ones_reduced() -> None:
+    ours = QwenImages({"size": {"shortest_edge": 65536, "longest_edge": 16777216}}, 16, 2, 2, lambda _: 5)
+    with pytest.raises(RequestError, match="2010 x 10 pixels: the longer side may be at most 200 times"):
+        ours.run_of(2010, 10)
+    assert 4000 <= len(ours.run_of(7680, 4320).tokens) <= MAX_TOKENS
+    with pytest.raises(CheckpointError, match="patch_size=14, but the tower has 16"):
+        QwenImages({"patch_size": 14}, 16, 2, 2, lambda _: 5)
 
 
 def test_learned_places_of_published_sides_equal_those_of_transformers() -> None:

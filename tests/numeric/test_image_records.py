@@ -29,14 +29,15 @@ def encoded() -> bytes:
     return file.getvalue()
 
 
-def open_llm(**options: object) -> LLM:
-    return LLM(str(seeing_directory("smolvlm")), kernels="reference", kv_capacity=1024, **options)
+def open_llm(name: str = "smolvlm", **options: object) -> LLM:
+    return LLM(str(seeing_directory(name)), kernels="reference", kv_capacity=1024, **options)
 
 
-def test_records_hold_images_and_replays_need_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["smolvlm", "qwen3-vl"])
+def test_records_hold_images_and_replays_need_them(tmp_path: Path, name: str) -> None:
     directory, file = tmp_path / "records", tmp_path / "picture.png"
     file.write_bytes(encoded())
-    with open_llm(record_dir=str(directory)) as llm:
+    with open_llm(name, record_dir=str(directory)) as llm:
         outputs = [
             llm.chat([{"role": "user", "content": [{"type": "image", "image": given}, {"type": "text", "text": "a"}]}],
                      PARAMS, use_tqdm=False)[0]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
 
 from ferrum.core.config import ModelConfig
+from ferrum.images.qwen_images import MAX_TOKENS
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import StepTables
 from ferrum.kernels.op_attributes import EncoderShape
@@ -71,6 +74,23 @@ def test_a_published_tower_has_the_tensors_of_transformers() -> None:
     found = {asks.views[name].sources[0] if name in asks.views else name: shape for name, shape in asks.shapes.items()}
     wanted = {name.removeprefix("model."): tuple(each.shape) for name, each in twin.named_parameters()}
     assert found == {name: wanted[name] for name in wanted if name.startswith(("vision_tower", "multi_modal"))}
+
+
+@pytest.mark.parametrize("name", ["Qwen3VL", "Qwen3_5"])
+def test_tensors_of_released_sizes_are_those_of_the_twin(name: str) -> None:
+    config = getattr(transformers, f"{name}Config")()
+    values = {**config.to_dict(), "architectures": [f"{name}ForConditionalGeneration"]}
+    values["text_config"]["hidden_size"] = config.vision_config.out_hidden_size
+    spec = tower_spec(values, {"size": {"shortest_edge": 65536, "longest_edge": 16777216}})
+    assert spec is not None and spec.rows == 4 * MAX_TOKENS
+    asks = list_parameters(
+        lambda source, forms: Builder(source, forms, spec.hidden_size, spec.norms, 0, spec.renames), spec.build
+    )
+    with torch.device("meta"):
+        twin = transformers.AutoModel.from_config(config.vision_config).state_dict()
+    names = {each for own in asks.shapes for each in (asks.views[own].sources if own in asks.views else (own,))}
+    assert names == {f"visual.{each}" for each in twin}
+    assert sum(map(prod, asks.shapes.values())) == sum(each.numel() for each in twin.values())
 
 
 @pytest.mark.parametrize("format", ["float32", "bfloat16"])

@@ -82,6 +82,7 @@ class Case:
 
 CASES: dict[str, Callable[[Case], tuple[Any, ...]]] = {
     "embed": lambda case: (case.weight(VOCABULARY),),
+    "add_given": lambda case: (case.value(), 5),
     "norm": lambda case: (
         *(case.value(), case.vector(), 1e-6, None, False),
         case.site(SiteKind.NORM, (HIDDEN, 1)),

@@ -17,9 +17,10 @@ from ferrum.client.input_processor import RequestOptions
 from ferrum.client.llm import LLM
 from ferrum.core.errors import ContextOverflow, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
-from ferrum.core.step import Inputs, Rows, Span, SpanExtras, StepBatch, Want
+from ferrum.core.step import Grid, Inputs, Rows, Span, SpanExtras, StepBatch, Want
 from ferrum.engine.messages import EngineStats, ImageCounts
 from ferrum.images.decoded_image import DecodedImage
+from ferrum.runtime.step_tables import places_of
 from ferrum.verbs.load_executor import load_executor
 from image_models import (
     CASES,
@@ -39,7 +40,7 @@ WIDE, TALL = random_image(61, 37), random_image(29, 64, seed=4)
 
 
 def open_llm(name: str, **options: object) -> LLM:
-    return LLM(str(seeing_directory(name)), kernels=options.pop("kernels", "reference"), kv_capacity=2048, **options)
+    return LLM(str(seeing_directory(name)), **{"kernels": "reference", "kv_capacity": 2048, **options})
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,9 @@ def twin_text(name: str, image: DecodedImage) -> str:
     """Return a prompt of one image with the text that the processor of `transformers` puts there."""
     tokens, prompt = CASES[name].tokens, prompt_of(name)
     pixels = twin_pixels(name, image)
+    if "image_grid_thw" in pixels:
+        merge = seeing_model(name).config.vision_config.spatial_merge_size
+        return prompt.replace(tokens[0], tokens[0] * (int(pixels["image_grid_thw"].prod()) // merge**2))
     if len(tokens) == 3:
         unit = CASES[name].values["patch_size"]
         down, across = (int(size) // unit for size in pixels["image_sizes"][0])
@@ -79,6 +83,15 @@ def lfm2_vl_text(name: str, found: Any) -> str:
     return str(processor.replace_image_token(found, 0, use_image_special_tokens=True))
 
 
+def twin_inputs(name: str, ids: torch.Tensor, image: DecodedImage) -> dict[str, torch.Tensor]:
+    """Return the other arguments of the twin: pixels, and which tokens are those of the image, where it needs them."""
+    pixels = twin_pixels(name, image)
+    if "image_grid_thw" in pixels:
+        token = tokenizer_of(CASES[name]).token_to_id(CASES[name].tokens[0])
+        pixels["mm_token_type_ids"] = (ids == token).int()
+    return pixels
+
+
 @pytest.mark.parametrize("image", [WIDE, TALL], ids=["wide", "tall"])
 @pytest.mark.parametrize("name", CASES)
 def test_tokens_and_log_probabilities_equal_those_of_the_twin(name: str, image: DecodedImage) -> None:
@@ -88,7 +101,7 @@ def test_tokens_and_log_probabilities_equal_those_of_the_twin(name: str, image: 
     assert list(output.prompt_token_ids) == tokenizer_of(CASES[name]).encode(twin_text(name, image)).ids
     ids = torch.tensor([[*output.prompt_token_ids, *choice.token_ids]])
     with torch.no_grad():
-        logits = seeing_model(name)(input_ids=ids, **twin_pixels(name, image)).logits[0]
+        logits = seeing_model(name)(input_ids=ids, **twin_inputs(name, ids, image)).logits[0]
     expected = torch.log_softmax(logits[len(output.prompt_token_ids) - 1 : -1].double(), dim=-1)
     assert choice.logprobs is not None
     for position, found in enumerate(choice.logprobs):
@@ -179,24 +192,44 @@ def test_conversations_and_texts_without_images_run_next_to_images(seeing: LLM) 
         assert alone.outputs[0].logprobs == output.outputs[0].logprobs
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"host": "process"},
-        {"run_ahead": 1},
-        {"max_tokens_per_step": 16},
-        {"speculative": "ngram"},
-        {"prefix_cache": False},
-        {"kv_dtype": "int8", "kernels": "reference"},
-    ],
-    ids=str,
-)
-def test_options_change_no_token_of_prompts_with_images(seeing: LLM, options: dict[str, object]) -> None:
+@pytest.fixture(scope="module")
+def gridded() -> Iterator[LLM]:
     require_native()
-    prompts, lists = [prompt_of("smolvlm", 2), prompt_of("smolvlm")], [[WIDE, TALL], [TALL]]
+    with open_llm("qwen3-vl", kernels="native") as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def hybrid() -> Iterator[LLM]:
+    require_native()
+    with open_llm("qwen3.5", kernels="native") as llm:
+        yield llm
+
+
+OPTIONS: tuple[tuple[str, dict[str, object]], ...] = (
+    ("smolvlm", {"host": "process"}),
+    ("smolvlm", {"run_ahead": 1}),
+    ("smolvlm", {"prefix_cache": False}),
+    ("smolvlm", {"kv_dtype": "int8", "kernels": "reference"}),
+    ("smolvlm", {"speculative": "ngram"}),
+    ("qwen3-vl", {"max_tokens_per_step": 16}),
+    ("qwen3-vl", {"run_ahead": 1, "speculative": "ngram"}),
+    ("qwen3-vl", {"kv_capacity": 192}),
+    ("qwen3.5", {"max_tokens_per_step": 16, "run_ahead": 1}),
+)
+"""Options of a model. One has no room for all sequences, so that some lose their pages."""
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)
+def test_options_change_no_token_of_prompts_with_images(
+    request: pytest.FixtureRequest, name: str, options: dict[str, object]
+) -> None:
+    require_native()
+    whole: LLM = request.getfixturevalue({"smolvlm": "seeing", "qwen3-vl": "gridded"}.get(name, "hybrid"))
+    prompts, lists = [prompt_of(name, 2), prompt_of(name)], [[WIDE, TALL], [TALL]]
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=8, n=2, ignore_eos=True)
-    expected = seeing.generate(prompts, params, use_tqdm=False, images=lists)
-    with open_llm("smolvlm", **{"kernels": "native", **options}) as llm:
+    expected = whole.generate(prompts, params, use_tqdm=False, images=lists)
+    with open_llm(name, **{"kernels": "native", **options}) as llm:
         found = llm.generate(prompts, params, use_tqdm=False, images=lists)
         again = llm.generate(prompts, params, use_tqdm=False, images=lists)
     tokens = [[each.token_ids for each in output.outputs] for output in found]
@@ -227,27 +260,46 @@ def test_a_text_model_refuses_images_with_the_reason() -> None:
         assert "neither preprocessor_config.json" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["smolvlm", "lfm2-vl"])
+def test_places_of_tokens_are_those_of_the_twin() -> None:
+    grids = Grid(3, 4, 6), Grid(28, 5, 2), Grid(40, 1, 3)
+    kinds = np.zeros(50, np.int32)
+    for grid in grids:
+        kinds[grid.start : grid.end] = 1
+    sizes = torch.tensor([[1, 2 * grid.rows, 2 * grid.columns] for grid in grids])
+    ids, marks = torch.zeros((1, 50), dtype=torch.long), torch.tensor(kinds[None])
+    expected = seeing_model("qwen3-vl").model.get_rope_index(ids, marks, sizes)[0][:, 0].T.numpy()
+    for cuts in ((0, 50), (0, 5, 20, 27, 29, 50), range(51)):
+        found = [
+            places_of([grid for grid in grids if grid.start < end], start, end - start) for start, end in pairwise(cuts)
+        ]
+        np.testing.assert_array_equal(np.concatenate(found), expected)
+
+
+@pytest.mark.parametrize("name", ["smolvlm", "lfm2-vl", "qwen3-vl", "qwen3.5"])
 @pytest.mark.parametrize("kernels", ["reference", "native"])
 def test_any_cut_of_a_prompt_with_images_gives_the_same_logits(kernels: str, name: str) -> None:
     if kernels == "native":
         require_native()
-    directory = str(seeing_directory(name))
+    directory, features = str(seeing_directory(name)), 3 if name == "qwen3-vl" else 1
     rng = np.random.default_rng(2)
     tokens = tuple(int(token) for token in rng.integers(2, 90, 60))
     inputs = [
-        Inputs(tuple(range(start, end)), rng.normal(0, 0.2, (end - start, 48)).astype(np.float32), bytes([start]))
+        Inputs(
+            tuple(range(start, end)),
+            rng.normal(0, 0.2, (end - start, 48 * features)).astype(np.float32),
+            bytes([start]),
+        )
         for start, end in ((3, 19), (21, 37))
     ]
+    grids = (Grid(3, 2, 8), Grid(21, 4, 4)) if name.startswith("qwen") else ()
     found = []
     for cuts in ((60,), (10, 25, 60), (4, 30, 36, 60), tuple(range(1, 61))):
         with load_executor(directory, kernels=kernels, kv_capacity=512, page_size=16) as executor:
             rows = []
             for start, end in pairwise((0, *cuts)):
                 given = tuple(part for each in inputs for part in each.within(start, end))
-                span = Span(
-                    "it", start, tokens[start:end], Want.LOGITS, Rows.ALL, extras=SpanExtras(inputs=given).or_none()
-                )
+                extras = SpanExtras(inputs=given, grids=tuple(each for each in grids if each.start < end))
+                span = Span("it", start, tokens[start:end], Want.LOGITS, Rows.ALL, extras=extras.or_none())
                 rows.append(executor.submit(StepBatch((span,))).result().results[0].logits)
             found.append(np.concatenate(rows))
     for other in found[1:]:

@@ -69,6 +69,7 @@ OPERATIONS = {
     **dict.fromkeys(("embed_positions", "rotate", "attend_all"), "attention among all rows"),
     "rope_store": "rotation",
     "attention": "attention over",
+    "add_given": "places and added rows",
     "gather": "selection of rows",
     "join": "selection of rows",
     "gather_hidden": "selection of rows",

@@ -1,4 +1,4 @@
-"""Extras and the fast path: only adapters that have begun may take it. The tests go through the record's fields."""
+"""Extras and the fast path: adapters that have begun and images that have ended may take it, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 
 from ferrum.core.params import SamplingParams
-from ferrum.core.step import AdapterUse, Hidden, Sampling, Span, SpanExtras, Want, is_plain
+from ferrum.core.step import AdapterUse, Grid, Hidden, Sampling, Span, SpanExtras, Want, is_plain
 from ferrum.scheduler import planner, step_plan
 from ferrum.scheduler.sequence import make_span
 from scheduler_bench import Bench
 from span_kit import EXTRAS, special
 
-SPECIAL = tuple(field for field in EXTRAS if field != "adapters")
+SPECIAL = tuple(field for field in EXTRAS if field not in ("adapters", "grids"))
 SLOW = (
     *(pytest.param(special(field), id=field) for field in SPECIAL),
     pytest.param(SpanExtras(adapters=(AdapterUse("it", start=1000),)), id="adapters"),
+    pytest.param(SpanExtras(grids=(Grid(1, 2, 1), Grid(3, 500, 2))), id="grids"),
 )
-"""Extras that spans of the fast path do not have; this adapter has not begun."""
+"""Extras that spans of the fast path do not have; this adapter has not begun, and this image has not ended."""
 
 PLAIN = Span("a", 5, (1,), sampling=Sampling(SamplingParams(), 0, 1, [1]))
 
@@ -45,6 +46,12 @@ def test_no_other_extra_is_plain(field: str) -> None:
 def test_an_adapter_is_plain_once_it_has_begun(start: int) -> None:
     extras = SpanExtras(adapters=(AdapterUse("before"), AdapterUse("it", 0.5, start)))
     assert is_plain([PLAIN, replace(PLAIN, extras=extras)]) == (start <= PLAIN.start)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_an_image_is_plain_once_it_has_ended(columns: int) -> None:
+    extras = SpanExtras(grids=(Grid(0, 1, 1), Grid(1, 2, columns)))
+    assert is_plain([PLAIN, replace(PLAIN, extras=extras)]) == (1 + 2 * columns <= PLAIN.start)
 
 
 def test_a_record_without_extras_is_none() -> None:
@@ -86,8 +93,11 @@ def test_the_fast_path_does_not_begin_from_a_span_with_an_extra(
     assert not bench.scheduler.live.decodes.sequences
 
 
-def test_the_fast_path_goes_on_with_an_adapter_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, extras = decoding(), SpanExtras(adapters=(AdapterUse("it"),))
+@pytest.mark.parametrize("extras", [SpanExtras(adapters=(AdapterUse("it"),)), SpanExtras(grids=(Grid(1, 1, 2),))])
+def test_the_fast_path_goes_on_with_what_has_begun_or_ended(
+    extras: SpanExtras, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = decoding()
     monkeypatch.setattr(step_plan, "make_span", makes(extras))
     plan = bench.scheduler.live.decodes.plan()
     assert plan is not None and plan.batch.spans[0].extras == extras

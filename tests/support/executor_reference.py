@@ -30,7 +30,7 @@ RECORDS = {
         SpeculationCounts PrefixCounts LoraMetricsSnapshot""",
     "Capabilities and memory": "ExecutorCapabilities ExecutorTraits MemoryRequirements MemoryPlan PoolPart",
     "Configurations": """ExecutorConfig ExecutorAttentionConfig ExecutorMemoryConfig OptimizationConfig""",
-    "Steps": "Span SpanExtras AdapterUse Inputs Sampling Score StepBatch StepOutput SpanResult TokenLogprobs",
+    "Steps": "Span SpanExtras AdapterUse Inputs Grid Sampling Score StepBatch StepOutput SpanResult TokenLogprobs",
 }
 ENUMS = """AttentionType DataType Device ExecutorState ExecutorType LogitsPolicy Hidden Rows Want FinishReason"""
 CLASSES = {

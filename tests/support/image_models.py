@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import lfm2_vl_twin
@@ -78,6 +79,33 @@ _MARKED = (
     *("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
     *(f"<|img_row_{row}_col_{column}|>" for row, column in product(range(1, 7), repeat=2)),
 )
+_GRIDDED = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"
+_QWEN_VISION: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "in_channels": 3,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 48,
+    "num_position_embeddings": 36,
+}
+_HYBRID: dict[str, Any] = {
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 2,
+    "head_dim": 32,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [4, 2, 2],
+    },
+}
 
 CASES = {
     case.name: case
@@ -181,6 +209,103 @@ CASES = {
             },
             _MARKED,
         ),
+        ImageCase(
+            "qwen3-vl",
+            "Qwen3VLConfig",
+            "Qwen2VLImageProcessorPil",
+            {
+                "text_config": {
+                    "model_type": "qwen3_vl_text",
+                    "num_hidden_layers": 3,
+                    "head_dim": 16,
+                    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [4, 2, 2]},
+                },
+                "vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": [0, 1]},
+            },
+            {"size": {"shortest_edge": 300, "longest_edge": 3000}, "patch_size": 4},
+            _GRIDDED,
+        ),
+        ImageCase(
+            "qwen3-vl-merge3",
+            "Qwen3VLConfig",
+            "Qwen2VLImageProcessorPil",
+            {
+                "text_config": {
+                    "model_type": "qwen3_vl_text",
+                    "num_hidden_layers": 2,
+                    "head_dim": 20,
+                    "rope_parameters": {"rope_type": "default", "rope_theta": 9000.0, "mrope_section": [3, 4, 3]},
+                },
+                "vision_config": {
+                    **_QWEN_VISION,
+                    "spatial_merge_size": 3,
+                    "temporal_patch_size": 1,
+                    "patch_size": 5,
+                    "hidden_act": "silu",
+                    "num_position_embeddings": 16,
+                    "deepstack_visual_indexes": [1],
+                },
+            },
+            {
+                "size": {"shortest_edge": 200, "longest_edge": 5000},
+                "patch_size": 5,
+                "merge_size": 3,
+                "temporal_patch_size": 1,
+                "image_std": [0.5, 0.4, 0.3],
+            },
+            _GRIDDED,
+        ),
+        ImageCase(
+            "qwen3-vl-moe",
+            "Qwen3VLMoeConfig",
+            "Qwen2VLImageProcessorPil",
+            {
+                "text_config": {
+                    "model_type": "qwen3_vl_moe_text",
+                    "hidden_size": 64,
+                    "head_dim": 16,
+                    "moe_intermediate_size": 64,
+                    "num_experts": 5,
+                    "num_experts_per_tok": 2,
+                    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [4, 2, 2]},
+                },
+                "vision_config": {**_QWEN_VISION, "out_hidden_size": 64, "deepstack_visual_indexes": [1, 0]},
+            },
+            {"size": {"shortest_edge": 300, "longest_edge": 3000}, "patch_size": 4},
+            _GRIDDED,
+        ),
+        ImageCase(
+            "qwen3.5",
+            "Qwen3_5Config",
+            "Qwen2VLImageProcessorPil",
+            {"text_config": {**_HYBRID, "num_hidden_layers": 3}, "vision_config": _QWEN_VISION},
+            {"size": {"shortest_edge": 300, "longest_edge": 3000}, "patch_size": 4},
+            _GRIDDED,
+        ),
+        ImageCase(
+            "qwen3.5-moe",
+            "Qwen3_5MoeConfig",
+            "Qwen2VLImageProcessorPil",
+            {
+                "text_config": {
+                    **_HYBRID,
+                    "model_type": "qwen3_5_moe_text",
+                    "hidden_size": 64,
+                    "moe_intermediate_size": 32,
+                    "shared_expert_intermediate_size": 32,
+                    "num_experts": 5,
+                    "num_experts_per_tok": 2,
+                },
+                "vision_config": {
+                    **_QWEN_VISION,
+                    "out_hidden_size": 64,
+                    "num_attention_heads": 5,
+                    "num_hidden_layers": 2,
+                },
+            },
+            {"size": {"shortest_edge": 300, "longest_edge": 3000}, "patch_size": 4, "resample": 2},
+            _GRIDDED,
+        ),
     )
 }
 
@@ -193,7 +318,7 @@ def seeing_model(name: str) -> Any:
     changes = {**case.changes, "image_token_id": token, "image_token_index": token}
     text = {**TEXT, **changes.pop("text_config")}
     vision = {**VISION, "model_type": "pixtral", **changes.pop("vision_config", {})}
-    if case.config in ("SmolVLMConfig", "Idefics3Config"):
+    if not case.config.startswith(("Mistral3", "Llava")):
         del vision["model_type"]
     config = getattr(transformers, case.config)(
         text_config=text, vision_config=vision, tie_word_embeddings=False, **changes
@@ -211,10 +336,19 @@ def seeing_directory(name: str) -> Path:
     """Return the checkpoint of a case."""
     case, directory = CASES[name], folder(f"seeing-{name}")
     seeing_model(name).save_pretrained(directory)
+    if name == "qwen3-vl-moe":
+        transpose_experts(directory / "model.safetensors")
     (directory / "generation_config.json").unlink(missing_ok=True)
     write(directory, tokenizer_of(case), chat_template=TEMPLATE.replace("IMAGE", case.tokens[0]))
     (directory / "preprocessor_config.json").write_text(json.dumps(case.values))
     return directory
+
+
+def transpose_experts(file: Path) -> None:
+    """Transpose the matrices of experts, as released files of Qwen3-VL have them; `transformers` reads both forms."""
+    tensors = load_file(file)
+    experts = {name: each.transpose(1, 2).contiguous() for name, each in tensors.items() if ".experts." in name}
+    save_file({**tensors, **experts}, file, {"format": "pt"})
 
 
 def tokenizer_of(case: ImageCase) -> Tokenizer:
@@ -256,12 +390,13 @@ def picture(image: DecodedImage) -> Image.Image:
 def twin_pixels(name: str, image: DecodedImage) -> dict[str, torch.Tensor]:
     """Return the arguments that the twin gets for an image."""
     found = twin_processor(name)([[picture(image)]], return_tensors="np")
-    wanted = ("pixel_values", "pixel_attention_mask", "image_sizes", "spatial_shapes")
+    wanted = "pixel_values", "pixel_attention_mask", "image_sizes", "spatial_shapes", "image_grid_thw"
     return {key: torch.tensor(np.asarray(found[key])) for key in wanted if key in found}
 
 
 def twin_rows(name: str, image: DecodedImage) -> np.ndarray:
     """Return the rows of an image by the twin."""
     with torch.no_grad():
-        found = seeing_model(name).get_image_features(**twin_pixels(name, image), return_dict=True).pooler_output
-    return torch.cat(list(found)).numpy()
+        found = seeing_model(name).get_image_features(**twin_pixels(name, image), return_dict=True)
+    deep = getattr(found, "deepstack_features", None) or ()
+    return torch.cat([torch.cat(list(each)) for each in (found.pooler_output, *deep)], dim=1).numpy()

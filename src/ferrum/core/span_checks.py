@@ -20,6 +20,7 @@ from ferrum.core.errors import (
 from ferrum.core.step import (
     NO_EXTRAS,
     AdapterUse,
+    Grid,
     Inputs,
     PendingMasks,
     Rows,
@@ -137,6 +138,8 @@ def _wrong_extras(extras: SpanExtras) -> RequestError | None:
         )
     if not _is_list(extras.inputs) or not all(map(_is_inputs, extras.inputs)):
         return RequestError("must be a list of Inputs with one row per ascending position", param="inputs")
+    if not _is_list(extras.grids) or not _are_grids(extras.grids):
+        return RequestError("must be a list of Grid with rows and columns, one after another", param="grids")
     if type(extras.attention_weights) is not bool:
         return RequestError(f"must be true or false, not {shown(extras.attention_weights)}", param="attention_weights")
     if extras == NO_EXTRAS:
@@ -162,6 +165,18 @@ def _is_inputs(value: object) -> bool:
         and len(shape) == 2
         and shape[0] == len(positions)
     )
+
+
+def _are_grids(values: Sequence[Any]) -> bool:
+    """Return whether all are Grid with at least one token, none of which begins before the end of the last one."""
+    end = 0
+    for each in values:
+        if not isinstance(each, Grid) or not all(map(_is_integer, (each.start, each.rows, each.columns))):
+            return False
+        if each.start < end or each.rows < 1 or each.columns < 1:
+            return False
+        end = each.end
+    return True
 
 
 def _is_adapter(value: object) -> bool:

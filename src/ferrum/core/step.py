@@ -122,6 +122,33 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Grid:
+    """An image in a sequence of a model that rotates by three numbers: time, row and column.
+
+    A token of the image is at its row and column. The text after it goes on as if it were as long as its longer side
+    (Wang et al. 2024, section 2.1).
+
+    Attributes:
+        start: position of its first token.
+        rows, columns: of tokens.
+    """
+
+    start: int
+    rows: int
+    columns: int
+
+    @property
+    def end(self) -> int:
+        """Position after its last token."""
+        return self.start + self.rows * self.columns
+
+    @property
+    def saved(self) -> int:
+        """How many positions the text after it has less than tokens."""
+        return self.rows * self.columns - max(self.rows, self.columns)
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterUse:
     """An adapter that changes a sequence.
 
@@ -154,6 +181,7 @@ class SpanExtras:
         score: log-probabilities of given next tokens, independent of `want`.
         adapters: of the sequence, in the order in which their results are added.
         inputs: given rows at positions of the span.
+        grids: of all images of the sequence that begin before the end of the span, in their order.
         attention_weights: also return the attention probabilities, if the backend keeps them.
     """
 
@@ -162,6 +190,7 @@ class SpanExtras:
     score: Score | None = None
     adapters: tuple[AdapterUse, ...] = ()
     inputs: tuple[Inputs, ...] = ()
+    grids: tuple[Grid, ...] = ()
     attention_weights: bool = False
 
     def or_none(self) -> SpanExtras | None:
@@ -226,6 +255,11 @@ class Span:
         return (self.extras or NO_EXTRAS).inputs
 
     @property
+    def grids(self) -> tuple[Grid, ...]:
+        """Images of the sequence that have rows and columns."""
+        return (self.extras or NO_EXTRAS).grids
+
+    @property
     def attention_weights(self) -> bool:
         """Whether to return attention probabilities."""
         return (self.extras or NO_EXTRAS).attention_weights
@@ -240,21 +274,24 @@ def is_plain(spans: Sequence[Span]) -> bool:
     """Return whether every span samples one token after one, and nothing else: such steps may take the fast path.
 
     Nothing else asks: what a span may want in addition is in `Span.extras`, so a new field of it is never plain. Only
-    adapters that have begun are: they change the model, but nothing of what a span asks for.
+    adapters that have begun and images that have ended are: they change the model or positions, but nothing of what a
+    span asks for.
     """
     return (
-        (all(map(is_, map(_extras, spans), repeat(None))) or all(map(_is_only_adapted, spans)))
+        (all(map(is_, map(_extras, spans), repeat(None))) or all(map(_asks_nothing, spans)))
         and all(map(is_, map(_want, spans), repeat(Want.TOKEN)))
         and all(map(is_, map(_hidden, spans), repeat(Hidden.NONE)))
         and set(map(len, map(_tokens, spans))) <= {1}
     )
 
 
-def _is_only_adapted(span: Span) -> bool:
-    """Return whether adapters that have begun are the only extra of a span; also if it has none."""
+def _asks_nothing(span: Span) -> bool:
+    """Return whether adapters that have begun and images that have ended are the only extras; also without any."""
     extras = span.extras
     return extras is None or (
-        extras == SpanExtras(adapters=extras.adapters) and all(use.start <= span.start for use in extras.adapters)
+        extras == SpanExtras(adapters=extras.adapters, grids=extras.grids)
+        and all(use.start <= span.start for use in extras.adapters)
+        and all(grid.end <= span.start for grid in extras.grids)
     )
 
 

@@ -13,7 +13,7 @@ from ferrum.core.errors import FerrumError
 from ferrum.core.guidance import Guidance
 from ferrum.core.output_format import Reading
 from ferrum.core.params import SamplingParams
-from ferrum.core.step import AdapterUse, Inputs, TokenLogprobs
+from ferrum.core.step import AdapterUse, Grid, Inputs, TokenLogprobs
 from ferrum.core.values import pickled_by_fields
 
 
@@ -77,11 +77,13 @@ class ImagePlace:
 
     Attributes:
         positions: of the tokens that get rows of the image, ascending.
-        digest: of the image and of all that changes its rows.
+        digest: of the image and of all that changes its rows or their number.
+        grid: its rows and columns, if the model rotates by them.
     """
 
     positions: tuple[int, ...]
     digest: bytes
+    grid: Grid | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class Request:
         trace_id: echoed in every event.
         adapters: in ascending order of their ids, in which their results are added.
         inputs: given rows at positions of the prompt.
+        grids: of images whose tokens have rows and columns, in their order. The digests of `inputs` name them, too.
         images: `DecodedImage`s of the prompt, whose rows become `inputs` before the request runs.
         image_places: where they are, one for each.
         pooling: how to pool the prompt into a vector (then `params.max_tokens` is 0 and `n` 1), or None.
@@ -130,6 +133,7 @@ class Request:
     trace_id: str = ""
     adapters: tuple[Adapter, ...] = ()
     inputs: tuple[Inputs, ...] = ()
+    grids: tuple[Grid, ...] = ()
     images: tuple[Any, ...] = ()
     image_places: tuple[ImagePlace, ...] = ()
     pooling: Pooling | None = None

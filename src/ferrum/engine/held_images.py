@@ -127,7 +127,8 @@ class HeldImages:
                 assert left is not None
                 rows = zip(request.image_places, map(self._rows.__getitem__, keys), strict=True)
                 inputs = tuple(_inputs(place, each) for place, each in rows)
-                found.append((replace(request, inputs=inputs, images=(), image_places=()), left))
+                grids = tuple(place.grid for place in request.image_places if place.grid is not None)
+                found.append((replace(request, inputs=inputs, grids=grids, images=(), image_places=()), left))
         if found:
             self._evict()
         return found

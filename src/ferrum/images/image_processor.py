@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import RequestError
+from ferrum.core.step import Grid
 from ferrum.core.types import ImagePlace
 from ferrum.images.decoded_image import DecodedImage
 from ferrum.images.pixels import F32
@@ -25,7 +26,7 @@ class Frame(NamedTuple):
     Attributes:
         patches: f32 [n, K]. Patches that become one row are adjacent.
         positions: int32 [n], the tower's number of each patch's place.
-        places: int32 [n, 3], zero and its row and column, for towers that resize their positions; or None.
+        places: int32 [n, 3], zero and its row and column, for towers that fit positions or rotate by them; or None.
     """
 
     patches: F32
@@ -39,10 +40,12 @@ class ImageRun(NamedTuple):
     Attributes:
         tokens: ids.
         rows: which of them get rows, ascending.
+        grid: number of rows and columns of the tokens, if the model rotates by them. All of them get rows then.
     """
 
     tokens: tuple[int, ...]
     rows: tuple[int, ...]
+    grid: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,7 @@ class ImageProcessor:
             image = next(waiting)
             height, width = image.pixels.shape[:2]
             run, first = self.family.run_of(width, height), len(tokens)
-            places.append(ImagePlace(tuple(first + row for row in run.rows), self.digest(image)))
+            grid = None if run.grid is None else Grid(first, *run.grid)
+            places.append(ImagePlace(tuple(first + row for row in run.rows), self.digest(image), grid))
             tokens += run.tokens
         return tuple(tokens), tuple(places)

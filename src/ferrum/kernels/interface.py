@@ -86,10 +86,12 @@ class GivenRows(NamedTuple):
     Attributes:
         rows: [n] int32, which rows of the step they are.
         values: f32 [n, H].
+        added: f32 [n, columns], which `Operations.add_given` adds to their hidden states later; None: nothing.
     """
 
     rows: Int32
     values: F32
+    added: F32 | None = None
 
 
 class StepTokens:
@@ -148,6 +150,7 @@ class StepTables(NamedTuple):
         states: what happens to the states of the spans; None if no layer has one.
         carried: token ids that steps in flight sample, step by step.
         adapters: of the rows that use some, in the order in which their results are added.
+        places: [R, 3] int32, the time, row and column that rotations with axes are by; None: they are by `positions`.
     """
 
     token_ids: Int32
@@ -160,6 +163,7 @@ class StepTables(NamedTuple):
     states: StateTables | None = None
     carried: tuple[Carried, ...] = ()
     adapters: tuple[AdapterRows, ...] = ()
+    places: Int32 | None = None
 
 
 def with_carried(tables: StepTables) -> Int32:
@@ -204,12 +208,19 @@ class NetworkOutput(NamedTuple):
         best: most likely tokens [G, 1], see `Operations.best`.
         hidden: states [P, H].
         finite: flags [S, 1].
+        others: what else a network returns, of a replay only in parts.
     """
 
     logits: Array
     best: Array
     hidden: Array
     finite: Array
+    others: tuple[Array, ...] = ()
+
+
+def output_of(rows: Sequence[Array]) -> NetworkOutput:
+    """Return what `Program.output` lists: logits, best tokens, states, flags, and the others."""
+    return NetworkOutput(rows[0], rows[1], rows[2], rows[3], tuple(rows[4:]))
 
 
 Collected: TypeAlias = tuple[list[int], list[bool]]
@@ -300,6 +311,7 @@ class Kernels(Operations, ParameterForms, RawPages, RawSlots, Protocol):
         threads: CPU threads that a step can use.
         table_bytes: bytes of all vectors and rope tables so far.
         captures: whether attention can store its softmax weights, and layers their inputs.
+        takes_places: whether steps may have `StepTables.places` and `GivenRows.added`.
         captured: if not None, each attention appends its softmax weights, one array [heads, rows, tokens] per span.
     """
 
@@ -309,6 +321,7 @@ class Kernels(Operations, ParameterForms, RawPages, RawSlots, Protocol):
     defers: bool = False
     table_bytes: int
     captures: bool
+    takes_places: bool = True
     captured: list[list[Array]] | None
 
     @property

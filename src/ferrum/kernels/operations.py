@@ -87,6 +87,14 @@ class Operations(Protocol):
         """
         return Value(Extent.ROWS, table.shape[1])
 
+    @operation(in_place="x")
+    def add_given(self, x: Array, offset: int = 0) -> Array:
+        """Add columns of `GivenRows.added` from `offset` on to the given rows of the step: [R, H] -> [R, H].
+
+        Other rows stay as they are, and so do all in a step without such columns.
+        """
+        return x.like()
+
     @operation()
     def norm(
         self,
@@ -241,6 +249,7 @@ class Operations(Protocol):
         norm_last: bool = False,
         temperature: Vector | None = None,
         site: AdapterSite | None = None,
+        axes: tuple[int, ...] = (),
     ) -> Array:
         """Norm q and k per head, rotate them, write k and v to the pool at each row's position -> q [R, heads x dim].
 
@@ -250,6 +259,7 @@ class Operations(Protocol):
             norm_last: norm q and k after the rotation instead of before.
             temperature: [positions], a factor of q by its position.
             site: whose adapters replace the norms of q and k for their rows.
+            axes: for each pair, which number of the row's place turns it, if the step has places; none: its position.
         """
         return q.like()
 
@@ -287,11 +297,12 @@ class Operations(Protocol):
         return Value(Extent.ROWS, table.shape[1])
 
     @operation()
-    def rotate(self, x: Array, heads: int, rope: tuple[Vector, Vector]) -> Array:
+    def rotate(self, x: Array, heads: int, rope: tuple[Vector, Vector], axes: tuple[int, ...] = ()) -> Array:
         """Rotate each head of x as `rope_store` does -> [R, heads x dim].
 
         Args:
             rope: cosines and sines [positions, pairs]. The row of a table may be that of a place in an image.
+            axes: as of `rope_store`.
         """
         return x.like()
 

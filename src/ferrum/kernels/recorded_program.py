@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.interface import Kernels, Network, NetworkOutput, Replay, StepTables, row_counts
+from ferrum.kernels.interface import Kernels, Network, NetworkOutput, Replay, StepTables, output_of, row_counts
 from ferrum.kernels.op_spec import Extent, Op, OpSpec, Program, Value, as_tuple
 from ferrum.kernels.operations import Operations
 
@@ -33,12 +33,13 @@ class Recorder(Operations):
 def record(network: Network) -> Program:
     """Record a network and plan its memory."""
     recorder = Recorder()
-    output = network(recorder)
+    made = network(recorder)
+    output = (made.logits, made.best, made.hidden, made.finite, *made.others)
     buffers, placement = _plan(recorder.ops, output)
     return Program(tuple(recorder.ops), buffers, placement, output)
 
 
-def _plan(ops: list[Op], output: NetworkOutput) -> tuple[tuple[tuple[Extent, int], ...], dict[Value, int]]:
+def _plan(ops: list[Op], output: tuple[Value, ...]) -> tuple[tuple[tuple[Extent, int], ...], dict[Value, int]]:
     """Assign each value a buffer that no live value uses. Results share no buffer with operands, unless in place.
 
     Greedy in program order: take the free buffer of the same extent whose width fits best.
@@ -105,7 +106,7 @@ class Interpreter(Replay):
             kernels.begin(tables)
         for op in self.program.ops[part.start : part.stop]:
             self._run(op, kernels, counts)
-        return NetworkOutput(*(self._view(value, counts) for value in self.program.output))
+        return output_of([self._view(value, counts) for value in self.program.output])
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
         counts = row_counts(tables, self._limits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,10 +59,8 @@ def resized_grid(grid: F32, rows: int, columns: int) -> F32:
         places, weights = _triangle(grid.shape[axis], size)
         shape = [1] * grid.ndim
         shape[axis] = size
-        total = np.float32(0)
-        for place, weight in zip(places, weights, strict=True):
-            total = total + weight.reshape(shape) * grid.take(place, axis)
-        grid = total
+        pairs = zip(places, weights, strict=True)
+        grid = reduce(np.add, (weight.reshape(shape) * grid.take(place, axis) for place, weight in pairs))
     return grid
 
 

@@ -24,11 +24,13 @@ class RopeSpec:
         scaling: factor of cos and sin (the attention factor of YaRN, else 1).
         interleaved: a checkpoint's pairs are adjacent numbers. Their rows are put into halves at load, which changes no
             score.
+        axes: for each pair, which of three numbers of a token turns it: time, row or column; none: its position.
     """
 
     frequencies: tuple[float, ...]
     scaling: float = 1.0
     interleaved: bool = False
+    axes: tuple[int, ...] = ()
 
     def rows(self, heads: int, head_dim: int, *, rotated: int | None = None) -> Runs:
         """Return the rows of heads, or of their last `rotated` numbers, in the order of halves."""
@@ -137,6 +139,7 @@ class AttentionSpec:
             eps=make.norms.eps,
             gated=self.gated,
             join=None if cut is None else tuple(head * self.value_width for head in cut.queries),
+            axes=() if rope is None else rope.axes,
         )
 
     def _cut(self, make: Builder) -> HeadCut | None:

@@ -41,11 +41,32 @@ _NULL: Final = frozenset(
 )
 """Fields whose null does not mean the class's value: it means none, no or a derived number, or it is refused."""
 
+_QWEN3_VL: Final[Values] = {
+    "max_position_embeddings": 128000,
+    "rope_theta": 500000.0,
+    "mrope_section": [24, 20, 20],
+    "n_deepstack_layers": 3,
+}
+
 TYPE_DEFAULTS: Final[Mapping[str, Values]] = {
     "gemma4unified": {
         "max_position_embeddings": 262144,
         "sliding_window": 1024,
         "hidden_size_per_layer_input": 0,
+    },
+    "qwen3vl": _QWEN3_VL,
+    "qwen3vlmoe": {
+        **_QWEN3_VL,
+        "intermediate_size": 5632,
+        "moe_intermediate_size": 1408,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": True,
+        "experts_transposed": True,
+        "tie_word_embeddings": True,
+        "head_dim": None,
     },
 }
 """What another class of an architecture has instead, by their `model_type` without underscores."""

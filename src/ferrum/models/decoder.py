@@ -49,11 +49,13 @@ class Decoder:
         """Run one step; `states` collects the input of each layer and the final states, [R, H] each."""
         spec = self.spec
         residual, delta = kernels.embed(self.embedding.weight, spec.embedding_scale), None  # [R, H]
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
             if states is not None:
                 factor = self.final_norm.factor
                 states.append(residual if delta is None else kernels.add(residual, delta, factor))
             residual, delta = layer(kernels, residual, delta)
+            if index < spec.deep_features:
+                residual = kernels.add_given(residual, index * spec.hidden_size)
         _, x = self.final_norm.add(kernels, residual, delta)
         if states is not None:
             states.append(x)

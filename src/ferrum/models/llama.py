@@ -133,7 +133,7 @@ def llama_like(
         attention: fields of `AttentionSpec` that differ from Llama.
     """
     heads, count = heads_of(config), config.num_layers()
-    rope = rope_spec(config, heads.head_dim)
+    rope = attention.pop("rope", None) or rope_spec(config, heads.head_dim)
     each = [mlp_of(config)] * count if mlps is None else list(mlps)
     windows = windows or (None,) * count
     parts = [attention_of(heads, rope=rope, window=window, **attention) for window in windows]

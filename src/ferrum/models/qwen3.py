@@ -1,4 +1,4 @@
-"""Qwen3 and Qwen3-MoE (Yang et al. 2025)."""
+"""Qwen3 and Qwen3-MoE (Yang et al. 2025), also as the text models of Qwen3-VL."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 from ferrum.models.attention_spec import QkNorm
 from ferrum.models.config_reader import FamilyConfig
-from ferrum.models.families import FAMILIES
+from ferrum.models.experts_spec import Fused
+from ferrum.models.families import FAMILIES, MODEL_TYPES
 from ferrum.models.gguf_architecture import ARCHITECTURES, GgufArchitecture
-from ferrum.models.llama import llama_like, mixed_windows, used_window
+from ferrum.models.llama import heads_of, llama_like, mixed_windows, used_window
 from ferrum.models.qwen2 import EXPERTS_ENTRY, expert_widths, sparse_layers
+from ferrum.models.rope import rope_spec, with_axes
 from ferrum.models.spec import DecoderSpec
 
 ARCHITECTURES["qwen3"] = GgufArchitecture("Qwen3ForCausalLM", "qwen3")
@@ -25,6 +27,10 @@ ARCHITECTURES["qwen3moe"] = replace(
 )
 
 
+MODEL_TYPES["qwen3_vl_text"] = "Qwen3ForCausalLM"
+MODEL_TYPES["qwen3_vl_moe_text"] = "Qwen3MoeForCausalLM"
+
+
 @FAMILIES.register("Qwen3ForCausalLM")
 def qwen3(config: FamilyConfig) -> DecoderSpec:
     """Return Llama with a norm on each head of q and k."""
@@ -33,12 +39,15 @@ def qwen3(config: FamilyConfig) -> DecoderSpec:
 
 @FAMILIES.register("Qwen3MoeForCausalLM")
 def qwen3_moe(config: FamilyConfig) -> DecoderSpec:
-    """Return Qwen3 with experts; a window is that of all layers."""
+    """Return Qwen3 with experts; a window is that of all layers. Files of Qwen3-VL have experts transposed."""
     windows = (used_window(config),) * config.num_layers()
-    return _qwen3("qwen3-moe", config, windows, mlps=sparse_layers(config))
+    fused = Fused(transposed=True) if config.flag("experts_transposed") else None
+    return _qwen3("qwen3-moe", config, windows, mlps=sparse_layers(config, fused=fused))
 
 
 def _qwen3(family: str, config: FamilyConfig, windows: tuple[int | None, ...], **fields: Any) -> DecoderSpec:
-    bias = config.flag("attention_bias")
-    common: dict[str, Any] = {"windows": windows, "qk_norm": QkNorm(), "bias": bias, "output_bias": bias}
-    return llama_like(family, config, **common, **fields)
+    bias, rope = config.flag("attention_bias"), with_axes(rope_spec(config, heads_of(config).head_dim), config)
+    common: dict[str, Any] = {"windows": windows, "qk_norm": QkNorm(), "bias": bias, "output_bias": bias, "rope": rope}
+    spec = llama_like(family, config, **common, **fields)
+    deep = config.integer("n_deepstack_layers", 0, minimum=0)
+    return replace(spec, deep_features=deep, rotates_by_grid=bool(rope.axes))

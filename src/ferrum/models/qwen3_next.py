@@ -33,7 +33,7 @@ from ferrum.models.llama import (
 )
 from ferrum.models.qwen2 import sparse_layers
 from ferrum.models.recurrent_spec import TILED, DeltaNetSpec
-from ferrum.models.rope import rope_spec
+from ferrum.models.rope import rope_spec, with_axes
 from ferrum.models.spec import BlockSpec, BranchSpec, DecoderSpec, MlpSpec
 
 LINEAR: Final = "linear_attention"
@@ -72,9 +72,10 @@ def _hybrid(family: str, config: FamilyConfig, mlps: Sequence[PartSpec], *, by_k
     """Return the decoder, with this feed-forward in each layer."""
     heads = heads_of(config)
     bias = config.flag("attention_bias")
+    rope = rope_spec(config.with_values(**_rotated(config)), heads.head_dim, partial=True)
     attention = attention_of(
         heads,
-        rope=rope_spec(config.with_values(**_rotated(config)), heads.head_dim, partial=True),
+        rope=with_axes(rope, config, (11, 11, 10)),
         qk_norm=QkNorm(),
         bias=bias,
         output_bias=bias,
@@ -98,7 +99,8 @@ def _hybrid(family: str, config: FamilyConfig, mlps: Sequence[PartSpec], *, by_k
         first, second = BranchSpec((mixer,), "input_layernorm"), BranchSpec((("mlp", mlp),), "post_attention_layernorm")
         layers.append(BlockSpec((first, second)))
     offset = float(config.integer("norm_offset", 1, minimum=0, maximum=1))
-    return decoder_of(family, config, layers, norms=norms_of(config, offset=offset, layout_offset=1.0))
+    norms = norms_of(config, offset=offset, layout_offset=1.0)
+    return decoder_of(family, config, layers, norms=norms, rotates_by_grid=True)
 
 
 def _rotated(config: FamilyConfig) -> dict[str, float]:

@@ -61,6 +61,23 @@ def rope_spec(config: FamilyConfig, head_dim: int, *, partial: bool = False, int
     return replace(rope, interleaved=interleaved)
 
 
+def with_axes(rope: RopeSpec, config: FamilyConfig, default: tuple[int, int, int] | None = None) -> RopeSpec:
+    """Return the rope with `mrope_section`: how many pairs turn by time, row and column, one after another in turns.
+
+    Pair i turns by i mod 3, and those beyond the pairs of rows and of columns by time.
+
+    Args:
+        default: the section of a configuration without one; None: all pairs turn by the position.
+    """
+    found = rope_section(config)[0].values.get("mrope_section", config.values.get("mrope_section", default))
+    if found is None:
+        return rope
+    if not isinstance(found, list | tuple) or len(found) != 3 or not all(type(each) is int for each in found):
+        raise CheckpointError(f"config.json: mrope_section must be three integers, got {found!r}")
+    turns = (index % 3 if index < 3 * found[index % 3] else 0 for index in range(len(rope.frequencies)))
+    return replace(rope, axes=tuple(turns))
+
+
 def context_length(config: FamilyConfig) -> int:
     """Return the maximum tokens of a sequence: `max_position_embeddings`, or more with rope scaling.
 

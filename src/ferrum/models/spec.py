@@ -165,6 +165,8 @@ class DecoderSpec:
         logit_scale, softcap: of logits, see `Operations.head`.
         renames: patterns of parameters' names, and what a checkpoint calls the tensors instead.
         ignored_names: patterns of checkpoint tensors that the model does not use.
+        deep_features: first layers after which features of images are added to their rows.
+        rotates_by_grid: tokens of images are rotated by rows and columns.
     """
 
     family: str
@@ -179,3 +181,5 @@ class DecoderSpec:
     softcap: float | None = None
     renames: tuple[tuple[str, str], ...] = ()
     ignored_names: tuple[str, ...] = ()
+    deep_features: int = 0
+    rotates_by_grid: bool = False

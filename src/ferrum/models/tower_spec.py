@@ -16,7 +16,7 @@ from ferrum.kernels.interface import NetworkOutput
 from ferrum.kernels.op_attributes import Activation, EncoderShape
 from ferrum.kernels.operations import F32, Array, Operations, Weight
 from ferrum.kernels.vectors import grid_rotations
-from ferrum.models.builder import Builder, LayerSpec, NormSpec
+from ferrum.models.builder import Builder, LayerSpec, NormSpec, Place
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import load_families
 from ferrum.models.tensor_names import Rows, View
@@ -49,29 +49,60 @@ class GridRope:
 
 
 @dataclass(frozen=True, slots=True)
+class PlaceRope:
+    """A rotation by the row and the column of a patch, for images of any shape: half of the pairs each.
+
+    Attributes:
+        rows, columns: frequencies in radians per patch.
+        longest: most patches of a side.
+    """
+
+    rows: tuple[float, ...]
+    columns: tuple[float, ...]
+    longest: int
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The number of a place that turns each pair."""
+        return (1,) * len(self.rows) + (2,) * len(self.columns)
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderAttentionSpec:
     """Attention among all patches of a frame.
 
     Attributes:
         output: name of the output projection.
         bias: all projections have biases.
+        fused: name of one projection to queries, keys and values, or None.
     """
 
     num_heads: int
     head_dim: int
     output: str
     bias: bool = False
-    rope: GridRope | None = None
+    rope: GridRope | PlaceRope | None = None
+    fused: str | None = None
 
     def build(self, make: Builder) -> EncoderAttention:
         """Return the part with its parameters. Weights of bfloat16 multiply queries and keys in it."""
         inner, names = self.num_heads * self.head_dim, ("q_proj", "k_proj", "v_proj")
-        qkv = make.linear(names, (inner,) * 3, make.hidden_size, bias=self.bias)
+        places = {
+            name: Place(self.fused, slice(inner * index, inner * (index + 1)))
+            for index, name in enumerate(names)
+            if self.fused is not None
+        }
+        qkv = make.linear(names, (inner,) * 3, make.hidden_size, bias=self.bias, places=places)
         output = make.linear((self.output,), (make.hidden_size,), inner, bias=self.bias)
         low = getattr(qkv.weights[0].weight, "format", None) == "bfloat16"
         shape = EncoderShape(self.num_heads, self.head_dim, self.head_dim**-0.5, "bfloat16" if low else "float32")
-        rope = None if self.rope is None else make.grid_rope(self.rope, self.rope.tables)
-        return EncoderAttention(qkv, output, shape, rope)
+        match self.rope:
+            case GridRope():
+                return EncoderAttention(qkv, output, shape, make.grid_rope(self.rope, self.rope.tables))
+            case PlaceRope(rows, columns, longest):
+                rope = replace(make, positions=longest).rope((*rows, *columns), 1.0)
+                return EncoderAttention(qkv, output, shape, rope, self.rope.axes)
+        return EncoderAttention(qkv, output, shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +122,21 @@ class ProjectionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DeepSpec:
+    """Features that the text model adds to the rows of an image after one of its first layers (Meng et al. 2024).
+
+    Attributes:
+        layer: of the tower, whose states become them.
+        norm: name of the norm of joined states.
+        connector: to the text model's size.
+    """
+
+    layer: int
+    norm: str
+    connector: tuple[ProjectionSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TowerSpec:
     """A tower.
 
@@ -102,8 +148,11 @@ class TowerSpec:
         projection: name of the layer from pixels to rows.
         projection_bias: it has a bias.
         positions: name of the learned positions, or None.
-        resized: those of a frame are resized from all of them (`kernels.vectors.resized_grid`).
+        interpolated: those of a frame are interpolated from all of them, for images of any shape, corner on corner.
+        resized: they are resized as an image is (`kernels.vectors.resized_grid`).
+        images_per_patch: frames of a video that a patch joins; an image is repeated.
         most_patches: of a frame; None: one for each place of a square.
+        deep: features of layers, in the order of the text model's layers.
         first_norm, last_norm: names of the norms before and after the layers, or None.
         last_eps: of the last norm; None: as the others.
         layers_name: prefix of the layers' names.
@@ -130,14 +179,17 @@ class TowerSpec:
     last_norm: str | None = None
     last_eps: float | None = None
     renames: tuple[tuple[str, str], ...] = ()
+    interpolated: bool = False
     resized: bool = False
+    images_per_patch: int = 1
     most_patches: int | None = None
+    deep: tuple[DeepSpec, ...] = ()
     connector_norm: tuple[str, NormSpec] | None = None
 
     @property
     def pixels(self) -> int:
         """Numbers of a patch."""
-        return 3 * self.patch**2
+        return 3 * self.images_per_patch * self.patch**2
 
     @property
     def rows(self) -> int:
@@ -149,34 +201,37 @@ class TowerSpec:
         size, inputs = self.hidden_size, self.pixels
         weight = make.matrix(f"{self.projection}.weight", (size, inputs), _as_matrix(self.projection, inputs))
         bias = make.vector(f"{self.projection}.bias", size) if self.projection_bias else None
+        fitted = self.interpolated or self.resized
         last = make if self.last_eps is None else replace(make, norms=replace(make.norms, eps=self.last_eps))
-        entry, projection = Entry(make.kernels.weight(blank_row(inputs))), Linear((weight,), (bias,))
-        places = f"{self.positions}.weight", (self.side**2, size)
         return Tower(
-            Entry(make.kernels.weight(blank_row(size))) if self.resized else entry,
-            None if self.resized else projection,
-            None if self.positions is None or self.resized else make.matrix(*places),
+            Entry(make.kernels.weight(blank_row(inputs))),
+            Linear((weight,), (bias,)),
+            None if self.positions is None or fitted else make.matrix(*self._positions()),
             None if self.first_norm is None else make.norm(self.first_norm),
             tuple(each.build(make.under(f"{self.layers_name}.{index}")) for index, each in enumerate(self.layers)),
             None if self.last_norm is None else last.norm(self.last_norm),
-            self._connector(make),
-            Connector(entry, None, (projection,)) if self.resized else None,
-            make.table(*places) if self.resized else None,
+            self._connector(make, self.connector, self.connector_norm),
+            make.table(*self._positions()) if fitted else None,
+            tuple(each.layer for each in self.deep),
+            tuple(self._connector(make, each.connector, (each.norm, self.norms)) for each in self.deep),
         )
 
-    def _connector(self, make: Builder) -> Connector:
+    def _positions(self) -> tuple[str, tuple[int, int]]:
+        return f"{self.positions}.weight", (self.side**2, self.hidden_size)
+
+    def _connector(
+        self, make: Builder, specs: tuple[ProjectionSpec, ...], norm: tuple[str, NormSpec] | None
+    ) -> Connector:
         inputs, layers = self.hidden_size * self.merge**2, []
-        entry, norm = Entry(make.kernels.weight(blank_row(inputs))), None
-        if self.connector_norm is not None:
-            name, norms = self.connector_norm
-            norm = replace(make, norms=norms).norm(name, inputs)
-        for each in self.connector:
+        entry = Entry(make.kernels.weight(blank_row(inputs)))
+        first = None if norm is None else replace(make, norms=norm[1]).norm(norm[0], inputs)
+        for each in specs:
             view = None if each.columns is None else View((f"{each.name}.weight",), columns=each.columns)
             weight = make.matrix(f"{each.name}.weight", (each.outputs, inputs), view)
             bias = make.vector(f"{each.name}.bias", each.outputs) if each.bias else None
             layers.append(Linear((weight,), (bias,), each.activation))
             inputs = each.outputs
-        return Connector(entry, norm, tuple(layers))
+        return Connector(entry, first, tuple(layers))
 
 
 def _as_matrix(name: str, inputs: int) -> View:
@@ -203,39 +258,43 @@ class Tower:
     """The network from patches to rows, a frame per span: [R, K] -> [R, H].
 
     Attributes:
-        projection: from patches to rows; None: the network before it has it.
         positions: a row for each place, or None.
         first_norm, last_norm: or None.
         connector: the network that runs after it.
-        before: the network that runs before it, or None. Resized positions are added to its rows.
-        table: learned positions [places, H] that are resized, or None.
+        table: learned positions that are fitted to a frame, or None. They are numbers to add to the given rows.
+        deep_layers, deep_connectors: layers whose states are returned as `NetworkOutput.others`, and what follows.
     """
 
     entry: Entry
-    projection: Linear | None
+    projection: Linear
     positions: NamedWeight | None
     first_norm: Norm | None
     layers: tuple[Layer, ...]
     last_norm: Norm | None
     connector: Connector
-    before: Connector | None = None
     table: Weight | None = None
+    deep_layers: tuple[int, ...] = ()
+    deep_connectors: tuple[Connector, ...] = ()
 
     def __call__(self, kernels: Operations, states: list[Array] | None = None) -> NetworkOutput:  # noqa: ARG002
         """Run all layers. The results are all the rows."""
-        x = self.entry(kernels)
-        if self.projection is not None:
-            (x,) = self.projection(kernels, x)
+        (x,) = self.projection(kernels, self.entry(kernels))
         if self.positions is not None:
             x = kernels.add(x, kernels.embed_positions(self.positions.weight))
+        if self.table is not None:
+            x = kernels.add_given(x)
         residual, delta = x if self.first_norm is None else self.first_norm(kernels, x), None
-        for layer in self.layers:
+        deep = {}
+        for index, layer in enumerate(self.layers):
             residual, delta = layer(kernels, residual, delta)
+            if index in self.deep_layers:
+                residual, delta = residual if delta is None else kernels.add(residual, delta), None
+                deep[index] = residual
         if self.last_norm is not None:
             _, x = self.last_norm.add(kernels, residual, delta)
         else:
             x = residual if delta is None else kernels.add(residual, delta)
-        return NetworkOutput(x, x, x, kernels.finite(x))
+        return NetworkOutput(x, x, x, kernels.finite(x), tuple(deep[layer] for layer in self.deep_layers))
 
 
 @dataclass(frozen=True, slots=True)

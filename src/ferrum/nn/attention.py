@@ -29,6 +29,7 @@ class Attention:
         sinks: a logit of each head, or None.
         eps: of the norms of heads.
         join: where the parts of ranks, which have some of the heads, begin in the result; or None.
+        axes: see `Operations.rope_store`.
     """
 
     inputs: Linear
@@ -45,6 +46,7 @@ class Attention:
     eps: float = 1e-6
     gated: bool = False
     join: Starts | None = None
+    axes: tuple[int, ...] = ()
 
     def __call__(self, kernels: Operations, x: Array) -> Array:
         """Return [R, H] -> [R, H], and write the rows' keys and values to the pool."""
@@ -54,9 +56,9 @@ class Attention:
         if self.whole_norms is not None:
             q_norm, k_norm = self.whole_norms
             q, k = q_norm(kernels, q), None if k is None else k_norm(kernels, k)
-        norms = self.q_norm, self.k_norm
+        norms, last = (self.q_norm, self.k_norm), self.norm_last
         q = kernels.rope_store(
-            q, k, v, self.shape, self.rope, *norms, self.eps, self.v_norm, self.norm_last, self.temperature
+            q, k, v, self.shape, self.rope, *norms, self.eps, self.v_norm, last, self.temperature, axes=self.axes
         )
         y = kernels.attention(q, self.shape, self.sinks)
         y = y if gate is None else kernels.gate(gate, y, SIGMOID)

@@ -17,17 +17,19 @@ class EncoderAttention:
     Attributes:
         qkv, output: projections.
         rope: cosines and sines by position, or None.
+        axes: see `Operations.rotate`.
     """
 
     qkv: Linear
     output: Linear
     shape: EncoderShape
-    rope: tuple[Any, Any] | None = None
+    rope: Any | None = None
+    axes: tuple[int, ...] = ()
 
     def __call__(self, kernels: Operations, x: Array) -> Array:
         """Return [R, H] -> [R, H]."""
         q, k, v = self.qkv(kernels, x)
         if self.rope is not None:
-            q, k = (kernels.rotate(each, self.shape.num_heads, self.rope) for each in (q, k))
+            q, k = (kernels.rotate(each, self.shape.num_heads, self.rope, self.axes) for each in (q, k))
         (y,) = self.output(kernels, kernels.attend_all(q, k, v, self.shape))
         return y

@@ -6,7 +6,7 @@ three. An executor that runs ahead prepares and settles steps in one thread, in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,16 @@ from ferrum.runtime.flights import Flights, carries
 from ferrum.runtime.sharded_replay import ShardedReplay
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_passes import PreparedStep, cut_into_passes, distribute
-from ferrum.runtime.step_tables import DecodeTables, KeptRows, StepStates, refuse_inputs, stage
+from ferrum.runtime.step_tables import (
+    DecodeTables,
+    KeptRows,
+    PageRowLookup,
+    Piece,
+    Source,
+    StepStates,
+    refuse_inputs,
+    stage,
+)
 from ferrum.sampling.backend_sampler import sampler_of
 from ferrum.sampling.sampler import Verification, accept
 
@@ -53,6 +62,8 @@ class DecoderLM(StepwiseLLM):
         max_rows: maximum tokens of one forward pass; a larger step takes several, with the same bits.
         max_logit_rows: maximum rows of logits of one pass.
         replay: run the recorded program; False walks the network each time.
+        deep_features: first layers after which numbers are added to given rows, which have them after their own.
+        rotates_by_grid: the network rotates tokens of images by rows and columns (`SpanExtras.grids`).
 
     Attributes:
         pool: the contents of all pages: those of the kernels, or of several ranks.
@@ -70,6 +81,8 @@ class DecoderLM(StepwiseLLM):
         max_rows: int,
         max_logit_rows: int,
         replay: bool = True,
+        deep_features: int = 0,
+        rotates_by_grid: bool = False,
     ) -> None:
         self.network = network
         self.kernels = kernels
@@ -77,6 +90,7 @@ class DecoderLM(StepwiseLLM):
         self.sampler = sampler_of(kernels)
         self.pages: PageTable = pages
         self._config = config
+        self._deep_features, self._rotates_by_grid = deep_features, rotates_by_grid
         self.max_rows = max_rows
         self.max_logit_rows = min(max_logit_rows, max_rows)
         limits = {
@@ -163,7 +177,7 @@ class DecoderLM(StepwiseLLM):
         sources = {span.cache_id: self._flights.source(span) for span in spans if span.tokens[0] == CARRY}
         try:
             cut = cut_into_passes([*step.rows.values()], self.max_rows, self.max_logit_rows) if spans else ()
-            step.passes += [(each, stage(each, self.pages, states, sources, self.adapted.slots)) for each in cut]
+            step.passes += [(each, self._staged(each, self.pages, states, sources)) for each in cut]
         except Exception as error:  # noqa: BLE001 - no memory for the tables: others go on
             step.spans = ()
             outcomes.update((span.cache_id, as_step_error(error)) for span in spans)
@@ -244,7 +258,27 @@ class DecoderLM(StepwiseLLM):
             return Unsupported("drafts", f"{span.drafts} in one span: recurrent layers keep the rows of {MAX_DRAFT}")
         if span.adapters and (error := self.adapted.refuse(span)) is not None:
             return error
-        return refuse_inputs(span, self._config.hidden_size) if span.inputs else None
+        if (span.inputs or span.grids) and (error := self._refuse_images(span)) is not None:
+            return error
+        return None
+
+    def _staged(
+        self,
+        pieces: Sequence[Piece],
+        pages: PageRowLookup,
+        states: StepStates | None,
+        sources: Mapping[str, Source],
+    ) -> StepTables:
+        return stage(pieces, pages, states, sources, self.adapted.slots, self._deep_features)
+
+    def _refuse_images(self, span: Span) -> FerrumError | None:
+        """Return why the given rows or the images of a valid span do not fit the model, or None."""
+        if span.grids and not self._rotates_by_grid:
+            return Unsupported("grids", "this model rotates a token by one number: leave them out")
+        if not self.kernels.takes_places and (span.grids or (span.inputs and self._deep_features)):
+            reason = f"the {self.kernels.name} kernels do not rotate by rows and columns: load the model on the CPU"
+            return Unsupported("images of this model", reason)
+        return refuse_inputs(span, self._config.hidden_size * (1 + self._deep_features))
 
     # Compute
 
@@ -330,7 +364,7 @@ class DecoderLM(StepwiseLLM):
             kept = KeptRows(self.pages.groups, step.passes or decodes)
             tokens = {span.cache_id: self._flights.token(span) for span in spans}
             cut = cut_into_passes([*rows.values()], self.max_rows, self.max_logit_rows)
-            passes = [(each, stage(each, kept, step.states, tokens, self.adapted.slots)) for each in cut]
+            passes = [(each, self._staged(each, kept, step.states, tokens)) for each in cut]
         for span in spans:
             if span.tokens[0] == CARRY:
                 rows[span.cache_id].carried = (self._flights.token(span),)

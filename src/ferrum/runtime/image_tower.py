@@ -5,7 +5,7 @@ Which images are computed when is the engine's.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from math import isqrt
 from typing import Final
@@ -17,7 +17,7 @@ from ferrum.core.errors import FerrumError, StepError
 from ferrum.core.logging import warn_once
 from ferrum.images.decoded_image import DecodedImage
 from ferrum.images.image_processor import Frame, ImageProcessor, PreparedImage
-from ferrum.kernels.interface import Kernels, Network, ParameterForms, Replay
+from ferrum.kernels.interface import Kernels, Network, ParameterForms, Replay, StepTables
 from ferrum.kernels.op_spec import Extent
 from ferrum.kernels.operations import F32, Int32, Weight
 from ferrum.kernels.recorded_program import record
@@ -48,8 +48,9 @@ class ImageTower:
         patches: the program from patches to rows of the tower, for the largest frame.
         connector: the program from those, joined, to rows of the text model.
         merge: patches that become one row.
-        before: the program from patches to rows to which resized positions are added, or None.
-        positions: learned ones [side x side, H], if they are resized.
+        positions: learned ones [side x side, H], if they are fitted to each frame.
+        fit: how.
+        deep: programs like the connector, from states of layers to features that follow the row's own numbers.
     """
 
     processor: ImageProcessor
@@ -57,8 +58,9 @@ class ImageTower:
     patches: Replay
     connector: Replay
     merge: int
-    before: Replay | None = None
     positions: Weight | None = None
+    fit: Callable[[Weight, Int32], F32] | None = None
+    deep: tuple[Replay, ...] = ()
 
     def prepare(self, image: DecodedImage) -> PreparedImage:
         """Return an image as the tower reads it. Raises Unsupported without Pillow."""
@@ -66,6 +68,8 @@ class ImageTower:
 
     def rows_of(self, image: PreparedImage) -> Generator[None, None, F32]:
         """Compute the rows of an image, f32 [rows, H], and yield after each operation.
+
+        With features of layers, they are [rows, H x (1 + features)].
 
         Raises:
             StepError: a row is not finite.
@@ -77,36 +81,63 @@ class ImageTower:
         return np.concatenate(found)
 
     def _of_frame(self, frame: Frame) -> Generator[None, None, F32]:
-        rows = frame.patches
-        if self.before is not None and self.positions is not None and frame.places is not None:
-            rows = yield from self._run(self.before, rows, frame.positions)
-            rows += resized_positions(self.positions, frame.places)
-        seen = yield from self._run(self.patches, rows, frame.positions)
-        joined = seen.reshape(len(seen) // self.merge, -1)
-        rows = yield from self._run(self.connector, joined, np.zeros(len(joined), np.int32))
+        added = None
+        if self.positions is not None and self.fit is not None and frame.places is not None:
+            added = self.fit(self.positions, frame.places)
+        seen = yield from self._run(self.patches, frame_tables(frame.patches, frame.positions, added, frame.places))
+        parts = list[F32]()
+        for connector, states in zip((self.connector, *self.deep), seen, strict=True):
+            parts.append((yield from self._connected(connector, states.reshape(len(states) // self.merge, -1))))
+        rows = np.concatenate(parts, axis=1) if self.deep else parts[0]
         if not np.isfinite(rows).all():
             raise StepError("the rows of an image are not finite")
         return rows
 
-    def _run(self, replay: Replay, rows: F32, positions: Int32) -> Generator[None, None, F32]:
-        tables, output = frame_tables(rows, positions), None
+    def _connected(self, connector: Replay, joined: F32) -> Generator[None, None, F32]:
+        found = list[F32]()
+        for begin in range(0, len(joined), _AT_ONCE):
+            part = joined[begin : begin + _AT_ONCE]
+            rows = yield from self._run(connector, frame_tables(part, np.zeros(len(part), np.int32)))
+            found += rows
+        return np.concatenate(found)
+
+    def _run(self, replay: Replay, tables: StepTables) -> Generator[None, None, list[F32]]:
+        """Run a program; return its result and the others."""
+        output = None
         for index in range(len(replay.program.ops)):
             output = replay.run_part(self.kernels, tables, range(index, index + 1))
             yield
         assert output is not None
-        return np.array(self.kernels.host(output.logits))
+        return [np.array(self.kernels.host(each)) for each in (output.logits, *output.others)]
 
 
-def resized_positions(table: Weight, places: Int32) -> F32:
+def interpolated(table: Weight, places: Int32) -> F32:
     """Return the learned positions of the patches of a frame, f32 [n, H].
+
+    A frame of any size is laid over the square of all positions, corner on corner, and each patch gets the mean of
+    the four around it, weighted by nearness.
 
     Args:
         table: [side x side, H].
         places: [n, 3], of all patches of the frame.
     """
-    side, size = isqrt(table.shape[0]), table.shape[1]
+    side = isqrt(table.shape[0])
+    ends = np.maximum(places[:, 1:].max(axis=0), 1)
+    places_on_square = places[:, 1:].astype(np.int64) * (side - 1)
+    low, part = places_on_square // ends, (places_on_square % ends / ends).astype(np.float32)
+    high = np.minimum(low + 1, side - 1)
+    found = np.zeros((len(places), table.shape[1]), np.float32)
+    for rows, by_row in ((low[:, 0], 1 - part[:, 0]), (high[:, 0], part[:, 0])):
+        for columns, by_column in ((low[:, 1], 1 - part[:, 1]), (high[:, 1], part[:, 1])):
+            found += (by_row * by_column)[:, None] * table.rows((rows * side + columns).astype(np.int32))
+    return found
+
+
+def resized(table: Weight, places: Int32) -> F32:
+    """Return the same, resized as an image is."""
+    side = isqrt(table.shape[0])
     _, rows, columns = map(int, places.max(axis=0) + 1)
-    grid = table.rows(np.arange(side**2, dtype=np.int32)).reshape(side, side, size)
+    grid = table.rows(np.arange(side**2, dtype=np.int32)).reshape(side, side, -1)
     return resized_grid(grid, rows, columns)[places[:, 1], places[:, 2]]
 
 
@@ -143,20 +174,20 @@ def load_tower(spec: TowerSpec, store: TensorStore, processor: ImageProcessor, c
     with memory_for("the model's tower for images"):
         tower = spec.build(_builder(spec, parameters, kernels))
         kernels.allocate(())
-        patches, connector, *before = (
+        patches, connector, *deep = (
             kernels.prepare(record(network), {**_NO_ROWS, Extent.ROWS: rows})
             for network, rows in _networks(spec, tower)
         )
     parameters.finish(_IGNORED)
-    return ImageTower(processor, kernels, patches, connector, spec.merge**2, next(iter(before), None), tower.table)
+    fit = resized if spec.resized else interpolated
+    return ImageTower(processor, kernels, patches, connector, spec.merge**2, tower.table, fit, tuple(deep))
 
 
 def _networks(spec: TowerSpec, tower: Tower) -> Iterator[tuple[Network, int]]:
-    """Yield the tower, its connector and what runs before it, each with the most rows that it computes at once."""
+    """Yield the tower and its connectors, each with the most rows that it computes at once."""
     yield tower, spec.rows
-    yield tower.connector, spec.rows // spec.merge**2
-    if tower.before is not None:
-        yield tower.before, spec.rows
+    for connector in (tower.connector, *tower.deep_connectors):
+        yield connector, min(_AT_ONCE, spec.rows // spec.merge**2)
 
 
 def tower_bytes(source: ModelSource, config: ModelConfig) -> int:
@@ -182,6 +213,9 @@ def tower_bytes(source: ModelSource, config: ModelConfig) -> int:
     buffers = (rows * width for network, rows in _networks(spec, tower) for _, width in record(network).buffers)
     return sum(sizes) + sum(buffers)
 
+
+_AT_ONCE: Final = 512
+"""Most rows that a connector computes at once. A cut changes no bit."""
 
 _NO_ROWS: Final = {Extent.LOGITS: 0, Extent.HIDDEN: 0, Extent.SPANS: 1}
 

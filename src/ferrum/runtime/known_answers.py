@@ -18,7 +18,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.state_shape import StateShape
 from ferrum.core.step import Sampling
 from ferrum.kernels.adapters import AdapterSite, Change, LowRank, Replacement, SiteKind
-from ferrum.kernels.interface import AdapterRows, Kernels, PoolGroup, StatePool, StateTables, StepTables
+from ferrum.kernels.interface import AdapterRows, GivenRows, Kernels, PoolGroup, StatePool, StateTables, StepTables
 from ferrum.kernels.op_attributes import SIGMOID, SILU, Activation, AttentionShape, DeltaShape, EncoderShape, Routing
 from ferrum.kernels.operations import F32, Weight
 from ferrum.models.config_reader import FamilyConfig
@@ -150,6 +150,7 @@ def answers(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Sequence[Answe
     yield "norms", partial(_norms, kernels, inputs)
     yield "sums and centred norms", partial(_centred_norms, kernels, inputs)
     yield "rotation", partial(_rotation, kernels, inputs)
+    yield "places and added rows", partial(_places, kernels, inputs)
     yield "selection of rows", partial(_selection, kernels, inputs)
     yield "sampling", partial(_sampling, kernels, inputs)
     yield "states", partial(state_answers, kernels, inputs)
@@ -403,6 +404,21 @@ def _rotation(kernels: Kernels, inputs: Inputs) -> list[Answer]:
     q, k = inputs.numbers(_TOKENS, 240, at=1), inputs.numbers(_TOKENS, 80, at=2)
     results.append(kernels.rope_store(q, k, k, _SHAPE, table, q_norm, k_norm, _EPS))
     return [*results, *(kernels.host(part)[:_TOKENS] for part in table), kernels.read_page(KV_FORMATS[0], 0)]
+
+
+def _places(kernels: Kernels, inputs: Inputs) -> list[Answer]:
+    """Rotate heads by three numbers of each row, and add numbers to given rows."""
+    x, axes = inputs.numbers(_TOKENS, 240, at=6), (0, 1, 2, 0, 2)
+    rows = np.arange(_TOKENS, dtype=np.int32)
+    places = np.stack([7 * rows % _TOKENS, rows, _TOKENS - 1 - rows], axis=1).astype(np.int32)
+    given = GivenRows(rows[3:7], inputs.numbers(4, 240, at=8), inputs.numbers(4, 500, at=2))
+    rope = kernels.rope_table((1.0, 0.5, 0.1, 0.03, 0.01), 1.0, _TOKENS)
+    kernels.begin(known_tables([(0, _TOKENS)])._replace(places=places, given=given))
+    found = [kernels.rotate(x, 6, rope, axes), kernels.add_given(2 * x, 260)]
+    found.append(kernels.rope_store(3 * x, None, None, _SHAPE, rope, None, None, _EPS, axes=axes))
+    k, v = x[:, :80].copy(), x[:, 80:160].copy()
+    found.append(kernels.rope_store(x, k, v, _SHAPE, rope, None, None, _EPS, axes=axes))
+    return [*found, kernels.read_page(KV_FORMATS[0], 0)]
 
 
 def _selection(kernels: Kernels, inputs: Inputs) -> list[Answer]:

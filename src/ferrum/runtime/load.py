@@ -332,6 +332,8 @@ def _language_model(
             max_rows=limits.max_rows,
             max_logit_rows=max(MAX_DRAFT + 1, _LOGIT_BYTES // (4 * decoder.spec.vocab_size)),
             replay=replay,
+            deep_features=decoder.spec.deep_features,
+            rotates_by_grid=decoder.spec.rotates_by_grid,
         )
 
 

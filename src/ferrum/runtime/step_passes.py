@@ -66,9 +66,8 @@ def _cut(collected: SpanRows, done: int, room: int, logit_room: int) -> Piece | 
     """Return the next piece of a span that fits, or None if not even one row does."""
     span, wanted = collected.span, collected.logit_rows()
     if not done and len(span.tokens) <= room and len(wanted) <= logit_room:  # the usual case
-        return Piece(
-            span.cache_id, span.start, span.tokens, wanted, collected.hidden_rows(), span.inputs, span.adapters
-        )
+        hidden = collected.hidden_rows()
+        return Piece(span.cache_id, span.start, span.tokens, wanted, hidden, span.inputs, span.adapters, span.grids)
     end = min(len(span.tokens), done + room)
     if len(_shift(wanted, done, end)) > logit_room:
         end = max(done, wanted.start) + logit_room
@@ -82,6 +81,7 @@ def _cut(collected: SpanRows, done: int, room: int, logit_room: int) -> Piece | 
         _shift(collected.hidden_rows(), done, end),
         span.inputs,
         span.adapters,
+        span.grids,
     )
 
 

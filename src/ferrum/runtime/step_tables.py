@@ -11,7 +11,7 @@ import numpy as np
 from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.cache.state_slots import StateSlots, StateStep
 from ferrum.core.errors import RequestError
-from ferrum.core.step import CARRY, AdapterUse, Inputs, Span, Want, is_plain
+from ferrum.core.step import CARRY, AdapterUse, Grid, Inputs, Span, Want, is_plain
 from ferrum.kernels.interface import Carried, GivenRows, StateTables, StepTables, StepTokens
 from ferrum.kernels.operations import F32, Int32
 from ferrum.runtime.adapters.adapter_slots import AdapterSlots
@@ -79,8 +79,7 @@ class Piece(NamedTuple):
         start: position of the first token.
         tokens: ids.
         logit_rows, hidden_rows: rows of this piece whose logits or final hidden states are wanted.
-        inputs: given rows of its span.
-        adapters: of its span.
+        inputs, adapters, grids: of its span.
     """
 
     cache_id: str
@@ -90,6 +89,7 @@ class Piece(NamedTuple):
     hidden_rows: range
     inputs: tuple[Inputs, ...] = ()
     adapters: tuple[AdapterUse, ...] = ()
+    grids: tuple[Grid, ...] = ()
 
 
 class PageRowLookup(Protocol):
@@ -134,6 +134,7 @@ def stage(
     states: StepStates | None = None,
     sources: Mapping[str, Source] | None = None,
     adapters: AdapterSlots | None = None,
+    deep_features: int = 0,
 ) -> StepTables:
     """Return the tables of one forward pass over the pieces, in order.
 
@@ -143,6 +144,7 @@ def stage(
         states: what the step does to the states of its sequences.
         sources: of the sequences whose spans begin with CARRY.
         adapters: the loaded ones, if a piece uses some.
+        deep_features: layers after which numbers are added to given rows, which have them after their own.
     """
     token_ids: list[int] = []
     positions: list[int] = []
@@ -170,19 +172,24 @@ def stage(
         pages=tuple([_page_rows(pieces, pages, group.name) for group in pages.groups]),
         logit_rows=_table(logit_rows),
         hidden_rows=_table(hidden_rows),
-        given=_given(pieces),
+        given=_given(pieces, deep_features),
         states=None if states is None else states.tables(pieces),
         carried=tuple([_carried(pairs, step) for step, pairs in carried.items()]),
         adapters=() if adapters is None else adapters.rows(pieces),
+        places=_places(pieces),
     )
 
 
-def frame_tables(rows: F32, positions: Int32) -> StepTables:
-    """Return the tables of one span without a sequence, whose rows [n, K] are all given."""
+def frame_tables(rows: F32, positions: Int32, added: F32 | None = None, places: Int32 | None = None) -> StepTables:
+    """Return the tables of one span without a sequence, whose rows [n, K] are all given.
+
+    Args:
+        added, places: of the rows, see `GivenRows` and `StepTables`.
+    """
     none, count = _table(()), len(rows)
-    given = GivenRows(np.arange(count, dtype=np.int32), np.ascontiguousarray(rows))
+    given = GivenRows(np.arange(count, dtype=np.int32), np.ascontiguousarray(rows), added)
     bounds = _table((0, count))
-    return StepTables(np.zeros(count, np.int32), positions, bounds, (), none, none, given)
+    return StepTables(np.zeros(count, np.int32), positions, bounds, (), none, none, given, places=places)
 
 
 def _carried(pairs: Sequence[tuple[int, int]], step: StepTokens) -> Carried:
@@ -191,7 +198,7 @@ def _carried(pairs: Sequence[tuple[int, int]], step: StepTokens) -> Carried:
     return Carried(_table(rows), _table(spans), step)
 
 
-def _given(pieces: Sequence[Piece]) -> GivenRows | None:
+def _given(pieces: Sequence[Piece], deep_features: int) -> GivenRows | None:
     """Return the given rows of the pieces and where they are in the pass; None if there are none."""
     rows, values, first = list[int](), list[F32](), 0
     for piece in pieces:
@@ -200,15 +207,53 @@ def _given(pieces: Sequence[Piece]) -> GivenRows | None:
                 rows += [first + position - piece.start for position in part.positions]
                 values.append(part.rows)
         first += len(piece.tokens)
-    return GivenRows(_table(rows), np.concatenate(values)) if values else None
+    if not values:
+        return None
+    whole = np.concatenate(values)
+    if not deep_features:
+        return GivenRows(_table(rows), whole)
+    own = whole.shape[1] // (1 + deep_features)
+    return GivenRows(_table(rows), whole[:, :own].copy(), whole[:, own:].copy())
 
 
-def refuse_inputs(span: Span, hidden_size: int) -> RequestError | None:
-    """Return why the given rows of a valid span do not fit a model of that hidden size, or None."""
+def refuse_inputs(span: Span, numbers: int) -> RequestError | None:
+    """Return why the given rows of a valid span do not fit a model that takes rows of that size, or None."""
     for each in span.inputs:
-        if not isinstance(each.rows, np.ndarray) or each.rows.dtype != np.float32 or each.rows.shape[1] != hidden_size:
-            return RequestError(f"must be float32 rows of {hidden_size} numbers, as the hidden states", param="inputs")
+        if not isinstance(each.rows, np.ndarray) or each.rows.dtype != np.float32 or each.rows.shape[1] != numbers:
+            return RequestError(f"must be float32 rows of {numbers} numbers, as this model's rows have", param="inputs")
     return None
+
+
+# ---- Places of rows: what rotations of models with images of rows and columns are by ----
+
+
+def _places(pieces: Sequence[Piece]) -> Int32 | None:
+    """Return the place of each row of a pass, [R, 3]; None if no sequence of it has an image with rows and columns."""
+    if not any(piece.grids for piece in pieces):
+        return None
+    return np.concatenate([places_of(piece.grids, piece.start, len(piece.tokens)) for piece in pieces])
+
+
+def places_of(grids: Sequence[Grid], start: int, count: int) -> Int32:
+    """Return time, row and column of some tokens of a sequence, int32 [count, 3].
+
+    A token of text has three equal numbers (Wang et al. 2024, section 2.1).
+
+    Args:
+        grids: of the images of the sequence that begin before the last of these tokens.
+        start, count: position of the first token, and how many there are.
+    """
+    places = np.repeat(np.arange(start, start + count, dtype=np.int32)[:, None], 3, axis=1)
+    saved = 0
+    for grid in grids:
+        inside = slice(max(0, grid.start - start), max(0, grid.end - start))
+        index = np.arange(start, start + count, dtype=np.int32)[inside] - grid.start
+        places[inside] = grid.start - saved
+        places[inside, 1] += index // grid.columns
+        places[inside, 2] += index % grid.columns
+        saved += grid.saved
+        places[inside.stop :] -= grid.saved
+    return places
 
 
 def _table(values: Sequence[int]) -> Int32:
@@ -261,6 +306,8 @@ class DecodeTables:
         self.drawn = [row for row, span in enumerate(spans) if span.sampling and not is_plain_greedy(span.sampling)]
         self.last = last
         self._kept = [(span.sampling, span.extras) for span in spans]
+        saved = [sum(grid.saved for grid in span.grids) for span in spans]
+        self._saved = np.array(saved, np.int32) if any(span.grids for span in spans) else None
         self._adapters, self._changes_of_adapters = adapters, 0 if adapters is None else adapters.changes
         self._pages = pages
         self._tables = tables._replace(pages=tuple([_widened(table, 0) for table in tables.pages]))
@@ -299,12 +346,13 @@ class DecodeTables:
         changed = self._pages.next_tokens.changed_rows(self.cache_ids, starts, ahead, self._changes)
         if changed is None:
             return None
-        tables = self._tables
+        tables, positions = self._tables, np.array(starts, np.int32)
         self._tables = tables._replace(
             token_ids=token_ids,
-            positions=np.array(starts, np.int32),
+            positions=positions,
             pages=self._patched(changed) if changed else tables.pages,
             carried=carried,
+            places=None if self._saved is None else np.repeat((positions - self._saved)[:, None], 3, axis=1),
         )
         self.ends = ends
         return self._tables

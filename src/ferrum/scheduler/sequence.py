@@ -211,8 +211,9 @@ def _extras(
 ) -> SpanExtras | None:
     """Return what makes the sequence's span from `start` to `end` special; None for a part that is plain."""
     adapters = tuple(each for each in sequence.adapters if each.start < end)
-    inputs = [part for each in sequence.request.inputs for part in each.within(start, end)]
-    return SpanExtras(drafts=drafts, masks=masks, score=score, adapters=adapters, inputs=tuple(inputs)).or_none()
+    inputs = tuple([part for each in sequence.request.inputs for part in each.within(start, end)])
+    grids = tuple([each for each in sequence.request.grids if each.start < end])
+    return SpanExtras(drafts=drafts, masks=masks, score=score, adapters=adapters, inputs=inputs, grids=grids).or_none()
 
 
 def guided_masks(sequence: Sequence, drafts: tuple[int, ...]) -> Series[bytes | None]:

@@ -76,6 +76,9 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("model_type") in _BOTH_WAYS:
         raise Unsupported(f"config.json: model_type={config['model_type']!r}", "only causal attention is implemented")
     outside = {name: config[name] for name in _OUTSIDE if config.get(name) is not None}
+    deep = (config.get("vision_config") or {}).get("deepstack_visual_indexes")
+    if deep is not None:
+        outside["n_deepstack_layers"] = len(deep)  # as GGUF files say it
     text, whole = config["text_config"], config.get("model_type")
     kind = text.get("model_type") or _TEXT_TYPES.get(str(whole), whole)
     return {**text, **outside, "model_type": kind, "architectures": config["architectures"]}

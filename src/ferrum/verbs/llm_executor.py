@@ -79,7 +79,7 @@ class LlmExecutor(ModelExecutor):
             return Unsupported("hidden states and attention weights", "a model behind LlmExecutor only returns logits")
         if error is None and span.adapters:
             return Unsupported("adapters", "a model behind LlmExecutor takes them by set_lora_adapter")
-        if error is None and span.inputs:
+        if error is None and (span.inputs or span.grids):
             return Unsupported("given inputs", "a model behind LlmExecutor only takes tokens")
         return error
 

@@ -24,7 +24,7 @@ from ferrum.core.guidance import Guidance
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.output_format import Reading
 from ferrum.core.params import SamplingParams
-from ferrum.core.step import TokenLogprobs
+from ferrum.core.step import Grid, TokenLogprobs
 from ferrum.core.types import Adapter, ImagePlace, Made, Pooling, Request
 from ferrum.engine.messages import ComputedStep, StepShare
 
@@ -35,7 +35,7 @@ VERSION: Final = 1
 SEAL: Final = b',"sha256":"%s"'
 """The end of the last line: the SHA-256 of everything before it, in hexadecimal."""
 
-_LEFT_OUT: Final = frozenset({"inputs", "images", "request_id", "deadline", "arrival"})
+_LEFT_OUT: Final = frozenset({"inputs", "grids", "images", "request_id", "deadline", "arrival"})
 """Fields of a request that a record lacks: pixels are in files of their own, and a replay uses none of the others."""
 
 _SHARE: Final = tuple(each.name for each in fields(StepShare) if each.name != "request_id")
@@ -175,7 +175,7 @@ def request_dict(request: Request) -> dict[str, Any]:
         "adapters": [
             {"digest": each.digest.hex(), "scale": each.scale, "start": each.start} for each in request.adapters
         ],
-        "image_places": [{"positions": each.positions, "digest": each.digest.hex()} for each in request.image_places],
+        "image_places": [_place_dict(each) for each in request.image_places],
         "stop_token_ids": sorted(request.stop_token_ids),
         "pooling": None if request.pooling is None else str(request.pooling),
         "guidance": None if request.guidance is None else request.guidance.to_dict(),
@@ -233,8 +233,14 @@ def _adapter(values: Mapping[str, Any]) -> Adapter:
     return Adapter("", digest, float(values["scale"]), int(values["start"]))
 
 
+def _place_dict(place: ImagePlace) -> dict[str, Any]:
+    values = {"positions": place.positions, "digest": place.digest.hex()}
+    return values if place.grid is None else {**values, "grid": astuple(place.grid)}
+
+
 def _place(values: Mapping[str, Any]) -> ImagePlace:
-    return ImagePlace(tuple(values["positions"]), bytes.fromhex(values["digest"]))
+    grid = Grid(*values["grid"]) if "grid" in values else None
+    return ImagePlace(tuple(values["positions"]), bytes.fromhex(values["digest"]), grid)
 
 
 def _optional(kind: type[_Kind], values: Mapping[str, Any] | None) -> _Kind | None:

@@ -78,6 +78,14 @@ class Lowering:
     def embed(self, table: NativeWeight, scale: float, stride: int, offset: int, out: Operand) -> Native:
         return self.library.embed(table.native, scale, stride, offset, out.array, out.extent)
 
+    def add_given(
+        self,
+        x: Operand,  # noqa: ARG002 - the result has its memory
+        offset: int,
+        out: Operand,
+    ) -> Native:
+        return self.library.add_given(out.array, out.columns, offset, out.extent)
+
     def join(self, x: Operand, starts: tuple[int, ...], tiles: int, out: Operand) -> Native:
         return self.library.join(self.exchange, x.array, list(starts), tiles, out.array, x.extent)
 
@@ -233,6 +241,7 @@ class Lowering:
         norm_last: bool,
         temperature: F32 | None,
         site: AdapterSite | None,
+        axes: tuple[int, ...],
         out: Operand,
     ) -> Native:
         arrays = q.array, _memory(k), _memory(v), out.array
@@ -249,6 +258,7 @@ class Lowering:
             temperature,
             q.extent,
             self._site(site),
+            list(axes),
         )
 
     def latent_store(
@@ -272,8 +282,8 @@ class Lowering:
     def embed_positions(self, table: NativeWeight, out: Operand) -> Native:
         return self.library.embed_positions(table.native, out.array, out.extent)
 
-    def rotate(self, x: Operand, heads: int, rope: tuple[F32, F32], out: Operand) -> Native:
-        return self.library.rotate(x.array, heads, x.columns // heads, *rope, out.array, x.extent)
+    def rotate(self, x: Operand, heads: int, rope: tuple[F32, F32], axes: tuple[int, ...], out: Operand) -> Native:
+        return self.library.rotate(x.array, heads, x.columns // heads, *rope, out.array, x.extent, list(axes))
 
     def attend_all(self, q: Operand, k: Operand, v: Operand, shape: EncoderShape, out: Operand) -> Native:
         arrays, sizes = (q.array, k.array, v.array, out.array), (shape.format, shape.num_heads, shape.head_dim)

@@ -33,6 +33,7 @@ from ferrum.kernels.interface import (
     Replay,
     StatePool,
     StepTables,
+    output_of,
     row_counts,
     with_carried,
 )
@@ -192,9 +193,10 @@ class NativeKernels(Kernels):
             list(tables.pages),
             tables.logit_rows,
             tables.hidden_rows,
-            *(tables.given or (None, None)),
+            *(tables.given or (None, None, None)),
             tables.adapters,
             tables.states,
+            tables.places,
         )
         for rope in self._ropes:
             if furthest >= rope.filled:
@@ -322,14 +324,14 @@ class NativeProgram(Replay):
         rows = list[NDArray[Any]]()  # filled by a loop, since a comprehension is one more call per step
         for extent, matrix in self._output:
             rows.append(matrix[: counts[extent]])
-        return NetworkOutput(*rows)
+        return NetworkOutput(rows[0], rows[1], rows[2], rows[3])
 
     def run_part(self, kernels: Kernels, tables: StepTables, part: range) -> NetworkOutput:
         counts = self._begin(kernels, tables) if part.start == 0 else row_counts(tables)
         if part not in self._parts:
             self._parts[part] = self._kernels.lowering.library.Program(self._operations[part.start : part.stop])
         self._kernels.run(self._parts[part], len(part))
-        return NetworkOutput(*(matrix[: counts[extent]] for extent, matrix in self._output))
+        return output_of([matrix[: counts[extent]] for extent, matrix in self._output])
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
         self._begin(kernels, tables)

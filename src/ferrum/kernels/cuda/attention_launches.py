@@ -79,6 +79,7 @@ def rope_store(
     norm_last: bool,
     temperature: DeviceVector | None,
     site: AdapterSite | None,
+    axes: tuple[int, ...],
     out: Operand,
 ) -> list[Launch]:
     rows = q.address, address(k), address(v), out.address

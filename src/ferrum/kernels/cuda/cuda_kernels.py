@@ -71,6 +71,7 @@ class CudaKernels(Kernels):
     name = "cuda"
     numerics_id = NUMERICS_ID
     captures = False
+    takes_places = False
     defers = True
 
     def __init__(self, platform: Platform, ordinal: int = 0, *, graphs: bool = True) -> None:
@@ -166,6 +167,8 @@ class CudaKernels(Kernels):
     def begin(self, tables: StepTables) -> None:
         if tables.adapters:
             self.adapted(())
+        if tables.places is not None or (tables.given is not None and tables.given.added is not None):
+            raise Unsupported("places and added rows of images", f"{self.device} does not compute them: {_CHOICE}")
         with self.driver.alone():
             self._tables = tables
             if len(tables.positions):

@@ -104,7 +104,7 @@ class CudaReplay(Replay):
     def submit(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
         assert kernels is self._kernels, "a program runs on the kernels it was lowered for"
         counts = row_counts(tables, self._limits)
-        logits, best, hidden, finite = (self._rows(value, counts[value.extent]) for value in self.program.output)
+        logits, best, hidden, finite = (self._rows(value, counts[value.extent]) for value in self.program.output[:4])
         driver = self._kernels.driver
         with driver.alone():
             self._kernels.begin(tables)

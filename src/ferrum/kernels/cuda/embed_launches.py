@@ -30,4 +30,9 @@ def embed(ground: Ground, table: DeviceWeight, scale: float, stride: int, offset
     return [Launch(module, "embed_rows", grid, values)]
 
 
-LOWERINGS: Final[dict[str, Callable[..., list[Launch]]]] = {"embed": embed}
+def add_given(ground: Ground, x: Operand, offset: int, out: Operand) -> list[Launch]:  # noqa: ARG001
+    """Return nothing: steps with numbers to add are refused."""
+    return []
+
+
+LOWERINGS: Final[dict[str, Callable[..., list[Launch]]]] = {"embed": embed, "add_given": add_given}

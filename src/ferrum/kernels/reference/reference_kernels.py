@@ -294,6 +294,7 @@ class ReferenceKernels(Kernels):
         norm_last: bool = False,
         temperature: F32 | None = None,
         site: AdapterSite | None = None,
+        axes: tuple[int, ...] = (),
     ) -> F32:
         def turned(x: F32, heads: int, weight: F32 | None, index: int) -> F32:
             x = x.reshape(len(x), heads, -1)
@@ -302,7 +303,7 @@ class ReferenceKernels(Kernels):
             if weight is not None and not norm_last:
                 x = normed(x, weight, eps)
             if rope is not None:
-                x = self._rotated(x, rope)
+                x = self._rotated(x, rope, axes)
             return normed(x, weight, eps) if weight is not None and norm_last else x
 
         if k is not None and v is not None:
@@ -325,9 +326,14 @@ class ReferenceKernels(Kernels):
         self._keys[shape.group].write(shape.layer, pages, offsets, joined(latent, k_rope, 1))
         return joined(q, q_rope, shape.num_heads).reshape(len(q), -1)
 
-    def _rotated(self, x: F32, rope: RopeTable) -> F32:
+    def _rotated(self, x: F32, rope: RopeTable, axes: tuple[int, ...] = ()) -> F32:
         """Rotate the heads of x [R, heads, dim]."""
-        cos, sin = (table[self.tables.positions][:, None] for table in rope)
+        tables = self.tables
+        if axes and tables.places is not None:
+            where = tables.places[:, axes], np.arange(len(axes))  # [R, pairs]
+            cos, sin = (table[where][:, None] for table in rope)
+        else:
+            cos, sin = (table[tables.positions][:, None] for table in rope)
         return _rotate(x, cos, sin)
 
     def _write(self, shape: AttentionShape, keys: F32, values: F32) -> None:
@@ -365,12 +371,18 @@ class ReferenceKernels(Kernels):
             self.captured.append(seen)
         return out
 
+    def add_given(self, x: F32, offset: int = 0) -> F32:
+        given, found = self.tables.given, x.copy()
+        if given is not None and given.added is not None:
+            found[given.rows] += given.added[:, offset : offset + x.shape[1]]
+        return found
+
     def embed_positions(self, table: Weight) -> F32:
         rows: F32 = table.rows(self.tables.positions)
         return rows
 
-    def rotate(self, x: F32, heads: int, rope: RopeTable) -> F32:
-        return self._rotated(x.reshape(len(x), heads, -1), rope).reshape(x.shape)
+    def rotate(self, x: F32, heads: int, rope: RopeTable, axes: tuple[int, ...] = ()) -> F32:
+        return self._rotated(x.reshape(len(x), heads, -1), rope, axes).reshape(x.shape)
 
     def attend_all(self, q: F32, k: F32, v: F32, shape: EncoderShape) -> F32:
         bounds = pairwise(self.tables.span_rows)
