@@ -89,7 +89,20 @@ def adapters() -> str:
     return table(["step", "milliseconds", "added", "time to read the adapters", "times"], rows)
 
 
-TABLES: Final[dict[str, Callable[[], str]]] = {"peers": peers, "shapes": shapes, "adapters": adapters}
+def images() -> str:
+    """Return what a tower for images takes, from `bench/images.py`, scaled from its layers to 27."""
+    rows = []
+    for each in report("images"):
+        shares = (
+            f"{each[name]:.2f}".removeprefix("0") for name in ("of_peak", "products_of_peak", "attention_of_peak")
+        )
+        seconds = (f"{each[name] / each['layers'] * 27:.1f}" for name in ("seconds", "peer_seconds"))
+        rows.append([each["type"], *seconds, f"{each['of_peer']:.2f}".removeprefix("0"), *shares])
+    head = ["matrices", "seconds of a thread", "llama.cpp", "times", "of the peak", "products", "attention"]
+    return table(head, rows)
+
+
+TABLES: Final[dict[str, Callable[[], str]]] = {"peers": peers, "shapes": shapes, "adapters": adapters, "images": images}
 
 
 def with_tables(text: str) -> str:

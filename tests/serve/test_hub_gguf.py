@@ -16,8 +16,11 @@ from ferrum.runtime.load import plan_model
 from ferrum.sources.hub import pull, resolve_model
 from ferrum.sources.hub_files import hub_name
 from ferrum.sources.local_models import list_models
+from ferrum.sources.open_model import open_model
+from ferrum.sources.tower_files import read_tower
 from ferrum.verbs.load_executor import load_executor
 from gguf_twin import write_gguf
+from projector_files import seeing_gguf
 from tiny import Case, directory_of
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -53,6 +56,25 @@ def test_only_the_file_that_a_name_means_is_fetched(hub: FakeHub, name: str, fil
         assert executor.info.vocab_size == 131
     seen = len(hub.requests)
     assert resolve_model(name, offline=True) == path and len(hub.requests) == seen
+
+
+@pytest.mark.parametrize("how", ["open", "pull", "none"])
+def test_the_projector_of_a_model_is_fetched_with_it(
+    hub: FakeHub, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"mmproj-F16.gguf": seeing_gguf("smolvlm").with_name("mmproj-model-f32.gguf").read_bytes()}
+    files |= {"mmproj-F32.gguf": b"GGUF", "vl-Q8_0.gguf": seeing_gguf("smolvlm").read_bytes()}
+    hub.repos["maker/vl"] = FakeRepo(files)
+    if how == "pull":
+        pull("maker/vl")
+    for _ in range(2):
+        source = open_model("maker/vl", mmproj="none" if how == "none" else None)
+        assert source.may_see() == (how != "none")
+        monkeypatch.setattr(constants, "ENDPOINT", CLOSED)  # then from the cache
+    fetched = {request.split()[1].rpartition("/")[2] for request in hub.seen("GET") if ".gguf" in request}
+    assert fetched == {"vl-Q8_0.gguf", *(() if how == "none" else ("mmproj-F16.gguf",))}
+    if how != "none":
+        assert read_tower(source).family == "idefics3"
 
 
 def test_cached_files_are_listed_by_tag(hub: FakeHub) -> None:

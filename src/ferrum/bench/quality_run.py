@@ -25,7 +25,7 @@ from ferrum.runtime.calibration import opening, text_spans
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalStepExecutor
 from ferrum.sources.model_source import ModelSource
-from ferrum.sources.open_model import open_model
+from ferrum.sources.open_model import NO_PROJECTOR, open_model
 from ferrum.sources.parameters import Progress
 
 SPAN: Final = 384
@@ -167,10 +167,12 @@ def side_by_side(text: str, reference: ModelConfig, judged: Sequence[ModelConfig
 def _sources(reference: str, judged: Sequence[str], models_dir: str | None) -> dict[str, ModelSource]:
     """Return the sources of all models by name, the reference first."""
     try:
-        found = {reference: open_model(reference, models_dir=models_dir)}
+        found = {reference: open_model(reference, models_dir=models_dir, mmproj=NO_PROJECTOR)}
     except (ModelNotFound, ConfigError) as error:
         raise (error if reference in judged else error.about("against")) from None
-    return found | {name: open_model(name, models_dir=models_dir) for name in judged if name != reference}
+    return found | {
+        name: open_model(name, models_dir=models_dir, mmproj=NO_PROJECTOR) for name in judged if name != reference
+    }
 
 
 def _tokens(text: str, sources: Mapping[str, ModelSource]) -> tuple[list[int], list[int]]:

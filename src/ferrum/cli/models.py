@@ -327,11 +327,11 @@ def quantize(
     from ferrum.quant.scale_search import THOROUGH
     from ferrum.runtime.adapters.merged_adapters import open_adapters
     from ferrum.runtime.packing import check_packing, pack_directory, refuse_used
-    from ferrum.sources.open_model import open_model
+    from ferrum.sources.open_model import NO_PROJECTOR, open_model
     from ferrum.sources.other_tokenizer import with_tokenizer
 
     wanted = adapters_to_merge(lora or ())
-    source = open_model(model, models_dir=models_dir)
+    source = open_model(model, models_dir=models_dir, mmproj=NO_PROJECTOR)
     if tokenizer is not None:
         source = with_tokenizer(source, tokenizer, models_dir)
     store = check_packing(source, quantize)

@@ -77,10 +77,11 @@ def _run_again(recorded: Record, model: str | None, digests: Path, top: int, opt
     origin = recorded.origin
     here = origin.directory is not None and Path(origin.directory).exists()
     name = model or (origin.directory if here and origin.directory else origin.model)
-    source = open_model(name, models_dir=options.get("models_dir"))
+    wanted = engine_options(origin, options)
+    source = open_model(name, models_dir=options.get("models_dir"), mmproj=wanted.get("mmproj"))
     check_origin(origin, replace(origin, digest=source.digest(digests)))  # fails before the model is loaded
     images = recorded_images(digests, recorded.images)
-    with LLM(source.name, source=source, **engine_options(origin, options)) as llm:
+    with LLM(source.name, source=source, **wanted) as llm:
         assert llm.client.config is not None
         check_origin(origin, RecordedEngine(llm.client.config, source, digests).origin(llm.info))
         check_room(recorded, min(llm.info.max_sequence_length, llm.info.kv_capacity + 1))

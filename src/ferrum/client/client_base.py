@@ -78,7 +78,7 @@ def build(model: str, *, child: Child | None = None, source: ModelSource | None 
 
         chosen_format(config.tool_format)  # fails before the model is loaded
     # The engine loads this source: another look-up at the hub could resolve to another revision.
-    source = source or open_model(model, models_dir=config.model.models_dir)
+    source = source or open_model(model, models_dir=config.model.models_dir, mmproj=config.model.mmproj)
     if config.tokenizer is not None:
         from ferrum.sources.other_tokenizer import with_tokenizer
 

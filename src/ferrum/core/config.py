@@ -227,6 +227,11 @@ class ModelConfig(JsonRecord):
     models_dir: str | None = option(
         None, "Folder of GGUF files and model directories, whose names are model names (default: FERRUM_MODELS_DIR)."
     )
+    mmproj: str | None = option(
+        None,
+        "File of a GGUF model's tower for images (mmproj-*.gguf), or none to load no tower (default: the file next to "
+        "the model or in its repository).",
+    )
     kv_capacity: int | None = option(
         None, "Tokens that the KV pool holds (default: sized to the available memory).", least=1
     )

@@ -75,10 +75,10 @@ def draft_source(config: EngineConfig, tokenizer: Tokenizer | None) -> ModelSour
 
 def _open(name: str, models_dir: str | None) -> ModelSource:
     """Return a draft model. Raises ModelNotFound, or ConfigError for an invalid name."""
-    from ferrum.sources.open_model import open_model
+    from ferrum.sources.open_model import NO_PROJECTOR, open_model
 
     try:
-        return open_model(name, models_dir=models_dir)
+        return open_model(name, models_dir=models_dir, mmproj=NO_PROJECTOR)
     except (ModelNotFound, ConfigError) as error:
         raise error.about("speculative") from None
 

@@ -77,7 +77,7 @@ class EngineRecipe:
 
 def _tower(source: ModelSource, config: EngineConfig) -> tuple[Callable[[], Tower] | None, int]:
     """Return what opens a model's tower for images, and the bytes of it and its rows; None and 0 without one."""
-    if not {"preprocessor_config.json", "processor_config.json"}.intersection(source.file_names()):
+    if not source.may_see():
         return None, 0  # most models, which need not wait for the modules below
     from ferrum.runtime.image_tower import open_tower, tower_bytes
 
@@ -170,7 +170,7 @@ def _tokenizer_of(config: EngineConfig, source: ModelSource | None) -> Tokenizer
     if source is None:
         from ferrum.sources.open_model import open_model
 
-        source = open_model(config.model.model, models_dir=config.model.models_dir)
+        source = open_model(config.model.model, models_dir=config.model.models_dir, mmproj=config.model.mmproj)
     return source.tokenizer()
 
 
@@ -195,7 +195,8 @@ def _prefixes(
 
         directory = path_of("prefix_cache_dir", config.prefix_cache_dir)
         files = PageFiles(directory, config.prefix_cache_gib << 30)
-        model = (source or open_model(model, models_dir=config.model.models_dir)).digest(directory)
+        source = source or open_model(model, models_dir=config.model.models_dir, mmproj=config.model.mmproj)
+        model = source.digest(directory)
     scope = PrefixScope(
         model=model,
         weights=traits.weights,

@@ -23,8 +23,11 @@ MIXTRAL_NAMES: Final = (
 )
 """What Mixtral's checkpoints call the tensors of experts."""
 
+_TOWERS_KEYS: Final = "image_token_index", "spatial_merge_size"
+"""Keys of the tower in files of ollama, which it reads itself (`gguf_pixtral.py`)."""
+
 ARCHITECTURES["mistral3"] = GgufArchitecture(
-    "MistralForCausalLM", "mistral", permuted=True, fixed={"sliding_window": None}
+    "MistralForCausalLM", "mistral", permuted=True, fixed={"sliding_window": None}, ignored=_TOWERS_KEYS
 )
 VARIANTS["mistral3"] = (
     lambda values, _: bool(values.get("attention.temperature_scale")),

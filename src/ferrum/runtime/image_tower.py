@@ -31,6 +31,7 @@ from ferrum.runtime.memory import memory_for
 from ferrum.runtime.step_tables import frame_tables
 from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.model_source import ModelSource
+from ferrum.sources.open_model import NO_PROJECTOR
 from ferrum.sources.parameters import Parameters, PlannedParameters
 from ferrum.sources.tower_files import image_processor, read_tower, tower_store
 from ferrum.sources.viewed_tensors import with_views
@@ -193,19 +194,26 @@ def _networks(spec: TowerSpec, tower: Tower) -> Iterator[tuple[Network, int]]:
 def tower_bytes(source: ModelSource, config: ModelConfig) -> int:
     """Return the bytes that a model's tower will take once loaded; 0 if it has none, or one that would not load.
 
-    These are its matrices, and the buffers of its largest frame.
+    These are its matrices, and the buffers of its largest frame. Errors of a tower whose file the options name are
+    raised: those of `load_tower`.
     """
+    if config.mmproj not in (None, NO_PROJECTOR):
+        return _tower_bytes(read_tower(source), tower_store(source), config)
     try:
         spec, store = read_tower(source), tower_store(source)
     except FerrumError:  # which requests with images get
         return 0
-    asks = _asks(spec)
     try:
-        planned = PlannedParameters(with_views(store, asks), config.dtype)
-        planned.expect(asks.shapes, _IGNORED)
+        return _tower_bytes(spec, store, config)
     except FerrumError as error:
         warn_once(f"{source.where('')}: images are refused, because its tower would not load: {error}")
         return 0
+
+
+def _tower_bytes(spec: TowerSpec, store: TensorStore, config: ModelConfig) -> int:
+    asks = _asks(spec)
+    planned = PlannedParameters(with_views(store, asks), config.dtype)
+    planned.expect(asks.shapes, _IGNORED)
     sizes = [
         planned.matrix(name, (shape[0], shape[1])).nbytes for name, shape in asks.shapes.items() if len(shape) == 2
     ]

@@ -133,7 +133,7 @@ def plan_model(config: ModelConfig, reserved: int = 0, image_rows: int = 0) -> M
     """
     from ferrum.runtime.image_tower import tower_bytes  # few loads need it
 
-    source = open_model(config.model, headers_only=True, models_dir=config.models_dir)
+    source = open_model(config.model, headers_only=True, models_dir=config.models_dir, mmproj=config.mmproj)
     part = RankPart(Ranks(config.tensor_parallel_size), _planned_memory) if config.tensor_parallel_size > 1 else None
     tower = tower_bytes(source, config)
     bounds = Bounds(reserved=reserved + (tower + image_rows if tower else 0))

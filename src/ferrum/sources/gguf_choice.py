@@ -4,6 +4,8 @@
     PLACE/FOLDER/F.gguf  this file
     PLACE                Q4_K_M, else Q8_0, else the only file
 
+`projector_for` says which file of a projector belongs to a model.
+
 A place is a repository of the hub or a folder. Names are compared without regard to case where that is unambiguous.
 """
 
@@ -111,6 +113,48 @@ def names_in(place: str, files: Iterable[str]) -> dict[str, list[str]]:
         f"{place}:{tags[model]}" if model in tags and counts[tags[model].upper()] == 1 else f"{place}/{parts[0]}": parts
         for model, parts in models.items()
     }
+
+
+def projector_for(model: str, files: Iterable[str]) -> str | None:
+    """Return the file of the projector that belongs to a model among the files of a place; None without one.
+
+    The rule is llama.cpp's: names contain `mmproj`; files of the model's own folder before those of the folders above
+    it; then the one whose format has the number of bits nearest to the model's; then the first by name. A projector
+    whose name contains the name of the model precedes, and one with the name of another model is not taken.
+
+    Args:
+        model: path of the model's first part in the place.
+        files: all paths.
+    """
+    files = sorted(files)
+    folder = model.split("/")[:-1]
+    stems = {_stem(each) for each in models_in(files)} - {""}
+    own, bits, best = _stem(_PART.sub("", model)), _bits(model), list[tuple[tuple[int, bool, int], str]]()
+    for file in files:
+        at, name = file.split("/")[:-1], _word(file.rpartition("/")[2])
+        if "mmproj" not in name or not is_gguf_name(file) or at != folder[: len(at)]:
+            continue
+        named = max((stem for stem in stems if stem in name), key=len, default=None)
+        if named is None or named == own:
+            best.append(((-len(at), named is None, abs(_bits(file) - bits)), file))
+    return min(best)[1] if best else None
+
+
+def _stem(model: str) -> str:
+    """Return a model's name without its tag, in lower case and with one kind of separator."""
+    name, tag = model.rpartition("/")[2][: -len(SUFFIX)], tag_of(model)
+    return _word(name.removesuffix(tag) if tag else name).strip("-")
+
+
+def _word(name: str) -> str:
+    return re.sub(r"[-._]+", "-", name.lower())
+
+
+def _bits(file: str) -> int:
+    """Return the number of bits in the last word of a file's name (Q4_K_M: 4, F16: 16); 0 without one."""
+    word = re.split(r"[-.]", _PART.sub("", file)[: -len(SUFFIX)])[-1]
+    found = re.search(r"\d+", word)
+    return int(found[0]) if found is not None else 0
 
 
 def choose(wanted: Wanted, files: Iterable[str]) -> list[str]:

@@ -302,6 +302,11 @@ def other_kind(path: Path) -> str | None:
     return _KINDS.get("mmproj" if metadata.get(_ARCHITECTURE) == _PROJECTOR else metadata.get(_TYPE, ""))
 
 
+def is_projector(path: Path) -> bool:
+    """Whether a file begins as a projector's GGUF file does."""
+    return other_kind(path) == _KINDS["mmproj"]
+
+
 def _read(path: Path) -> bytes:
     with suppress(OSError, ValueError):
         if path.is_file():

@@ -6,12 +6,12 @@ The file's own formats are in `gguf_file.py` and `quant/gguf_blocks.py`, the nam
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +21,14 @@ from ferrum.core.logging import info_once
 from ferrum.models.gguf_architecture import ROPE_FACTORS, TOWER_TENSORS, hf_name, hf_shape, is_permuted, layer_of
 from ferrum.models.gguf_keys import architecture_of, hf_config, key_of
 from ferrum.models.tensor_names import Runs, View
-from ferrum.quant.block_weight import FileWeight
-from ferrum.quant.dense import FORMATS, by_rows
-from ferrum.quant.gguf_blocks import GGUF_TYPES, GgufWeight, dequantize, weight_of
 from ferrum.sources.checkpoint import TensorStore
-from ferrum.sources.gguf_file import GgufFile, GgufTensor, open_shards
+from ferrum.sources.gguf_file import GgufFile, open_shards
+from ferrum.sources.gguf_store import GgufStore, unpermuted
 from ferrum.sources.model_source import ModelSource
-from ferrum.sources.tensor_file import FORMAT_OF, TensorInfo
 from ferrum.sources.viewed_tensors import ViewedTensors
+
+if TYPE_CHECKING:
+    from ferrum.sources.tower_checkpoint import TowerParts
 
 _FIELD: Final = re.compile(r"config\.json: (\w+)")
 """A field of the configuration in a message."""
@@ -39,11 +39,8 @@ _GATE_UP: Final = ".experts.gate_up_proj.weight"
 _NORM: Final = re.compile(r"layernorm\.weight$|^model\.norm\.weight$")
 
 
-class GgufTensors(TensorStore):
+class GgufTensors(GgufStore):
     """The tensors of a GGUF model under their names in the Hugging Face layout.
-
-    Floats are views of the mapped file. Other types are dequantised to float32 when read, with exactly the numbers of
-    the file. Rows that the converter has permuted are put back.
 
     Args:
         path: of the file, or of one part of a split model.
@@ -57,22 +54,20 @@ class GgufTensors(TensorStore):
     """
 
     def __init__(self, path: Path, shards: Sequence[GgufFile] | None = None) -> None:
-        self.directory = path
-        self.headless = False
         shards = shards or open_shards(path)
         self.metadata = shards[0].metadata
-        places = [(shard, name) for shard in shards for name in shard.tensors]
-        names = {name for _, name in places}
+        listed = [(shard, name) for shard in shards for name in shard.tensors]
+        names = {name for _, name in listed}
         self._architecture = architecture_of(self.metadata, names)[1]
-        embedding = next((shard.tensors[name] for shard, name in places if name == _EMBEDDING), None)
+        embedding = next((shard.tensors[name] for shard, name in listed if name == _EMBEDDING), None)
         if embedding is None:
             raise CheckpointError(f"{path}: has no tensor {_EMBEDDING}; is it a whole model?")
-        factors = {name: _numbers(shard, name) for shard, name in places if name in ROPE_FACTORS}
+        factors = {name: _numbers(shard, name) for shard, name in listed if name in ROPE_FACTORS}
         config = hf_config(self.metadata, names, embedding.shape[0], factors)
-        self.config = {**config, **_special_ids(self.metadata)}
-        self._places: dict[str, tuple[GgufFile, str]] = {}
+        config |= _special_ids(self.metadata)
+        places: dict[str, tuple[GgufFile, str]] = {}
         further: Counter[int] = Counter()  # layers after the last one predict further tokens
-        for shard, name in places:
+        for shard, name in listed:
             layer = layer_of(name)
             if name in factors or name.startswith(TOWER_TENSORS) or _is_repeated(name, names):
                 continue
@@ -83,10 +78,10 @@ class GgufTensors(TensorStore):
             if full is None:
                 own = f"files of architecture {self.metadata['general.architecture']}"
                 raise Unsupported(f"{shard.path}: tensor {name!r}", f"no tensor of {own} is known by this name")
-            if full in self._places:
+            if full in places:
                 raise CheckpointError(f"{shard.path}: tensor {name!r} is repeated")
-            self._places[full] = shard, name
-        self.tensors = {full: _info(full, shard.tensors[name]) for full, (shard, name) in self._places.items()}
+            places[full] = shard, name
+        super().__init__(path, config, places, hf_shape)
         for layer, count in further.items():
             info_once(f"{path}: {count} tensors blk.{layer}.* are left out: they predict further tokens")
         if self._architecture.shifted is not None:
@@ -95,80 +90,28 @@ class GgufTensors(TensorStore):
     def in_its_words(self, problem: str) -> str:
         return _FIELD.sub(lambda found: key_of(found[1], self.metadata, self._architecture), problem)
 
-    def file_of(self, name: str) -> str:
-        shard, own = self._places[name]
-        return f"{shard.path.name} ({own})"
-
-    def file_shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor in the file."""
-        shard, own = self._places[name]
-        return shard.tensors[own].shape
-
     def _norm_offset(self) -> int:
         """Return what the model adds to the weights of norms: 1 if those of the file are 0 on average, not 1."""
         means = [float(np.mean(self.read(name), dtype=np.float64)) for name in self.tensors if _NORM.search(name)]
         return int(sum(means) < len(means) / 2)
 
     def read(self, name: str) -> NDArray[Any]:
-        numbers = self._read(name)
+        numbers = super().read(name)
         own = self._places[name][1]
         if own.rpartition(".")[2] in self._architecture.decays and not (numbers <= 0).all():
             reason = "has positive numbers or some that are none, and must have -exp(A_log)"
             raise CheckpointError(f"{self._places[name][0].path}: tensor {own!r} {reason}")
         return numbers
 
-    def _read(self, name: str) -> NDArray[Any]:
-        tensor, blocks = self._blocks(name)
-        if tensor.kind in FORMAT_OF:
-            floats: NDArray[Any] = np.ascontiguousarray(blocks).view(FORMATS[FORMAT_OF[tensor.kind]])
-            return floats.reshape(self.tensors[name].shape)
-        matrix = by_rows((len(blocks), tensor.shape[-1]), lambda rows: dequantize(tensor.kind, blocks[rows]))
-        return matrix.reshape(self.tensors[name].shape)
-
-    def block_format(self, name: str) -> str | None:
-        shard, own = self._places[name]
-        return GGUF_TYPES[shard.tensors[own].kind].format
-
-    def blocks(self, name: str) -> FileWeight | GgufWeight:
-        tensor, blocks = self._blocks(name)
-        return weight_of(tensor.kind, blocks)
-
-    def forget(self, name: str) -> None:
-        shard, own = self._places[name]
-        shard.forget(own)
-
-    def _blocks(self, name: str) -> tuple[GgufTensor, NDArray[np.uint8]]:
-        """Return a tensor and its blocks [rows, blocks, bytes], rows in the order of the Hugging Face layout."""
-        shard, own = self._places[name]
-        tensor, blocks = shard.tensors[own], shard.blocks(own)
-        if self._architecture.permuted and is_permuted(name):
-            count = math.prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
-            order = unpermuted(name, count, self.config)
-            blocks = blocks[order] if len(tensor.shape) > 1 else blocks[:, order]
-        return tensor, blocks
-
-
-def unpermuted(name: str, count: int, config: Mapping[str, Any]) -> NDArray[np.int64]:
-    """Return which rows of a permuted tensor of q or k are those of the Hugging Face layout, in its order.
-
-    Args:
-        name, count: the tensor's name in that layout, and its rows.
-        config: of the model.
-    """
-    heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
-    return np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
+    def row_order(self, name: str, count: int) -> NDArray[np.int64] | None:
+        permuted = self._architecture.permuted and is_permuted(name)
+        return unpermuted(name, count, self.config) if permuted else None
 
 
 def _is_repeated(name: str, names: Collection[str]) -> bool:
     """Whether a latent key and value matrix is in the file in its halves, too, as ik_llama.cpp writes it."""
     halves = [name.replace(".attn_kv_b.", f".attn_{half}_b.") for half in "kv"]
     return ".attn_kv_b." in name and set(halves) <= set(names)
-
-
-def _info(name: str, tensor: GgufTensor) -> TensorInfo:
-    """Return a tensor's place; other types than floats are read as float32."""
-    kind = tensor.kind if tensor.kind in FORMAT_OF else "F32"
-    return TensorInfo(kind, hf_shape(name, tensor.shape), tensor.begin, tensor.end)
 
 
 def _numbers(shard: GgufFile, name: str) -> list[float]:
@@ -195,6 +138,11 @@ def _split_experts(tensors: GgufTensors) -> TensorStore:
     return ViewedTensors(tensors, views, shapes) if views else tensors
 
 
+def _of_tower(shard: GgufFile) -> bool:
+    """Whether a file holds tensors of a tower for images."""
+    return any(name.startswith("v.") for name in shard.tensors)
+
+
 def _special_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
     from ferrum.text.gguf_tokenizer import special_ids
 
@@ -206,29 +154,54 @@ class GgufModel(ModelSource):
 
     Args:
         path: the file.
+        projector: the file of its tower for images, or None.
+        sees: whether a tower in the file itself is read.
 
     Attributes: see `ModelSource`.
     """
 
     path: Path
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, projector: Path | None = None, *, sees: bool = True) -> None:
         self.path = path
         self.name = str(path)
+        self._projector, self._sees = projector, sees
         self._changed = 0
         self._shards: Sequence[GgufFile] = ()
         self._small_files: dict[str, bytes | None] = {}
 
-    def __reduce__(self) -> tuple[type[GgufModel], tuple[Path]]:
-        return GgufModel, (self.path,)  # another process opens the file itself
+    def __reduce__(self) -> tuple[partial[GgufModel], tuple[Path, Path | None]]:
+        return partial(GgufModel, sees=self._sees), (self.path, self._projector)  # another process opens the file
 
     def checkpoint(self) -> TensorStore:
         return _split_experts(GgufTensors(self.path, self._opened()))
 
+    def may_see(self) -> bool:
+        return self._projector is not None or (self._sees and any(map(_of_tower, self._opened())))
+
+    def tower(self) -> TowerParts:
+        from ferrum.sources.gguf_tower import embedded_tower, projector_tower
+
+        if not self.may_see():
+            reason = f"{self.name} has no file of a projector (mmproj-*.gguf) next to it: name one with --mmproj FILE"
+            none = f"{self.name} is loaded without its tower, because mmproj is none"
+            raise Unsupported("images", reason if self._sees else none)
+        text = GgufTensors(self.path, self._opened()).config
+        if self._projector is not None:
+            return projector_tower(self._projector, text)
+        found = embedded_tower(self.path, self._opened(), text)
+        if found is None:
+            name = self._metadata().get("general.architecture")
+            raise Unsupported(
+                "images", f"the tower in files of architecture {name} is not read: use a projector's file"
+            )
+        return found
+
     def digest(self, memory: Path) -> str:
         from ferrum.sources.model_source import files_digest
 
-        return files_digest([shard.path for shard in open_shards(self.path)], memory)
+        projector = [] if self._projector is None else [self._projector]
+        return files_digest([*(shard.path for shard in open_shards(self.path)), *projector], memory)
 
     def read_file(self, name: str) -> bytes | None:
         """Return what the metadata says in the place of a small file."""

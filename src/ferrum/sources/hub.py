@@ -294,6 +294,8 @@ def pull(name: str, *, revision: str | None = None) -> LocalModel:
     Errors as `resolve_model`.
     """
     found = locate(name, revision, elsewhere=False)
+    if isinstance(found, HubName):
+        found = replace(found, projector=True)
     if isinstance(found, HubName) and (problem := _unreachable(found)) is not None:
         try:
             path = fetched(found, offline=True)

@@ -64,6 +64,14 @@ def snapshots_in(folder: Path) -> Iterator[Snapshot]:
                 yield Snapshot(repo, path.name, path)
 
 
+def place_of(file: Path) -> Path:
+    """Return the folder whose files belong together with a file: its snapshot in a cache, else its own folder."""
+    for folder in file.parents:
+        if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith(_PREFIX):
+            return folder
+    return file.parent
+
+
 def snapshot_of(repo: str, revision: str | None, folder: Path | None = None) -> Path | None:
     """Return the directory of a repository's revision in a cache (default: the hub library's), or None."""
     repository = (folder or hub_folder()) / f"{_PREFIX}{repo.replace('/', '--')}"

@@ -17,7 +17,16 @@ from typing import Final, NoReturn
 
 from ferrum.core.errors import HubUnreachable, ModelGated, ModelNotFound
 from ferrum.sources.checkpoint import has_weights
-from ferrum.sources.gguf_choice import Wanted, choose, gguf_below, is_whole, matches, models_below, names_in
+from ferrum.sources.gguf_choice import (
+    Wanted,
+    choose,
+    gguf_below,
+    is_whole,
+    matches,
+    models_below,
+    names_in,
+    projector_for,
+)
 from ferrum.sources.hub_cache import MAIN, snapshot_of
 from ferrum.sources.local_models import suggestion
 
@@ -38,12 +47,14 @@ class HubName:
         repo: the repository.
         tag, file: of a GGUF file, see `Wanted`; without them the name means the repository's model.
         revision: branch, tag or commit of the repository.
+        projector: whether the file of its tower for images is fetched with a GGUF file.
     """
 
     repo: str
     tag: str | None = None
     file: str | None = None
     revision: str | None = None
+    projector: bool = False
 
     @property
     def whole(self) -> bool:
@@ -89,7 +100,8 @@ def fetch(wanted: HubName, *, offline: bool) -> Path:
         return cached_file(wanted) or _refuse(wanted, "offline")
     with hub_errors(wanted.repo, wanted.revision) as named:
         try:
-            parts = wanted.choose(files_of(wanted))
+            files = files_of(wanted)
+            parts = wanted.choose(files)
         except RevisionNotFoundError:
             raise
         except (transport_error(), OSError) as error:
@@ -99,7 +111,8 @@ def fetch(wanted: HubName, *, offline: bool) -> Path:
             if path is None:
                 raise
             return path
-        patterns = [glob.escape(part) for part in parts]
+        projector = projector_for(parts[0], files) if wanted.projector else None
+        patterns = [glob.escape(part) for part in (*parts, *([] if projector is None else [projector]))]
         folder = Path(snapshot_download(wanted.repo, revision=wanted.revision, allow_patterns=patterns))
     missing = [part for part in parts if not (folder / part).is_file()]
     if missing:

@@ -33,8 +33,8 @@ from ferrum.sources.readable_files import entries_of, folders_below, is_file, is
 #     manifests/HOST/NAMESPACE/NAME/TAG    JSON with layers: a media type and a digest each     blobs/sha256-HEX
 # a layer; the one of a model is a GGUF file
 #
-# Layers for other programs (templates, parameters, projectors) are not read. A model with an adapter is left out:
-# without it, its answers would be others.
+# Layers for other programs (templates, parameters) are not read. A model with an adapter is left out: without it, its
+# answers would be others.
 
 LATEST: Final = "latest"
 """The tag that a name without one means."""
@@ -43,6 +43,7 @@ _HOST: Final = "registry.ollama.ai"
 _NAMESPACE: Final = "library"
 _MODEL: Final = "application/vnd.ollama.image.model"
 _ADAPTER: Final = "application/vnd.ollama.image.adapter"
+_PROJECTOR: Final = "application/vnd.ollama.image.projector"
 _DIGEST: Final = re.compile(r"sha256[:-](?P<hex>[0-9a-fA-F]{64})")
 
 
@@ -76,16 +77,34 @@ def _shown(parts: tuple[str, ...]) -> str:
 
 def _blob(root: Path, manifest: str | None) -> Path | None:
     """Return the path of the model's layer if the manifest has just one, and no adapter."""
+    layers = _layers(root, manifest)
+    found = layers.get(_MODEL, [])
+    return found[0] if len(found) == 1 and _ADAPTER not in layers else None
+
+
+def _layers(root: Path, manifest: str | None) -> dict[str, list[Path | None]]:
+    """Return the paths of a manifest's layers by their media types, None for an invalid digest."""
+    paths = dict[str, list[Path | None]]()
     try:
-        layers: Any = json.loads(manifest or "null")["layers"]
-        kinds = {layer["mediaType"]: _DIGEST.fullmatch(layer["digest"]) for layer in layers}
-        count = sum(layer["mediaType"] == _MODEL for layer in layers)
+        for layer in json.loads(manifest or "null")["layers"]:
+            found = _DIGEST.fullmatch(layer["digest"])
+            path = None if found is None else root / "blobs" / f"sha256-{found['hex']}"
+            paths.setdefault(layer["mediaType"], []).append(path)
     except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    found = kinds.get(_MODEL)
-    if found is None or count != 1 or _ADAPTER in kinds:
-        return None
-    return root / "blobs" / f"sha256-{found['hex']}"
+        return {}
+    return paths
+
+
+def projector_blob(model: Path) -> Path | None:
+    """Return the projector of a model in ollama's folder, by the first manifest that names both; None without one."""
+    root = model.parent.parent
+    if model.parent.name == "blobs":
+        for path in _entries(root / "manifests", 3):
+            layers = _layers(root, text_of(path))
+            projectors = layers.get(_PROJECTOR, [])
+            if layers.get(_MODEL) == [model] and len(projectors) == 1:
+                return projectors[0]
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from ferrum.core.errors import CheckpointError
+from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.text.model_files import DirectoryFiles, ModelFiles
 
 if TYPE_CHECKING:
     from ferrum.core.types import Pooling
     from ferrum.sources.checkpoint import TensorStore
+    from ferrum.sources.tower_checkpoint import TowerParts
     from ferrum.text.chat_template import ChatTemplate
     from ferrum.text.generation_config import GenerationConfig
     from ferrum.text.tokenizer import Tokenizer
@@ -96,6 +97,19 @@ class ModelSource(ModelFiles, Protocol):
 
         return load_generation_config(self, recommended=recommended)
 
+    def may_see(self) -> bool:
+        """Return whether files of a tower for images are there; their content is not checked."""
+        return False
+
+    def tower(self) -> TowerParts:
+        """Return the parts of the model that see images.
+
+        Raises:
+            Unsupported: there are none; the reason says why.
+            CheckpointError: a file is damaged.
+        """
+        raise Unsupported("images", f"{self.name} is no directory in the Hugging Face layout")
+
     def pooling(self) -> Pooling:
         """Return how hidden states become an embedding. Errors as `load_pooling`."""
         from ferrum.text.pooling import load_pooling
@@ -106,22 +120,36 @@ class ModelSource(ModelFiles, Protocol):
 class DirectoryModel(DirectoryFiles, ModelSource):
     """A directory in the Hugging Face layout; `ferrum quantize` writes such directories too.
 
+    Args:
+        path: the directory.
+        sees: whether its tower for images is read.
+
     Attributes: see `ModelSource`.
     """
 
     path: Path
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, sees: bool = True) -> None:
         super().__init__(path)
         self.name = str(path)
+        self._sees = sees
 
     def checkpoint(self) -> TensorStore:
         from ferrum.sources.quantized_checkpoint import open_checkpoint
 
         return open_checkpoint(self.path)
 
-    def digest(self, memory: Path) -> str:
+    def may_see(self) -> bool:
+        return self._sees and not {"preprocessor_config.json", "processor_config.json"}.isdisjoint(self.file_names())
 
+    def tower(self) -> TowerParts:
+        from ferrum.sources.tower_checkpoint import directory_tower
+
+        if not self._sees:
+            raise Unsupported("images", f"{self.name} is loaded without its tower, because mmproj is none")
+        return directory_tower(self, self.path)
+
+    def digest(self, memory: Path) -> str:
         # Folders and broken links with such names do not matter.
         names = (each for pattern in ("*.safetensors", "*.json") for each in self.path.glob(pattern))
         return files_digest(sorted(path for path in names if path.is_file()), memory)

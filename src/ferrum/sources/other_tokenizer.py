@@ -15,7 +15,7 @@ from ferrum.sources.hub import locate
 from ferrum.sources.hub_cache import snapshot_of
 from ferrum.sources.hub_files import HubName, hub_errors
 from ferrum.sources.model_source import DirectoryModel, ModelSource
-from ferrum.sources.open_model import open_model
+from ferrum.sources.open_model import NO_PROJECTOR, open_model
 from ferrum.text.generation_config import load_generation_config
 from ferrum.text.model_files import DirectoryFiles, ModelFiles, read_json_object
 from ferrum.text.text_config import text_config
@@ -24,6 +24,7 @@ from ferrum.text.tokenizer_config import TEMPLATES_FOLDER
 if TYPE_CHECKING:
     from ferrum.core.types import Pooling
     from ferrum.sources.checkpoint import TensorStore
+    from ferrum.sources.tower_checkpoint import TowerParts
     from ferrum.text.chat_template import ChatTemplate
     from ferrum.text.generation_config import GenerationConfig
 
@@ -69,7 +70,7 @@ def text_source(name: str, models_dir: str | None = None) -> ModelSource:
         texts = DirectoryModel(_text_files(found))
         if texts.read_file(TOKENIZER) is not None:
             return texts
-    return open_model(name, models_dir=models_dir)
+    return open_model(name, models_dir=models_dir, mmproj=NO_PROJECTOR)
 
 
 def _directory(name: str, models_dir: str | None) -> Path:
@@ -155,6 +156,12 @@ class OtherTokenizer(ModelSource):
         if self._files.read_file(_DEFAULTS) is not None:
             return theirs
         return replace(theirs, sampling=own.sampling, ignored=own.ignored)
+
+    def may_see(self) -> bool:
+        return self._model.may_see()
+
+    def tower(self) -> TowerParts:
+        return self._model.tower()
 
     def pooling(self) -> Pooling:
         return self._model.pooling()

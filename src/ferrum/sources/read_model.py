@@ -56,7 +56,7 @@ def read_spec(
 
     Raises: ConfigError, Unsupported, ModelNotFound, CheckpointError.
     """
-    store = store or open_model(config.model, models_dir=config.models_dir).checkpoint()
+    store = store or open_model(config.model, models_dir=config.models_dir, mmproj=config.mmproj).checkpoint()
     spec = model_spec(store, config.max_sequence_length, planning=planning)
     context, own = _context(spec, config.max_sequence_length), decoder_spec(store.config)
     asks = inventory(spec, ranks)

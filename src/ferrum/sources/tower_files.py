@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.images.image_processor import ImageProcessor
 from ferrum.models.tower_spec import TowerSpec, tower_spec
+from ferrum.sources.checkpoint import TensorStore
 from ferrum.sources.model_source import ModelSource
 from ferrum.sources.parameters import refuse_quantized
-from ferrum.sources.tower_checkpoint import TowerCheckpoint
-from ferrum.text.model_files import ModelFiles, read_json_object
 from ferrum.text.tokenizer import Tokenizer
-
-PREPROCESSOR: Final = "preprocessor_config.json"
-PROCESSOR: Final = "processor_config.json"
 
 _FEATURE: Final = "images"
 
@@ -27,25 +22,20 @@ def read_tower(source: ModelSource) -> TowerSpec:
         Unsupported: it has none that is implemented; the reason says why.
         CheckpointError: a field of its files is invalid.
     """
-    config = read_json_object(source, "config.json")
-    if config is None:
-        raise Unsupported(_FEATURE, f"{source.where('')} has no config.json, so it is loaded as a text model")
-    spec = tower_spec(config, _processor_values(source))
+    parts = source.tower()
+    spec = tower_spec(parts.config, parts.processor)
     if spec is None:
-        names = ", ".join(map(str, config.get("architectures") or ()))
+        names = ", ".join(map(str, parts.config.get("architectures") or ()))
         raise Unsupported(_FEATURE, f"the architecture {names} is loaded as a text model")
-    store = tower_store(source)
-    refuse_quantized(store.config, None)
-    if not store.tensors:
+    refuse_quantized(parts.store.config, None)
+    if not parts.store.tensors:
         raise Unsupported(_FEATURE, f"{source.where('')} has no tensors of a tower")
     return spec
 
 
-def tower_store(source: ModelSource) -> TowerCheckpoint:
+def tower_store(source: ModelSource) -> TensorStore:
     """Return the tensors of a model's tower. Raises Unsupported, CheckpointError."""
-    if source.path is None or not source.path.is_dir():
-        raise Unsupported(_FEATURE, f"{source.name} is no directory in the Hugging Face layout")
-    return TowerCheckpoint(source.path)
+    return source.tower().store
 
 
 def image_processor(spec: TowerSpec, tokenizer: Tokenizer | None) -> ImageProcessor:
@@ -68,13 +58,3 @@ def image_processor(spec: TowerSpec, tokenizer: Tokenizer | None) -> ImageProces
         return ids[0]
 
     return ImageProcessor(spec.images(token_of, encode))
-
-
-def _processor_values(files: ModelFiles) -> Mapping[str, Any]:
-    """Return the configuration of the image processor, from either file. Raises Unsupported without one."""
-    values = read_json_object(files, PREPROCESSOR)
-    if values is None:
-        values = (read_json_object(files, PROCESSOR) or {}).get("image_processor")
-    if not isinstance(values, Mapping):
-        raise Unsupported(_FEATURE, f"the model has neither {PREPROCESSOR} nor a {PROCESSOR} with an image_processor")
-    return values

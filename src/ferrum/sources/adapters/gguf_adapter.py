@@ -27,7 +27,7 @@ from ferrum.sources.adapters.adapter_file import AdapterFile
 from ferrum.sources.adapters.adapter_module import AdapterModule, AdapterTensor, Part, largest_rank, merged
 from ferrum.sources.adapters.adapter_targets import Targets
 from ferrum.sources.gguf_file import GgufFile
-from ferrum.sources.gguf_model import unpermuted
+from ferrum.sources.gguf_store import unpermuted
 from ferrum.sources.read_model import ReadModel
 from ferrum.sources.tensor_file import FORMAT_OF
 
