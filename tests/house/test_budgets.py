@@ -17,7 +17,7 @@ PYTHON = [*MODULES, *TESTS, *TOOLS]
 MAX_LINES = 600
 """Files near 100 lines are the rule. A longer one reads from top to bottom under headings."""
 MAX_FUNCTION_LINES = 60
-SERVER_LAYERS = (("common",), ("chat",), ("anthropic", "openai", "responses"), ("tasks",), ("ollama",))
+SERVER_LAYERS = (("common",), ("chat",), ("anthropic", "openai", "responses"), ("tasks",), ("ollama",), ("deploy",))
 """Folders of the server: each may import those of earlier layers. Ollama's routes serve other tasks, too."""
 DIALECTS = ("anthropic", "openai", "responses", "ollama")
 """Folders of the server with a dialect of chats."""

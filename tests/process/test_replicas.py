@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -19,7 +21,7 @@ from ferrum.client.offline_batch import Batch
 from ferrum.client.replicas.prefix_owners import PrefixOwners
 from ferrum.client.replicas.replica_host import ReplicaHost
 from ferrum.client.request_output import RequestOutput
-from ferrum.core.errors import ConfigError, EngineDead
+from ferrum.core.errors import ConfigError, ReplicaMismatch
 from ferrum.core.types import Request
 from ferrum.engine.progress import progress_bar
 from guided_kit import grammar, letter, schema_source
@@ -67,7 +69,7 @@ def replicas_of(llm: LLM | AsyncEngine) -> ReplicaHost:
 
 
 def process_of(host: ReplicaHost, number: int) -> int:
-    return host._hosts[number]._child.process.pid  # type: ignore[attr-defined]
+    return host._members.of(number).host._child.process.pid  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("way", ["killed", "drained"])
@@ -93,23 +95,45 @@ def test_outputs_are_those_of_an_undisturbed_run(undisturbed: list[RequestOutput
     assert moved > 0
 
 
-def test_streams_end_with_an_error_when_no_engine_is_left() -> None:
+def test_a_stream_waits_for_an_engine_that_starts_again() -> None:
     async def run() -> None:
-        async with AsyncEngine(str(spoken("qwen3")), dtype="float32", host="process", replicas=2) as engine:
+        model, params = str(spoken("qwen3")), SamplingParams(max_tokens=400, ignore_eos=True, temperature=0.0)
+        with LLM(model, dtype="float32") as llm:
+            expected = llm.generate("x", params, use_tqdm=False)[0].outputs[0].token_ids
+        async with AsyncEngine(model, dtype="float32", host="process", replicas=2) as engine:
             host = replicas_of(engine)
-            stream = engine.generate("x", SamplingParams(max_tokens=100_000, ignore_eos=True, temperature=0.0))
-            seen = 0
-            with pytest.raises(EngineDead):
-                async for delta in stream:
-                    if seen == 0:
-                        for number in range(2):
-                            os.kill(process_of(host, number), signal.SIGKILL)
-                    seen += 1
-                    if delta.error is not None:
-                        raise delta.error
-            assert seen
+            tokens: list[int] = []
+            async for delta in engine.generate("x", params):
+                if not tokens:
+                    for number in range(2):
+                        os.kill(process_of(host, number), signal.SIGKILL)
+                tokens += delta.token_ids
+            assert tokens == expected
 
     asyncio.run(run())
+
+
+def test_an_engine_that_hangs_counts_as_dead(undisturbed: list[RequestOutput]) -> None:
+    options = {"host": "process", "replicas": 2, "stall_seconds": 5.0}
+    with LLM(str(spoken("qwen3")), dtype="float32", **options) as llm:
+        stopped = process_of(replicas_of(llm), 0)
+        os.kill(stopped, signal.SIGSTOP)
+        assert essence(outputs(llm)) == essence(undisturbed)
+        assert replicas_of(llm).moved > 0
+        llm.client.router._host.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(stopped, 0)
+
+
+def test_no_engine_is_started_again_from_changed_files(tmp_path: Path) -> None:
+    model = shutil.copytree(spoken("qwen3"), tmp_path / "model")
+    with LLM(str(model), dtype="float32", host="process", replicas=2) as llm:
+        (model / "config.json").touch()
+        for number in range(2):
+            os.kill(process_of(replicas_of(llm), number), signal.SIGKILL)
+        endless = SamplingParams(max_tokens=100_000, ignore_eos=True)
+        with pytest.raises(ReplicaMismatch, match="have changed"):
+            llm.generate("x", endless, use_tqdm=False)[0].outputs[0].check_whole()
 
 
 def test_equal_beginnings_go_to_one_engine_within_its_share() -> None:

@@ -22,6 +22,7 @@ import typer
 from ferrum.cli import (
     bench,
     chat,
+    deploy,
     doctor,
     launch_agent,
     models,
@@ -55,6 +56,7 @@ GENERATE, MANAGE, DIAGNOSE = "Generate text", "Manage models", "Measure and diag
 app.command("run", rich_help_panel=GENERATE)(run.run)
 app.command("chat", rich_help_panel=GENERATE)(chat.chat)
 app.command("serve", rich_help_panel=GENERATE)(serve.serve)
+app.command("deploy", rich_help_panel=GENERATE)(deploy.deploy)
 app.command("launch", rich_help_panel=GENERATE)(launch_agent.launch)
 app.command("list", rich_help_panel=MANAGE)(models.list_models)
 app.command("pull", rich_help_panel=MANAGE)(models.pull)

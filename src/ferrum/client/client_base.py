@@ -119,16 +119,15 @@ def _host(config: EngineConfig, recipe: EngineRecipe, child: Child | None) -> Ho
         if config.replicas > 1:
             raise ConfigError("several engines are several processes: set host to process", param="replicas")
         return ThreadHost(recipe)
-    from ferrum.client.engine_process import (
-        ProcessHost,  # imported late: it takes 20 ms, and a thread host does without it
-    )
+    from ferrum.client.engine_process import ProcessHost  # slow: it takes 20 ms, and a thread host does without it
 
-    first = ProcessHost(recipe, child)
     if config.replicas == 1:
-        return first
-    from ferrum.client.replicas.replica_host import ReplicaHost  # one engine does without it
+        return ProcessHost(recipe, child)
+    from ferrum.client.replicas.process_replicas import ProcessReplicas  # one engine does without it
+    from ferrum.client.replicas.replica_host import ReplicaHost
 
-    return ReplicaHost([first, *(ProcessHost(recipe) for _ in range(config.replicas - 1))])
+    source = ProcessReplicas(recipe, config.replicas, child, recipe.source.path)
+    return ReplicaHost(source, stall_seconds=config.stall_seconds)
 
 
 def _recorder(config: EngineConfig, model: ModelSource) -> Callable[[EngineInfo], Recorder] | None:

@@ -67,6 +67,9 @@ USUAL_STEP: Final = 512
 MAX_REPLICAS: Final = 64
 """Most engine processes of one client."""
 
+STALL_SECONDS: Final = 120.0
+"""Default of `stall_seconds`: longer than any step, and than the compilation of any grammar."""
+
 MAX_THREADS: Final = 1024
 """Largest thread team: with far more threads than CPUs no step ends."""
 
@@ -284,6 +287,11 @@ class EngineConfig(JsonRecord):
         least=1,
         most=MAX_REPLICAS,
     )
+    stall_seconds: float = option(
+        STALL_SECONDS,
+        "Seconds without a report after which one of several engines that has requests counts as dead.",
+        least=1.0,
+    )
     max_queue: int = option(1024, "Maximum requests in progress, waiting or running; more are refused.", least=1)
     prefix_cache: bool = option(True, "Reuse the computed pages of prompts that begin with the same tokens.")
     speculative: str | None = option(
@@ -344,6 +352,8 @@ class EngineConfig(JsonRecord):
             raise ConfigError(f"must be a ModelConfig, not {shown(self.model)}", param="model")
         object.__setattr__(self, "lora", named_adapters(self.lora))
         check_options(self)
+        if self.stall_seconds != STALL_SECONDS and self.replicas == 1:
+            raise ConfigError("requires several engines: set replicas", param="stall_seconds")
         for name in ("prefix_cache_dir", "swap_gib"):
             if getattr(self, name) and not self.prefix_cache:
                 raise ConfigError("needs the prefix cache, which is off: enable prefix_cache", param=name)

@@ -165,6 +165,10 @@ class EngineDead(FerrumError):
     """An engine whose loop has ended; it serves nothing more."""
 
 
+class ReplicaMismatch(EngineDead):
+    """An engine that would compute other bits than those that it should serve with; the differences are named."""
+
+
 class RecordNotFound(RequestError):
     """A record that does not exist or was deleted to make room."""
 

@@ -126,6 +126,7 @@ class EngineInfo:
         memory: memory of the engine; None if the executor does not report it.
         draft_memory: bytes of the draft model.
         image_memory: bytes of the tower for images, which loads with the first one, and of the rows it may keep.
+        files: digests of the files that decide on the output, by name; empty if they are not known.
     """
 
     model: str
@@ -143,6 +144,7 @@ class EngineInfo:
     memory: MemoryPlan | None = None
     draft_memory: int = 0
     image_memory: int = 0
+    files: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

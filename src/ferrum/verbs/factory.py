@@ -237,7 +237,8 @@ class ModelExecutorFactory:
     def _check_features(self, config: ExecutorConfig) -> None:
         """Raise Unsupported for a field that asks for an unimplemented feature."""
         if config.executor_type is ExecutorType.PIPELINE_PARALLEL:
-            raise Unsupported(f"executor_type={config.executor_type}", "ranks share every layer: use TensorParallel")
+            reason = "stages wait for each other: use TensorParallel for a large model, replicas for many requests"
+            raise Unsupported(f"executor_type={config.executor_type}", reason)
         if config.device.kind not in self._devices:
             check_device(config.device.value, "auto")
             raise Unsupported(f"device={config.device}", f"this build computes on {', '.join(sorted(self._devices))}")

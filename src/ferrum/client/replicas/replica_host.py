@@ -2,27 +2,26 @@
 
 Engines of one arithmetic over equal files give the same bits. So it does not matter where a request runs, and what a
 choice has generated elsewhere is all that another engine needs (`Request.made`). Clients see one engine: their ids,
-their choices, each token once.
+their choices, each token once. Where engines come from is a `Source`; which of them take requests is in `members`.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from itertools import count
-from threading import Lock
 from typing import TYPE_CHECKING, Final
 
-from ferrum.client.replicas.prefix_owners import PrefixOwners
+from ferrum.client.replicas.live_parts import LiveParts, Part
+from ferrum.client.replicas.members import Files, Member, Members, Source
 from ferrum.client.replicas.stats_sum import sum_of
-from ferrum.core.errors import ConfigError, FerrumError
-from ferrum.core.lora_option import AdapterFacts
-from ferrum.core.step import TokenLogprobs
-from ferrum.core.types import Made, Request, TokenEvent
+from ferrum.core.config import STALL_SECONDS
+from ferrum.core.errors import ConfigError, EngineDead, FerrumError, ReplicaMismatch
+from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.host import Deliver, Host
 from ferrum.engine.messages import (
     Abort,
@@ -30,7 +29,6 @@ from ferrum.engine.messages import (
     ComputedStep,
     Ended,
     EngineInfo,
-    EngineStats,
     Events,
     LoadAdapter,
     Message,
@@ -43,250 +41,321 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 
-SAME: Final = ("model", "vocab_size", "max_sequence_length", "numerics_id", "weights", "kv_format", "page_size")
-"""Fields that engines must share so that a request may run on any of them."""
+WAIT_SECONDS: Final = 300.0
+"""How long a choice waits for an engine: models take minutes to load."""
 
-_PAGE: Final = 64
-"""Tokens of a link of the hash chain, for engines without pages."""
+MISMATCH_SECONDS: Final = 10.0
+"""How long a choice waits for an engine while only engines of other bits are known."""
 
-
-@dataclass(slots=True)
-class _Choice:
-    """What a choice has generated so far."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Part:
-    """Choices of a request that run on one engine.
-
-    Attributes:
-        request: as its client sent it.
-        sent: as the engine has it: the same, or one choice that goes on.
-        engine: number of the engine.
-        choices: those that have not ended.
-    """
-
-    request: Request
-    sent: Request
-    engine: int
-    choices: dict[int, _Choice]
+TICK_SECONDS: Final = 0.5
+"""Interval of the checks for engines that stall and choices that wait."""
 
 
 class ReplicaHost:
     """Several hosts of equal engines as one host.
 
     Args:
-        hosts: of the engines, at least one.
-
-    Attributes:
-        moved: choices that went on in another engine.
+        source: where engines come from.
+        stall_seconds: an engine that has requests and reports nothing for so long counts as dead.
+        files: digests of files that engines must have, see `EngineInfo.files`; empty: those of the first engine.
     """
 
-    def __init__(self, hosts: Sequence[Host]) -> None:
-        self._hosts = list(hosts)
-        self._parts: dict[str, _Part] = {}  # by the engines' ids
-        self._taking: set[int] = set()  # engines that take requests
-        self._alive: set[int] = set()
-        self._stats: dict[int, EngineStats] = {}
-        self._replies: dict[int, dict[int, AdapterFacts | FerrumError]] = {}  # by ticket and engine
-        self._numbers = count(1)
-        self._lock = Lock()
+    def __init__(self, source: Source, *, stall_seconds: float = STALL_SECONDS, files: Files = ()) -> None:
+        self._source = source
+        self._stall_seconds = stall_seconds
+        # One lock for members and parts: both change when an engine ends.
+        self._lock = threading.Lock()
+        self._members = Members(self._lock, files)
+        self._live = LiveParts()
+        self._loop: AbstractEventLoop | None = None
         self._reports: deque[Report] = deque()  # to be delivered, in order
-        self._delivering = Lock()
+        self._delivering = threading.Lock()
+        self._bell = threading.Event()  # wakes `ferrum-replicas`
         self._closing = False
-        self.moved = 0
+
+    @property
+    def moved(self) -> int:
+        """Choices that went on in another engine."""
+        return self._live.moved
 
     def start(self, deliver: Deliver) -> EngineInfo:
-        """Start all engines at once.
+        """Start the engines, as many as the source needs to serve.
 
         Raises:
-            ConfigError: an engine differs from the first one; the fields are named.
+            ReplicaMismatch: an engine differs from the first one; the fields are named.
             FerrumError: an engine could not be built.
         """
         self._deliver = deliver
-        self._alive = set(range(len(self._hosts)))
         try:
-            with ThreadPoolExecutor(len(self._hosts), "ferrum-start") as pool:
-                starts = [pool.submit(host.start, partial(self._take, i)) for i, host in enumerate(self._hosts)]
-            infos = [start.result() for start in starts]
-            for number, info in enumerate(infos):
-                _check_equal(infos[0], info, number)
+            self._source.start(self)
         except BaseException:
-            self._closing = True
-            for host in self._hosts:
-                host.close()
+            self.close()
             raise
-        self._owners = PrefixOwners(infos[0].page_size or _PAGE)
-        self._taking = set(self._alive)
-        return replace(infos[0], kv_capacity=min(info.kv_capacity for info in infos))
+        threading.Thread(target=self._watch, name="ferrum-replicas", daemon=True).start()
+        return self._members.info()
 
     def send(self, message: Message) -> None:
         with self._lock:
             if isinstance(message, Request):
-                choices = {choice: _Choice() for choice in message.choices}
-                if message.made is not None:
-                    choices[message.made.choice] = _begun(message.made)
-                self._run(message, message, choices)
+                self._place(self._live.part_of(message))
             elif isinstance(message, Abort):
                 self._abort(message)
             elif isinstance(message, LoadAdapter):
-                self._replies[message.ticket] = {}
-                self._broadcast(message)
+                self._reports += self._members.load(message)
             elif isinstance(message, UnloadAdapter):
-                self._broadcast(message)
+                self._members.unload(message)
             else:
                 raise TypeError(f"{type(message).__name__} is sent within an engine's process only")
+        if self._reports:
+            self._bell.set()  # the caller holds locks that clients need for reports
 
     def deliver_on(self, loop: AbstractEventLoop) -> None:
-        for host in self._hosts:
+        with self._lock:
+            self._loop = loop
+            hosts = [each.host for each in self._members if each.info is not None]
+        for host in hosts:
             host.deliver_on(loop)
 
-    def drain(self, number: int) -> None:
-        """Send an engine no more requests, and let those that it runs go on in others. The last one takes them all."""
-        with self._lock:
-            if self._taking == {number}:
-                raise ConfigError("the last engine cannot be drained: close the client", param="replicas")
-            self._taking.discard(number)
-            for part in [each for each in self._parts.values() if each.engine == number]:
-                self._hosts[number].send(Abort(part.sent.request_id))
-                self._move(part)
-
     def close(self) -> None:
+        self._closing = True
+        self._bell.set()
+        self._source.close()
         with self._lock:
-            self._closing = True
-        for host in self._hosts:
+            hosts = [each.host for each in self._members]
+            if not hosts:
+                self._reports.append(Ended())
+        self._flush()
+        for host in hosts:
             host.close()
 
-    # Requests
+    # Engines, called by the source
 
-    def _run(self, request: Request, sent: Request, choices: dict[int, _Choice]) -> None:
-        """Send a request, or a choice of one that goes on, to an engine."""
-        if not self._taking:
-            return  # all engines have ended: `Ended` is on its way
-        loads = dict.fromkeys(sorted(self._taking), 0)
-        for part in self._parts.values():
-            if part.engine in loads:
-                loads[part.engine] += len(part.choices)
-        engine = self._owners.choose(sent, loads)
-        self._parts[sent.request_id] = _Part(request, sent, engine, choices)
-        self._hosts[engine].send(sent)
+    def join(self, host: Host) -> int:
+        """Start an engine, give it the adapters of the others, and let it take requests; return its number.
 
-    def _move(self, part: _Part) -> None:
-        """Let the choices of an engine go on in others, each apart."""
-        del self._parts[part.sent.request_id]
-        for number, choice in part.choices.items():
-            request = part.request
-            logprobs = None if request.params.logprobs is None else tuple(choice.logprobs)
-            params = request.params if request.params.n == 1 else request.params.but(n=1)
-            name = f"{request.request_id}#{number}.{next(self._numbers)}"
-            made = Made(number, tuple(choice.tokens), logprobs)
-            self.moved += 1
-            self._run(request, replace(request, request_id=name, params=params, made=made), {number: choice})
+        It blocks until then.
+
+        Raises:
+            ReplicaMismatch: the engine would compute other bits; the differences are named. It is closed.
+            FerrumError: the engine could not be built, or ended meanwhile.
+        """
+        with self._lock:
+            member = self._members.add(host)
+        try:
+            info = host.start(partial(self._take, member.number))
+            with self._lock:
+                if self._closing:
+                    raise EngineDead("the client is closed")
+                self._members.check(member, info)
+                loop = self._loop
+            if loop is not None:
+                loop.call_soon_threadsafe(host.deliver_on, loop)
+            self._members.catch_up(member)
+        except BaseException as error:
+            with self._lock:
+                self._members.drop(member.number)
+                if isinstance(error, ReplicaMismatch):
+                    self._live.mismatch = error
+            host.close()
+            raise
+        with self._lock:
+            self._live.mismatch = None
+            for part in self._live.take_waiting():
+                self._place(part)
+            for other in self._members.leaving():
+                self._move_all(other)
+        self._flush()
+        return member.number
+
+    def leave(self, number: int) -> None:
+        """Send an engine no more requests, and let those that it runs go on in others; then close its host.
+
+        Without another engine it keeps those that it runs.
+        """
+        with self._lock:
+            member = self._members.get(number)
+            if member is None:
+                return
+            member.taking = False
+            self._move_all(member)
+            self._close_if_left(member)
+        self._flush()
+
+    def drain(self, number: int) -> None:
+        """Let an engine leave. Raises ConfigError for the last one."""
+        with self._lock:
+            if [each.number for each in self._members.taking()] == [number]:
+                raise ConfigError("the last engine cannot be drained: close the client", param="replicas")
+        self.leave(number)
+
+    def give_up(self, error: FerrumError | None) -> None:
+        """End as an engine does that has ended, unless there are engines."""
+        with self._lock:
+            if not len(self._members):
+                self._reports.append(Ended(error))
+        self._flush()
+
+    # Requests. The lock is held
+
+    def _place(self, part: Part) -> None:
+        """Send a part to an engine, or let it wait for one."""
+        taking = self._members.taking()
+        if not taking:
+            self._live.wait(part, time.monotonic())
+            return
+        loads = self._live.loads(each.number for each in taking)
+        member = self._members.of(self._members.owners.choose(part.sent, loads))
+        if not self._live.runs_on(member.number):
+            member.heard = time.monotonic()
+        self._live.place(part, member.number)
+        member.host.send(part.sent)
+
+    def _move_all(self, member: Member) -> None:
+        """Let the choices of an engine go on in others, if there are any."""
+        if not self._members.taking():
+            return
+        for part in self._live.of_engine(member.number):
+            member.host.send(Abort(part.sent.request_id))
+            for moved in self._live.move(part):
+                self._place(moved)
+        self._close_if_left(member)
+
+    def _close_if_left(self, member: Member) -> None:
+        if not member.taking and member.joined and not self._live.runs_on(member.number):
+            self._members.drop(member.number)
+            _close_soon(member.host)
 
     def _abort(self, message: Abort) -> None:
-        for part in [each for each in self._parts.values() if each.request.request_id == message.request_id]:
-            if message.choice is None or message.choice in part.choices:
-                self._hosts[part.engine].send(Abort(part.sent.request_id, message.choice))
+        for part in self._live.of_request(message.request_id):
+            if message.choice is not None and message.choice not in part.choices:
+                continue
+            chosen = list(part.choices) if message.choice is None else [message.choice]
+            part.aborted.update(chosen)
+            if part.engine is not None:
+                self._members.of(part.engine).host.send(Abort(part.sent.request_id, message.choice))
+                continue
+            for choice in chosen:
+                self._end(part, choice, FinishReason.ABORT, None)
 
-    def _broadcast(self, message: Message) -> None:
-        for number in sorted(self._alive):
-            self._hosts[number].send(message)
+    def _end(self, part: Part, choice: int, reason: FinishReason, error: FerrumError | None) -> None:
+        """End a choice that no engine runs."""
+        name, trace = part.request.request_id, part.request.trace_id
+        event = TokenEvent(name, choice, finish_reason=reason, error=error, trace_id=trace)
+        self._reports.append(Events((event,)))
+        self._live.end(part, choice)
 
     # Reports
 
     def _take(self, number: int, report: Report) -> None:
-        """Take a report of an engine, on the thread that delivers it.
-
-        Clients are called without the lock, since they send while they hold theirs.
-        """
+        """Take a report of an engine, on the thread that delivers it."""
+        ended: int | None = None
         with self._lock:
+            member = self._members.get(number)
+            if member is None:
+                return  # it counts as dead
+            member.heard = time.monotonic()
             if isinstance(report, Events):
-                steps = tuple(map(self._named_step, report.steps))  # before choices end
-                events = tuple(self._named(number, report.events))
-                stats = None
-                if report.stats is not None:
-                    self._stats[number] = report.stats
-                    stats = sum_of([self._stats[each] for each in sorted(self._stats)], report.stats.step_tokens)
-                self._reports.append(Events(events, stats, steps))
+                self._take_events(member, report)
             elif isinstance(report, AdapterReply):
-                self._reply(number, report)
+                reply = self._members.reply(member, report)
+                if reply is not None:
+                    self._reports.append(reply)
             elif isinstance(report, Ended):
-                self._lose(number, report.error)
-        with self._delivering:
-            while self._reports:
-                self._deliver(self._reports.popleft())
+                ended = self._lose(member, report.error)
+        self._deliver_all()
+        if ended is not None:
+            _close_soon(member.host)
+            self._source.ended(ended)
 
-    def _named(self, number: int, events: Iterable[TokenEvent]) -> Iterable[TokenEvent]:
-        """Yield events of an engine under the ids of its clients; those of choices that have moved are dropped."""
-        for event in events:
-            part = self._parts.get(event.request_id)
-            if part is None or part.engine != number or event.choice not in part.choices:
-                continue
-            choice = part.choices[event.choice]
-            choice.tokens += event.token_ids
-            choice.logprobs += event.logprobs or ()
-            if event.finish_reason is not None:
-                del part.choices[event.choice]
-                if not part.choices:
-                    del self._parts[event.request_id]
-            name = part.request.request_id
-            yield event if event.request_id == name else replace(event, request_id=name)
+    def _flush(self) -> None:
+        """Deliver what is ready, on the event loop if there is one."""
+        if self._loop is None:
+            self._deliver_all()
+        else:
+            with suppress(RuntimeError):  # a closed loop has no clients
+                self._loop.call_soon_threadsafe(self._deliver_all)
+
+    def _deliver_all(self) -> None:
+        """Deliver what is ready. Clients are called without the lock, since they send while they hold theirs."""
+        while self._reports and self._delivering.acquire(blocking=False):
+            try:
+                while self._reports:
+                    self._deliver(self._reports.popleft())
+            finally:
+                self._delivering.release()
+
+    def _take_events(self, member: Member, report: Events) -> None:
+        steps = tuple(map(self._named_step, report.steps))  # before choices end
+        events = tuple(self._live.named(member.number, report.events))
+        stats = None
+        if report.stats is not None:
+            member.stats = report.stats
+            known = [each.stats for each in self._members if each.stats is not None]
+            stats = sum_of(known, report.stats.step_tokens)
+        self._reports.append(Events(events, stats, steps))
+        self._close_if_left(member)
 
     def _named_step(self, step: ComputedStep) -> ComputedStep:
         """Return a step with the clients' ids."""
-        names = {name: part.request.request_id for name, part in self._parts.items() if part.sent is not part.request}
+        names = self._live.new_names()
         shares = [replace(each, request_id=names.get(each.request_id, each.request_id)) for each in step.shares]
         return replace(step, shares=tuple(shares)) if names else step
 
-    def _reply(self, number: int, reply: AdapterReply) -> None:
-        """Pass on the reply to a `LoadAdapter` once all engines have answered: a failure of any is one of all."""
-        replies = self._replies.get(reply.ticket)
-        if replies is None:
-            return
-        replies[number] = reply.found
-        self._reply_if_complete(reply.ticket)
-
-    def _reply_if_complete(self, ticket: int) -> None:
-        replies = self._replies[ticket]
-        if not self._alive <= replies.keys() or not replies:
-            return
-        del self._replies[ticket]
-        failures = [each for each in replies.values() if isinstance(each, FerrumError)]
-        self._reports.append(AdapterReply(ticket, failures[0] if failures else next(iter(replies.values()))))
-
-    def _lose(self, number: int, error: FerrumError | None) -> None:
-        """Let the requests of an engine that has ended go on in others; without any, end as it did."""
-        self._alive.discard(number)
-        self._taking.discard(number)
-        self._stats.pop(number, None)
-        if not self._alive:
-            self._reports.append(Ended(error))
-            return
+    def _lose(self, member: Member, error: FerrumError | None) -> int | None:
+        """Let the choices of an engine that has ended go on in others; return its number if it had joined."""
+        self._members.drop(member.number)
+        self._reports += self._members.complete_loads()
         if self._closing:
-            return
-        self._taking = self._taking or set(self._alive)  # rather those that were drained than none
-        lost = [each for each in self._parts.values() if each.engine == number]
+            if not len(self._members):
+                self._reports.append(Ended(error))
+            return None
+        if not member.joined:
+            return None  # `join` raises
+        lost = self._live.of_engine(member.number)
         choices = sum(len(each.choices) for each in lost)
-        _LOG.error(
-            "engine %d of %d has ended (%s): %d choices go on in others", number, len(self._hosts), error, choices
-        )
-        self._owners.forget(number)
+        _LOG.error("engine %d has ended (%s): %d choices go on in others", member.number, error, choices)
         for part in lost:
-            self._move(part)
-        for ticket in list(self._replies):
-            self._reply_if_complete(ticket)
+            for moved in self._live.move(part, dead=True):
+                self._place_or_fail(moved, error)
+        return member.number
+
+    def _place_or_fail(self, part: Part, error: FerrumError | None) -> None:
+        """Send a part of an engine that has ended to another one, unless it seems to end each engine."""
+        (number, choice) = next(iter(part.choices.items()))
+        if choice.deaths < self._live.most_deaths:
+            self._place(part)
+            return
+        reason = f"{choice.deaths} engines ended in a row while they ran this request ({error})"
+        self._end(part, number, FinishReason.ERROR, EngineDead(reason))
+
+    # Time
+
+    def _watch(self) -> None:
+        while not self._closing:
+            self._bell.wait(TICK_SECONDS)
+            self._bell.clear()
+            for number in self._check(time.monotonic()):
+                self._source.ended(number)
+
+    def _check(self, now: float) -> list[int]:
+        """Count engines that stall as dead, and end choices that have waited too long; return those engines."""
+        with self._lock:
+            stalled = [each for each in self._members if now - each.heard > self._stall_seconds]
+            stalled = [each for each in stalled if each.joined and self._live.runs_on(each.number)]
+            for member in stalled:
+                reason = f"it reported nothing for {now - member.heard:.0f} s (--stall-seconds {self._stall_seconds:g})"
+                self._lose(member, EngineDead(reason))
+                _close_soon(member.host)
+            mismatch = self._live.mismatch
+            limit = WAIT_SECONDS if mismatch is None else MISMATCH_SECONDS
+            for part in self._live.waiting_since(now - limit):
+                error = mismatch or EngineDead(f"no engine was ready within {limit:g} s")
+                for choice in list(part.choices):
+                    self._end(part, choice, FinishReason.ERROR, error)
+        self._flush()
+        return [each.number for each in stalled]
 
 
-def _begun(made: Made) -> _Choice:
-    return _Choice(list(made.token_ids), list(made.logprobs or ()))
-
-
-def _check_equal(first: EngineInfo, other: EngineInfo, number: int) -> None:
-    """Refuse an engine whose requests could not go on elsewhere. Raises ConfigError."""
-    different = [name for name in SAME if getattr(first, name) != getattr(other, name)]
-    if different:
-        fields = (f"{name} {getattr(other, name)!r} instead of {getattr(first, name)!r}" for name in different)
-        raise ConfigError(f"engine {number} differs from the first one: {'; '.join(fields)}", param="replicas")
+def _close_soon(host: Host) -> None:
+    """Close a host on a thread: it may take the time of a step, or wait for the thread that calls this."""
+    threading.Thread(target=host.close, name="ferrum-close", daemon=True).start()

@@ -7,7 +7,7 @@ from dataclasses import fields
 from itertools import zip_longest
 
 from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
-from ferrum.engine.messages import AdapterCounts, EngineStats
+from ferrum.engine.messages import AdapterCounts, EngineStats, ImageCounts
 
 
 def sum_of(each: Sequence[EngineStats], step_tokens: tuple[int, ...]) -> EngineStats:
@@ -35,6 +35,7 @@ def sum_of(each: Sequence[EngineStats], step_tokens: tuple[int, ...]) -> EngineS
         ),
         step_tokens=step_tokens,
         adapters=_adapters([stats.adapters for stats in each]),
+        images=ImageCounts(*map(sum, zip(*(stats.images for stats in each), strict=True))),
     )
 
 
