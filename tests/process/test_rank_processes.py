@@ -107,7 +107,7 @@ def test_pages_on_disk_move_between_degrees(tmp_path: Path) -> None:
 @pytest.mark.parametrize("made", [2, pytest.param(4, marks=pytest.mark.soak), pytest.param(1, marks=pytest.mark.soak)])
 def test_records_replay_at_every_degree(made: int, tmp_path: Path, ferrum: Callable[..., Outcome]) -> None:
     params = SamplingParams(max_tokens=8, temperature=0.9, logprobs=2, ignore_eos=True)
-    with LLM(MODEL, tensor_parallel_size=made, record_dir=str(tmp_path), **SMALL) as llm:
+    with LLM(MODEL, tensor_parallel_size=made, record_dir=str(tmp_path), run_ahead=2, **SMALL) as llm:
         (output,) = llm.generate([list(range(3, 60))], params, use_tqdm=False)
     for ranks in {1, 2, 4} - {made}:
         code, out, err = ferrum("replay", output.request_id, "--record", str(tmp_path), "-tp", str(ranks))
