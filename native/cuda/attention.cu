@@ -24,7 +24,7 @@ struct Memory {
     float* decay;
     float* factor;
     float* query_scales;
-    int* low;  // the first key that a row sees, and its position
+    int* low;  // the first key that a row sees, and the last
     int* high;
 };
 
@@ -57,8 +57,8 @@ struct Attention {
         const Softmax state(a, tile.head_of(thread()));
         m.maximum[thread()] = state.maximum;
         m.total[thread()] = state.total;
-        m.high[thread()] = a.pages.positions[tile.row_of(thread())];
-        m.low[thread()] = first_seen(a, m.high[thread()]);
+        m.high[thread()] = a.pages.last_seen[tile.row_of(thread())];
+        m.low[thread()] = first_seen(a, a.pages.positions[tile.row_of(thread())]);
     }
 
     // The threads of the first rows also read the scales of values.

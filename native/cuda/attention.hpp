@@ -58,7 +58,7 @@ struct Tile {
         heads = share - from < run ? share - from : run;
         count = positions * heads;
         low = first_seen(a, a.pages.positions[row]);
-        last = a.pages.positions[row + positions - 1];
+        last = a.pages.last_seen[row + positions - 1];
         begin = low / kStep;
         end = last / kStep + 1;
     }

@@ -18,17 +18,17 @@ constexpr int kBuffer = kWords * kColumns;
 
 // The steps that a row sees, and its slots for a query head.
 struct RowSteps {
-    int low, position, begin, end;
+    int low, last, begin, end;
     float* slots;
 
-    FERRUM_DEVICE bool sees(int token) const { return token >= low && token <= position; }
+    FERRUM_DEVICE bool sees(int token) const { return token >= low && token <= last; }
     FERRUM_DEVICE bool has(int step) const { return step >= begin && step < end; }
     FERRUM_DEVICE float* slot(int step) const { return slots + (step - begin) * kSlot; }
 };
 
 FERRUM_DEVICE RowSteps row_steps(const AttentionArgs& a, int row, int head) {
-    const int position = a.pages.positions[row], low = first_seen(a, position);
-    return {low, position, low / kStep, position / kStep + 1, a.steps + (row * a.heads + head) * a.most_steps * kSlot};
+    const int last = a.pages.last_seen[row], low = first_seen(a, a.pages.positions[row]);
+    return {low, last, low / kStep, last / kStep + 1, a.steps + (row * a.heads + head) * a.most_steps * kSlot};
 }
 FERRUM_DEVICE RowSteps row_steps(const AttentionArgs& a, const Tile& tile, int r) {
     return row_steps(a, tile.row_of(r), tile.head_of(r));

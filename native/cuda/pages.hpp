@@ -18,6 +18,7 @@ struct Pages {
     Int stride;
     const int* positions;  // [rows]
     const int* row_span;   // [rows]
+    const int* last_seen;  // [rows]
 };
 
 constexpr int kValueSide = 64;  // adjacent dimensions of values

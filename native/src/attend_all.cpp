@@ -57,7 +57,7 @@ void AttendAll::store(const Runtime& runtime, const GroupStore& to, int64_t firs
     args.num_kv_heads = args_.heads;
     args.head_dim = args_.dim;
     args.store = &to;
-    args.tables = {places_.data(), bounds, zeros_.data(), pages_.data(), to.num_pages};
+    args.tables = {places_.data(), places_.data(), bounds, zeros_.data(), pages_.data(), to.num_pages};
     const auto [begin, end] = share(runtime, (rows + kRowBlock - 1) / kRowBlock * items_per_row(args), thread);
     if (begin < end) runtime.kernels.rope_store(args, begin, end);
 }
@@ -73,7 +73,7 @@ void AttendAll::attend(const Runtime& runtime, const GroupStore& from, int64_t f
     args.head_dim = args_.dim;
     args.scaling = args_.scaling;
     args.store = &from;
-    args.tables = {last_.data(), bounds, zeros_.data(), pages_.data(), from.num_pages};
+    args.tables = {last_.data(), last_.data(), bounds, zeros_.data(), pages_.data(), from.num_pages};
     for (int64_t item = next_.fetch_add(1, std::memory_order_relaxed); item < runs * args_.heads;
          item = next_.fetch_add(1, std::memory_order_relaxed)) {
         const int64_t head = item / runs, begin = item % runs * kItemRows;

@@ -46,8 +46,8 @@ private:
     }
     int64_t rows_of(int64_t span) const { return a_.tables.span_rows[span + 1] - a_.tables.span_rows[span]; }
     int64_t keys_of(int64_t span) const {
-        const int32_t *positions = a_.tables.positions, *rows = a_.tables.span_rows + span;
-        return positions[rows[1] - 1] + 1 - first_seen(a_, positions[rows[0]]);
+        const int32_t* rows = a_.tables.span_rows + span;
+        return a_.tables.last_seen[rows[1] - 1] + 1 - first_seen(a_, a_.tables.positions[rows[0]]);
     }
 
     const AttentionArgs& a_;

@@ -138,12 +138,26 @@ int32_t take_places(Step& step, const std::optional<In<int32_t>>& places) {
     return *most;
 }
 
+// A row sees no key that is not written, and a tile of rows takes the last row's as the last of all.
+void take_last_seen(Step& step, const std::optional<In<int32_t>>& last_seen) {
+    step.last_seen.clear();
+    if (!last_seen.has_value()) return;
+    require(last_seen->size() == step.positions.size(), "last_seen has another size than positions");
+    assign(step.last_seen, *last_seen);
+    for (size_t row = 0; row < step.last_seen.size(); ++row) {
+        const auto span = static_cast<size_t>(step.row_span[row]);
+        const int32_t last = step.positions[static_cast<size_t>(step.span_rows[span + 1]) - 1];
+        require(step.last_seen[row] >= step.positions[row] && step.last_seen[row] <= last, "last_seen is not in the span");
+        require(row == static_cast<size_t>(step.span_rows[span]) || step.last_seen[row] >= step.last_seen[row - 1], "last_seen falls");
+    }
+}
+
 // Return the greatest position, or number of a place.
 int32_t begin(Runtime& runtime, const In<int32_t>& token_ids, const In<int32_t>& positions, const In<int32_t>& span_rows,
               const std::vector<In<int32_t>>& pages, const In<int32_t>& logit_rows, const In<int32_t>& hidden_rows,
               const std::optional<In<int32_t>>& given_rows, const MaybeFloats& given, const MaybeFloats& added,
               const std::vector<StepAdapterTuple>& adapters, const std::optional<StateTablesTuple>& states,
-              const std::optional<In<int32_t>>& places) {
+              const std::optional<In<int32_t>>& places, const std::optional<In<int32_t>>& last_seen) {
     require(static_cast<int64_t>(pages.size()) == runtime.pool.size(), "number of page tables is not the number of groups");
     require(token_ids.size() == positions.size() && span_rows.size() > 0, "token_ids, positions and span_rows have contradictory sizes");
     check_spans(span_rows, token_ids.size());
@@ -167,6 +181,7 @@ int32_t begin(Runtime& runtime, const In<int32_t>& token_ids, const In<int32_t>&
     take_given(step, given_rows, given, added);
     take_adapters(step, adapters);
     take_states(runtime, states);
+    take_last_seen(step, last_seen);
     const int32_t place = take_places(step, places);
     return step.positions.empty() ? 0 : std::max(place, *std::max_element(step.positions.begin(), step.positions.end()));
 }
@@ -389,7 +404,8 @@ NB_MODULE(_native, module) {
         .def("begin", &begin, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("span_rows").noconvert(),
              nb::arg("pages").noconvert(), nb::arg("logit_rows").noconvert(), nb::arg("hidden_rows").noconvert(),
              nb::arg("given_rows").noconvert().none(), nb::arg("given").noconvert().none(), nb::arg("added").noconvert().none(),
-             nb::arg("adapters"), nb::arg("states").none() = nb::none(), nb::arg("places").noconvert().none() = nb::none())
+             nb::arg("adapters"), nb::arg("states").none() = nb::none(), nb::arg("places").noconvert().none() = nb::none(),
+             nb::arg("last_seen").noconvert().none() = nb::none())
         .def("run", [](Runtime& r, const Program& program) { run_all(r, program.operations); },
              released)
         .def("run", &run_all, released);

@@ -167,6 +167,7 @@ struct GroupStore {
 // Positions of the rows of a step; see StepTables in kernels/interface.py.
 struct RowTables {
     const int32_t* positions;
+    const int32_t* last_seen;  // [R] last position that each row sees
     const int32_t* span_rows;
     const int32_t* row_span;  // [R] span of each row
     const int32_t* pages;     // [S, pages_stride] of the layer's group

@@ -25,6 +25,7 @@ struct StepStates {
 
 struct Step {
     std::vector<int32_t> token_ids, positions, span_rows, row_span, logit_rows, hidden_rows;
+    std::vector<int32_t> last_seen;  // per row; empty: its position
     std::vector<std::vector<int32_t>> pages;  // per group [S, stride]
     std::vector<int64_t> strides;
     std::vector<float> given;       // rows used in place of embeddings
@@ -49,7 +50,8 @@ struct Step {
 
     RowTables rows_of(int64_t group) const {
         const auto index = static_cast<size_t>(group);
-        return {positions.data(), span_rows.data(), row_span.data(), pages.at(index).data(), strides.at(index)};
+        const std::vector<int32_t>& seen = last_seen.empty() ? positions : last_seen;
+        return {positions.data(), seen.data(), span_rows.data(), row_span.data(), pages.at(index).data(), strides.at(index)};
     }
 };
 

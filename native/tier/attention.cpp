@@ -22,7 +22,7 @@ int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 template <class F>
 struct Scratch {
     typename F::Query* queries;  // per head and tile [words][row]
-    int32_t* position;           // [rows] of a head, and the first key that each row sees
+    int32_t* last;               // [rows] of a head: the last key that each row sees, and the first one
     int32_t* floor;
     float* maximum;  // [rows] of all heads
     float* total;
@@ -31,7 +31,7 @@ struct Scratch {
 
     Scratch(std::byte* at, const GroupStore& s) {
         queries = take<typename F::Query>(at, kItemRows * F::query_words(s));
-        position = take<int32_t>(at, kItemRows);
+        last = take<int32_t>(at, kItemRows);
         floor = take<int32_t>(at, kItemRows);
         maximum = take<float>(at, kItemRows);
         total = take<float>(at, kItemRows);
@@ -80,7 +80,7 @@ struct Item {
     }
     // Range of the steps that rows `first` to `last` see.
     int64_t begin_of(int64_t first) const { return scratch.floor[first] / kStep; }
-    int64_t end_of(int64_t last) const { return scratch.position[last] / kStep + 1; }
+    int64_t end_of(int64_t last) const { return scratch.last[last] / kStep + 1; }
     // Index of the state of a head's first row.
     int64_t state_of(int64_t head) const { return (head - item.head_begin) * rows; }
     typename F::Query* queries_of(int64_t head, int64_t first) const {
@@ -89,9 +89,9 @@ struct Item {
 
     void start() {
         for (int64_t r = 0; r < rows; ++r) {
-            const int32_t position = a.tables.positions[first_row + (item.begin + r) / share];
-            scratch.position[r] = position;
-            scratch.floor[r] = static_cast<int32_t>(first_seen(a, position));
+            const int64_t row = first_row + (item.begin + r) / share;
+            scratch.last[r] = a.tables.last_seen[row];
+            scratch.floor[r] = static_cast<int32_t>(first_seen(a, a.tables.positions[row]));
         }
         for (int64_t head = item.head_begin; head < item.head_end; ++head)
             for (int64_t r = 0; r < rows; ++r)  // short pieces, far apart: the hardware does not prefetch them
@@ -146,7 +146,7 @@ struct Item {
     Slot prepared(int64_t head, int64_t step) const {
         const Slot keys = s.page_size % kStep == 0 ? in_place(head, step) : gathered(head, step * kStep);
         std::byte* values = scratch.block + gathered_keys();
-        values_of_keys<S>(s, keys.keys, least(kStep, scratch.position[rows - 1] + 1 - step * kStep), values);
+        values_of_keys<S>(s, keys.keys, least(kStep, scratch.last[rows - 1] + 1 - step * kStep), values);
         return {keys.keys, values, 0};
     }
 
@@ -157,7 +157,7 @@ struct Item {
         if (s.page_size % kStep != 0 || (turns && step + 1 == end_of(rows - 1))) return {};
         const int64_t then = step + turns;
         const Slot next = in_place(turns ? item.head_begin : head + 1, then);
-        return {next.keys - in_place(head, step).keys, least(kStep, scratch.position[rows - 1] + 1 - then * kStep)};
+        return {next.keys - in_place(head, step).keys, least(kStep, scratch.last[rows - 1] + 1 - then * kStep)};
     }
 
     static constexpr int64_t kScale = S::kScaled ? 4 : 0;
@@ -256,8 +256,8 @@ void tile_step(const Item<F>& it, int64_t head, int64_t tile, int64_t step, cons
     float decay[MR], factor[MR];
     Sight sights[MR];
     for (int r = 0; r < MR; ++r)
-        sights[r] = {it.scratch.floor[tile + r] - step * kStep, it.scratch.position[tile + r] - step * kStep};
-    // Rows are ordered by position.
+        sights[r] = {it.scratch.floor[tile + r] - step * kStep, it.scratch.last[tile + r] - step * kStep};
+    // Rows are ordered by position, and by the last key.
     const int64_t tokens = least(kStep, sights[MR - 1].high + 1);
     const bool whole = sights[0].high >= kStep - 1 && sights[MR - 1].low <= 0;
     if (!whole) std::memset(scores, 0, sizeof scores);  // scores after the last visible key must be numbers

@@ -17,7 +17,7 @@ from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.cache.state_slots import StateSlots
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, NonFiniteLogits
 from ferrum.core.params import SamplingParams
-from ferrum.core.step import CARRY, FinishedStep, Span
+from ferrum.core.step import CARRY, FinishedStep, Inputs, Span
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
@@ -46,6 +46,7 @@ class Setup:
     admit_all: bool = False
     drafts: bool = True
     slots: int = 0
+    blocks: bool = False
 
 
 PREFIXES = Setup(
@@ -86,6 +87,11 @@ SETUPS = {
     "states in windows": replace(SHARED_WINDOWS, slots=13, policy="fair"),
     "states without prefixes": replace(PREFIXES, prefixes=False, slots=17),
     "states two steps ahead": replace(PREFIXES, slots=30, depth=2, drafts=False),
+    "blocks": replace(PREFIXES, blocks=True),
+    "blocks in windows, swapped": replace(
+        SHARED_WINDOWS, groups=(PageGroup("full", 44, 2), PageGroup("window", 60, 2, 7)), swap=True, blocks=True
+    ),
+    "blocks one step ahead": replace(PREFIXES, depth=1, drafts=False, blocks=True, max_sequences=12),
     "fair": Setup((PageGroup("full", 20, 4),), "fair", budget=12, max_sequences=6, depth=0),
     "fair and trailing": Setup((PageGroup("full", 24, 2),), "fair", budget=10, max_sequences=5, depth=1, prefixes=True),
 }
@@ -163,6 +169,7 @@ class Fuzz(RandomLoad):
             arrival=self.clock,
             tenant=pick.choice("aaab"),
             boundaries=tuple(range(3, length, pick.choice((5, 11)))) if pick.random() < 0.5 else (),
+            inputs=self.blocks(length) if self.setup.blocks else (),
         )
         if length > min(CONTEXT - (max_tokens != 0), self.pages.capacity_tokens):
             with pytest.raises((ContextOverflow, KvExhausted)):
@@ -175,6 +182,20 @@ class Fuzz(RandomLoad):
             self.expected[key] = self.executor.model.follow(request, choice, self.context)
             self.live.add(key)
             self.events_of[key] = []
+
+    def blocks(self, length: int) -> tuple[Inputs, ...]:
+        """Return images at few places, so that requests share them; one may end the prompt."""
+        pick = self.random
+        longest = self.scheduler.live.limits.growth
+        runs = [
+            range(start, start + size)
+            for start, size in ((0, 3), (6, 9), (17, min(longest, 13)), (30, 5))
+            if pick.random() < 0.5
+        ]
+        found = [run for run in runs if run.stop <= length]
+        if pick.random() < 0.2 and (not found or found[-1].stop < length):
+            found.append(range(max(length - 3, found[-1].stop if found else 0), length))
+        return tuple(Inputs(tuple(run), list(run), b"image %d" % len(run), run) for run in found)
 
     def step(self) -> None:
         """Run one iteration of an engine's loop."""

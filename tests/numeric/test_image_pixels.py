@@ -11,6 +11,7 @@ import transformers
 
 import lfm2_vl_twin
 from ferrum.core.errors import CheckpointError, RequestError, Unsupported
+from ferrum.images.gemma3_images import BEGIN, SPACING, Gemma3Images
 from ferrum.images.idefics_images import IdeficsImages, places_of
 from ferrum.images.image_processor import ImageProcessor
 from ferrum.images.lfm2_images import Lfm2Images
@@ -149,6 +150,34 @@ def test_long_images_are_refused_and_large_ones_reduced() -> None:
         QwenImages({"patch_size": 14}, 16, 2, 2, lambda _: 5)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"size": {"height": 48, "width": 48}, "do_pan_and_scan": None, "resample": 2},
+        {"size": {"height": 48, "width": 48}, "resample": 3, "image_mean": [0.4, 0.5, 0.6], "image_std": 0.3},
+    ],
+)
+def test_squares_equal_those_of_transformers(values: dict[str, Any]) -> None:
+    twin = transformers.Gemma3ImageProcessorPil(**values)
+    ours = Gemma3Images(values, 4, 12, 3, len)
+    for width, height in SIZES[:24] + EXTREMES:
+        image = random_image(width, height)
+        (theirs,) = twin([picture(image)], return_tensors="np")["pixel_values"]
+        (frame,) = ours.frames(image)
+        places = np.stack(np.divmod(frame.positions, 12), axis=-1)
+        np.testing.assert_array_equal(tiles_of(frame.patches, places, 4), theirs)
+        run = ours.run_of(width, height)
+        assert run.tokens == (16, *(18,) * 16, 14) and run.rows == tuple(range(1, 17)) and run.bidirectional
+
+
+def test_spacing_around_images_is_encoded_with_the_text_next_to_it() -> None:
+    family = Gemma3Images({"size": {"height": 8, "width": 8}}, 4, 2, 1, len)
+    processor = ImageProcessor(family, (BEGIN, SPACING))
+    text = "user\n<start_of_image>\nWhat?"
+    assert processor.spaced_text(text) == "user\n\n\n<start_of_image>\n\n\nWhat?"
+    assert ImageProcessor(family).spaced_text(text) == text
+
+
 def test_learned_places_of_published_sides_equal_those_of_transformers() -> None:
     config = transformers.SmolVLMVisionConfig(hidden_size=8, num_hidden_layers=0, num_attention_heads=1, patch_size=1)
     for side in (8, 14, 16, 24, 26, 27, 30, 32, 70):
@@ -193,6 +222,13 @@ def test_the_digest_names_image_settings_and_version() -> None:
 def test_other_settings_are_refused_by_name(values: dict[str, Any], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         levels_of(values, 3, (0.5,) * 3, (0.5,) * 3)
+
+
+def test_crops_of_gemma_and_squares_of_another_size_are_refused_by_name() -> None:
+    with pytest.raises(Unsupported, match="do_pan_and_scan=True"):
+        Gemma3Images({"do_pan_and_scan": True}, 4, 12, 3, len)
+    with pytest.raises(CheckpointError, match="size: must be the tower's height and width of 48"):
+        Gemma3Images({"size": {"height": 48, "width": 40}}, 4, 12, 3, len)
 
 
 def test_tiles_that_do_not_fit_the_tower_are_refused() -> None:

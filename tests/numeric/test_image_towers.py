@@ -14,6 +14,7 @@ import transformers
 from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
 
 from ferrum.core.config import ModelConfig
+from ferrum.core.errors import CheckpointError
 from ferrum.images.qwen_images import MAX_TOKENS
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import StepTables
@@ -22,7 +23,8 @@ from ferrum.kernels.reference import ReferenceKernels
 from ferrum.models.builder import Builder
 from ferrum.models.decoder import list_parameters
 from ferrum.models.tower_spec import tower_spec
-from ferrum.runtime.image_tower import ImageTower, open_tower
+from ferrum.runtime.image_tower import ImageTower, builder_of, open_tower
+from ferrum.sources.checkpoint import tower_names
 from ferrum.sources.open_model import open_model
 from image_models import CASES, random_image, seeing_directory, twin_rows
 from native_twin import TIERS, normal, require_native, same_bits
@@ -91,6 +93,50 @@ def test_tensors_of_released_sizes_are_those_of_the_twin(name: str) -> None:
     names = {each for own in asks.shapes for each in (asks.views[own].sources if own in asks.views else (own,))}
     assert names == {f"visual.{each}" for each in twin}
     assert sum(map(prod, asks.shapes.values())) == sum(each.numel() for each in twin.values())
+
+
+GEMMA3 = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "mm_tokens_per_image": 256,
+    "text_config": {"model_type": "gemma3_text", "hidden_size": 5376, "num_hidden_layers": 0},
+    "vision_config": {
+        "hidden_size": 1152,
+        "image_size": 896,
+        "intermediate_size": 4304,
+        "model_type": "siglip_vision_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 1,
+        "patch_size": 14,
+        "vision_use_head": False,
+    },
+}
+"""The tower of the published `config.json` of google/gemma-3-27b-it, with one of its 27 layers."""
+
+
+def test_names_and_shapes_of_a_published_tower_are_those_of_transformers() -> None:
+    spec = tower_spec(GEMMA3, {"size": {"height": 896, "width": 896}})
+    assert spec is not None and (spec.side, spec.merge, spec.pixels) == (64, 4, 588)
+    asks = list_parameters(lambda source, forms: builder_of(spec, source, forms), spec.build)
+    config = transformers.AutoConfig.for_model(**GEMMA3)
+    with torch.device("meta"):
+        twin = transformers.Gemma3Model(config)
+    theirs = {name: tuple(each.shape) for name, each in twin.named_parameters()}
+    own = {name: shape for name, shape in theirs.items() if not name.startswith("language_model")}
+    published = {name.replace("vision_tower.", "vision_tower.vision_model.", 1): name for name in own}
+    assert tower_names(published, GEMMA3).keys() == own.keys()
+    sources = {name: asks.views[name].sources[0] if name in asks.views else name for name in asks.shapes}
+    assert set(sources.values()) == own.keys()
+    for name, source in sources.items():
+        shape = own[source]
+        flat = (shape[0], int(np.prod(shape[1:]))) if len(shape) > 1 else shape
+        assert asks.shapes[name] == (flat[::-1] if source.endswith("mm_input_projection_weight") else flat)
+
+
+@pytest.mark.parametrize("tokens", [255, 100])
+def test_tokens_that_are_no_square_of_blocks_are_refused(tokens: int) -> None:
+    with pytest.raises(CheckpointError, match="the square of a divisor of 64"):
+        tower_spec({**GEMMA3, "mm_tokens_per_image": tokens}, {})
 
 
 @pytest.mark.parametrize("format", ["float32", "bfloat16"])

@@ -57,6 +57,9 @@ def prompt_of(name: str, images: int = 1) -> str:
 def twin_text(name: str, image: DecodedImage) -> str:
     """Return a prompt of one image with the text that the processor of `transformers` puts there."""
     tokens, prompt = CASES[name].tokens, prompt_of(name)
+    if CASES[name].config == "Gemma3Config":
+        rows = seeing_model(name).config.mm_tokens_per_image
+        return prompt.replace(tokens[0], f"\n\n{tokens[0]}{tokens[1] * rows}{tokens[2]}\n\n")
     pixels = twin_pixels(name, image)
     if "image_grid_thw" in pixels:
         merge = seeing_model(name).config.vision_config.spatial_merge_size
@@ -89,14 +92,18 @@ def twin_inputs(name: str, ids: torch.Tensor, image: DecodedImage) -> dict[str, 
     if "image_grid_thw" in pixels:
         token = tokenizer_of(CASES[name]).token_to_id(CASES[name].tokens[0])
         pixels["mm_token_type_ids"] = (ids == token).int()
+    if CASES[name].config == "Gemma3Config":
+        pixels["token_type_ids"] = (ids == tokenizer_of(CASES[name]).token_to_id(CASES[name].tokens[1])).int()
     return pixels
 
 
 @pytest.mark.parametrize("image", [WIDE, TALL], ids=["wide", "tall"])
 @pytest.mark.parametrize("name", CASES)
 def test_tokens_and_log_probabilities_equal_those_of_the_twin(name: str, image: DecodedImage) -> None:
+    row_token = tokenizer_of(CASES[name]).token_to_id(CASES[name].tokens[CASES[name].row_token])
+    params = GREEDY.but(logit_bias={row_token: -100.0})  # the twin would look for its row
     with open_llm(name) as llm:
-        (output,) = llm.generate(prompt_of(name), GREEDY, use_tqdm=False, images=[[image]])
+        (output,) = llm.generate(prompt_of(name), params, use_tqdm=False, images=[[image]])
     choice = output.outputs[0]
     assert list(output.prompt_token_ids) == tokenizer_of(CASES[name]).encode(twin_text(name, image)).ids
     ids = torch.tensor([[*output.prompt_token_ids, *choice.token_ids]])
@@ -236,6 +243,22 @@ def test_options_change_no_token_of_prompts_with_images(
     assert tokens == [[each.token_ids for each in output.outputs] for output in again]
     if "kv_dtype" not in options:
         assert tokens == [[each.token_ids for each in output.outputs] for output in expected]
+
+
+@pytest.mark.parametrize(
+    "options", [{"run_ahead": 1, "max_tokens_per_step": 37}, {"speculative": "ngram", "prefix_cache": False}], ids=str
+)
+def test_options_change_no_token_of_images_that_are_never_cut(options: dict[str, object]) -> None:
+    require_native()
+    prompts, lists = [prompt_of("gemma3-narrow", 2), prompt_of("gemma3-narrow")], [[WIDE, TALL], [TALL]]
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=8, n=2, ignore_eos=True, prompt_logprobs=1)
+    found = []
+    for each in ({}, options):
+        with open_llm("gemma3-narrow", **{"kernels": "native", **each}) as llm:
+            for _ in range(2):
+                outputs = llm.generate(prompts, params, use_tqdm=False, images=lists)
+                found.append([([own.token_ids for own in one.outputs], one.prompt_logprobs) for one in outputs])
+    assert found[0] == found[1] == found[2] == found[3]
 
 
 def test_prompts_beyond_the_context_are_refused_with_the_tokens_of_images() -> None:

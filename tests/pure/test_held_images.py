@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -10,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from engine_fakes import greedy
+from ferrum.client.records.record import request_dict, request_of
 from ferrum.core.errors import RequestError, StepError
 from ferrum.core.types import FinishReason, ImagePlace, Request, TokenEvent
 from ferrum.engine.held_images import HeldImages, Key
@@ -182,3 +184,13 @@ def test_images_are_refused_without_a_tower() -> None:
     held = HeldImages(None, SimpleQueue[Message]())
     (event,) = held.add(showing("it", "a"))
     assert "takes no images" in str(event.error)
+
+
+def test_rows_that_see_each_other_become_a_block_and_stay_one_in_records(engine: Engine) -> None:
+    place = ImagePlace((3, 4, 5), b"a", bidirectional=True)
+    request = Request("it", (0,) * 9, greedy(), seed=0, images=("a",), image_places=(place,))
+    engine.held.add(request)
+    ((found,), _) = engine.run()
+    assert [each.block for each in found.inputs] == [range(3, 6)]
+    written = json.loads(json.dumps(request_dict(request)))
+    assert request_of("it", written).image_places == (place,)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ferrum.core.errors import RequestError
 from ferrum.core.step import Inputs
 from ferrum.core.types import Adapter
 from scheduler_bench import Bench
@@ -66,3 +67,53 @@ def test_each_chunk_has_its_own_rows() -> None:
 def test_an_adapter_that_is_loaded_again_finds_no_pages_of_the_old_one() -> None:
     old, new = ({"adapters": (Adapter("mine", digest),)} for digest in (b"old", b"new"))
     assert cached(Bench(prefixes=True), old, new, old) == [0, 0, 16]
+
+
+# ---- Blocks: rows that see each other ----
+
+
+def block(positions: range = range(2, 14), digest: bytes = b"one") -> dict[str, Any]:
+    return {"inputs": (Inputs(tuple(positions), [*positions], digest, positions),)}
+
+
+@pytest.mark.parametrize(
+    ("budget", "ends"), [(12, [2, 14, 17]), (13, [2, 15, 17]), (14, [14, 17]), (16, [16, 17]), (17, [17])]
+)
+def test_chunks_end_before_a_block_or_after_it(budget: int, ends: list[int]) -> None:
+    bench = Bench(budget=budget)
+    bench.add_prompt("a", PROMPT, max_tokens=1, **block())
+    assert [span.end for step in bench.run() for span in step] == ends
+
+
+def test_a_block_that_no_step_holds_is_refused_with_the_option() -> None:
+    with pytest.raises(
+        RequestError, match=r"image of 12 tokens.* longer than a step of 11 tokens \(raise --max-tokens-per-step"
+    ):
+        Bench(budget=11).add_prompt("a", PROMPT, max_tokens=1, **block())
+
+
+def test_pages_that_end_in_a_block_are_not_adopted_without_the_rest_of_it() -> None:
+    bench = Bench(prefixes=True)
+    for name, length in (("whole", 17), ("again", 17), ("until the end", 14)):  # the last token of a prompt always runs
+        bench.add_prompt(name, PROMPT[:length], max_tokens=2, **block(range(6, 14)))
+        bench.run()
+    assert [bench.events[name, 0][-1].cached_tokens for name in ("whole", "again", "until the end")] == [0, 16, 4]
+
+
+def test_sequences_that_decode_make_room_for_a_block() -> None:
+    bench = Bench(budget=8, max_sequences=8)
+    for number in range(6):
+        bench.add(f"d{number}", 2, seed=number, max_tokens=40)
+    bench.step()
+    bench.step()
+    bench.add_prompt("a", PROMPT[:12], max_tokens=1, **block(range(2, 10)))
+    steps = [[(span.cache_id, span.end) for span in bench.step()] for _ in range(4)]
+    assert [step for step in steps if ("a/0", 10) in step] == [[("a/0", 10)]]
+    assert sum(len(step) for step in steps) == 3 * 6 + 3, "the others decode in all other steps"
+
+
+def test_choices_share_a_prompt_until_the_block_that_ends_it() -> None:
+    bench = Bench()
+    bench.add_prompt("a", PROMPT[:14], max_tokens=2, n=3, **block())
+    spans = [(span.cache_id, span.start, span.end) for step in bench.run() for span in step if span.start < 14]
+    assert sorted(spans) == [("a/0", 0, 14), ("a/1", 2, 14), ("a/2", 2, 14)]

@@ -172,6 +172,9 @@ class FakeExecutor:
 
     def submit(self, batch: StepBatch) -> FinishedStep:
         """Make the pending page copies, write all spans, then read each one."""
+        for span in batch.spans:
+            blocks = [each.block for each in span.inputs if each.block is not None]
+            assert all(span.start <= block.start and block.stop <= span.end for block in blocks), "a block is cut"
         batch = StepBatch(tuple(map(self._with_carried, batch.spans)))
         self.batches.append(batch)
         assert len({span.cache_id for span in batch.spans}) == len(batch.spans), "a sequence twice in a step"

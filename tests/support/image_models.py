@@ -60,6 +60,7 @@ class ImageCase:
         changes: fields of the configuration; those of its parts under `text_config` and `vision_config`.
         values: of `preprocessor_config.json`.
         tokens: special tokens. The first one stands for an image in a prompt.
+        row_token: which of them gets rows.
     """
 
     name: str
@@ -68,6 +69,7 @@ class ImageCase:
     changes: Mapping[str, Any] = field(hash=False)
     values: Mapping[str, Any] = field(hash=False)
     tokens: tuple[str, ...] = ()
+    row_token: int = 0
 
 
 _TILED = (
@@ -105,6 +107,14 @@ _HYBRID: dict[str, Any] = {
         "partial_rotary_factor": 0.5,
         "mrope_section": [4, 2, 2],
     },
+}
+_WHOLE = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
+_GEMMA3 = {
+    "model_type": "gemma3_text",
+    "head_dim": 16,
+    "query_pre_attn_scalar": 20,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
 
 CASES = {
@@ -306,6 +316,39 @@ CASES = {
             {"size": {"shortest_edge": 300, "longest_edge": 3000}, "patch_size": 4, "resample": 2},
             _GRIDDED,
         ),
+        ImageCase(
+            "gemma3",
+            "Gemma3Config",
+            "Gemma3ImageProcessorPil",
+            {
+                "mm_tokens_per_image": 16,
+                "text_config": {**_GEMMA3, "sliding_window": 64},
+                "vision_config": {"model_type": "siglip_vision_model", "vision_use_head": False},
+            },
+            {"size": {"height": 32, "width": 32}, "do_pan_and_scan": None, "resample": 2},
+            _WHOLE,
+            row_token=1,
+        ),
+        ImageCase(
+            "gemma3-narrow",  # a window that is shorter than an image
+            "Gemma3Config",
+            "Gemma3ImageProcessorPil",
+            {
+                "mm_tokens_per_image": 36,
+                "text_config": {**_GEMMA3, "sliding_window": 12},
+                "vision_config": {
+                    "model_type": "siglip_vision_model",
+                    "vision_use_head": False,
+                    "image_size": 90,
+                    "patch_size": 5,
+                    "layer_norm_eps": 1e-3,
+                    "num_attention_heads": 4,
+                },
+            },
+            {"size": {"height": 90, "width": 90}, "image_mean": [0.4, 0.5, 0.6], "image_std": 0.4},
+            _WHOLE,
+            row_token=1,
+        ),
     )
 }
 
@@ -314,12 +357,14 @@ CASES = {
 def seeing_model(name: str) -> Any:
     """Return the twin, with the weights of `seeing_directory`."""
     case = CASES[name]
-    token = tokenizer_of(case).token_to_id(case.tokens[0])
+    token = tokenizer_of(case).token_to_id(case.tokens[case.row_token])
     changes = {**case.changes, "image_token_id": token, "image_token_index": token}
     text = {**TEXT, **changes.pop("text_config")}
     vision = {**VISION, "model_type": "pixtral", **changes.pop("vision_config", {})}
     if not case.config.startswith(("Mistral3", "Llava")):
         del vision["model_type"]
+    if case.config == "Gemma3Config":
+        del changes["image_token_id"]
     config = getattr(transformers, case.config)(
         text_config=text, vision_config=vision, tie_word_embeddings=False, **changes
     )

@@ -211,7 +211,7 @@ class ExecutorSubject:
     def _piece(self, cache_id: str, span: SpanShape) -> Piece:
         self._reserve(cache_id, span.start + span.count)
         rows = range(span.count - span.logits, span.count)
-        return Piece(cache_id, span.start, self._random(span.count), rows, range(0))
+        return Piece(cache_id, span.start, self._random(span.count), rows, range(0), range(span.count))
 
     def _whole(self, workload: Workload, ids: Sequence[str]) -> float:
         """Return the seconds of the same work through the language model, including greedy sampling."""

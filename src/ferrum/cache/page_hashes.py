@@ -85,7 +85,9 @@ def _named(inputs: Inputs, begin: int, end: int) -> bytes:
     """Return what names the rows in a page, and their places in it; nothing if there are none."""
     found = inputs.at(begin, end)
     places = array("q", [found.start, *inputs.positions[found.start : found.stop]])
-    return _framed(inputs.digest) + _framed(places.tobytes()) if found else b""
+    # A page that ends in a block has keys of rows that have seen the rest of it.
+    block = b"" if inputs.block is None else _framed(array("q", [inputs.block.start, inputs.block.stop]).tobytes())
+    return _framed(inputs.digest) + _framed(places.tobytes()) + block if found else b""
 
 
 def _framed(field: bytes) -> bytes:

@@ -42,9 +42,22 @@ class SequenceRows:
             of this id had it.
         held: no page leaves a window.
         adapters: of the sequence's last step with adapters, or chosen for the next.
+        blocks: see `Inputs.block`.
     """
 
-    __slots__ = ("_room", "adapters", "changes", "freed", "generation", "hashes", "held", "length", "reserved", "rows")
+    __slots__ = (
+        "_room",
+        "adapters",
+        "blocks",
+        "changes",
+        "freed",
+        "generation",
+        "hashes",
+        "held",
+        "length",
+        "reserved",
+        "rows",
+    )
 
     def __init__(
         self,
@@ -64,6 +77,7 @@ class SequenceRows:
         self.reserved = 0
         self.held = False
         self.adapters = adapters
+        self.blocks: tuple[range, ...] = ()
 
     def pages(self, index: int) -> Sequence[int]:
         """Return the page numbers of a group that are still held."""
@@ -150,6 +164,7 @@ class SequenceRows:
             self.drop()
         self.length = length
         self.adapters = tuple(replace(use, start=min(use.start, length)) for use in self.adapters)
+        self.blocks = tuple(block for block in self.blocks if block.start < length)
         self.changes = self._room.tick()
         self.generation = self._room.tick()
         self.hashes.cut(length // self._room.page_size)
@@ -163,7 +178,9 @@ class SequenceRows:
             for page in row[freed:]:
                 pool.share(page)
         self.reserved = min(self.reserved, self.length)
-        return SequenceRows(room, self.length, rows, list(self.freed), adapters=self.adapters)
+        shared = SequenceRows(room, self.length, rows, list(self.freed), adapters=self.adapters)
+        shared.blocks = self.blocks
+        return shared
 
     def drop(self) -> None:
         """Drop all pages."""

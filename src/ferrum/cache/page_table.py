@@ -148,6 +148,10 @@ class PageTable:
         """Return the keys of all sequences' adapters. Safe to call from any thread."""
         return frozenset(use.key for rows in list(self._rows.values()) for use in rows.adapters)
 
+    def add_blocks(self, cache_id: str, blocks: Iterable[range]) -> None:
+        """Note positions whose rows see each other: no truncation ends among them. Raises UnknownSequence."""
+        self._rows[cache_id].blocks += tuple(blocks)
+
     # Growth
 
     def reserve(self, cache_id: str, length: int) -> bool:
@@ -237,7 +241,9 @@ class PageTable:
 
     def can_truncate(self, cache_id: str, length: int) -> bool:
         """Return whether the tokens from position `length` on still find all they depend on. Raises UnknownSequence."""
-        return self._rows[cache_id].sees_from(length) and self._has_state(cache_id, length)
+        rows = self._rows[cache_id]
+        cut = any(block.start < length < block.stop for block in rows.blocks)
+        return rows.sees_from(length) and self._has_state(cache_id, length) and not cut
 
     def truncate(self, cache_id: str, length: int) -> None:
         """Remove the tokens from position `length` on and release their pages; at the stored length, do nothing.
@@ -245,7 +251,8 @@ class PageTable:
         Raises:
             UnknownSequence: no such sequence.
             RequestError: `length` is no integer, negative or beyond the stored length.
-            Unsupported: a window group has freed keys that the next query would see, or a state has seen later tokens.
+            Unsupported: a window group has freed keys that the next query would see, a state has seen later tokens, or
+                the rows before have seen those after.
         """
         rows = self._rows[cache_id]
         length = kept_length("length", length, rows.length)
@@ -253,6 +260,9 @@ class PageTable:
             return
         if not self._has_state(cache_id, length):
             what = "the state of its recurrent layers has seen later tokens"
+            raise Unsupported("truncation", f"position {length}: {what}")
+        if (block := next((each for each in rows.blocks if each.start < length < each.stop), None)) is not None:
+            what = f"rows {block.start} to {block.stop - 1} see each other: truncate to {block.start}"
             raise Unsupported("truncation", f"position {length}: {what}")
         if not rows.sees_from(length):
             raise Unsupported("truncation", f"the keys before position {length} have left the window and are freed")

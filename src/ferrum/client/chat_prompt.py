@@ -128,8 +128,11 @@ def tokens_of(
 ) -> tuple[int, ...]:
     """Return the token ids of a text, with those that stand for images in place of its placeholders."""
     assert client.tokenizer is not None, "`render` refuses conversations without one"
-    tokens = tuple(client.tokenizer.encode(text, add_special_tokens=add_special_tokens))
-    return client.input_processor.image_processor.expand(tokens, images)[0] if images else tokens
+    if not images:
+        return tuple(client.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    processor = client.input_processor.image_processor
+    tokens = client.tokenizer.encode(processor.spaced_text(text), add_special_tokens=add_special_tokens)
+    return processor.expand(tokens, images)[0]
 
 
 def chat_request(

@@ -154,6 +154,8 @@ class InputProcessor:
         name = f"request-{secrets.token_hex(8)}" if given is None else _string("request_id", given)
         if not name:
             raise RequestError("must not be empty", param="request_id")
+        if options.images and isinstance(prompt, str):
+            prompt = self.image_processor.spaced_text(prompt)
         tokens = self._encoded(prompt, add_special_tokens=options.add_special_tokens, param=names.prompt)
         tokens, places = self.image_processor.expand(tokens, options.images) if options.images else (tokens, ())
         required = int(params.max_tokens != 0) if options.required_output is None else options.required_output

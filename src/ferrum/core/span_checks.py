@@ -137,7 +137,10 @@ def _wrong_extras(extras: SpanExtras) -> RequestError | None:
             "must be a list of AdapterUse with a finite scale and a start of at least 0", param="adapters"
         )
     if not _is_list(extras.inputs) or not all(map(_is_inputs, extras.inputs)):
-        return RequestError("must be a list of Inputs with one row per ascending position", param="inputs")
+        reason = (
+            "must be a list of Inputs with one row per ascending position, all of them in the block if there is one"
+        )
+        return RequestError(reason, param="inputs")
     if not _is_list(extras.grids) or not _are_grids(extras.grids):
         return RequestError("must be a list of Grid with rows and columns, one after another", param="grids")
     if type(extras.attention_weights) is not bool:
@@ -164,6 +167,7 @@ def _is_inputs(value: object) -> bool:
         and all(map(lt, positions, positions[1:]))
         and len(shape) == 2
         and shape[0] == len(positions)
+        and (value.block is None or _is_block(value.block, positions))
     )
 
 
@@ -177,6 +181,11 @@ def _are_grids(values: Sequence[Any]) -> bool:
             return False
         end = each.end
     return True
+
+
+def _is_block(block: object, positions: tuple[int, ...]) -> bool:
+    """Return whether a value is a run of positions with all of these in it."""
+    return isinstance(block, range) and block.step == 1 and block.start <= positions[0] and positions[-1] < block.stop
 
 
 def _is_adapter(value: object) -> bool:
@@ -196,6 +205,18 @@ def _misplaced(span: Span) -> RequestError | None:
         return RequestError(reason, param="inputs")
     if len(set(positions)) < len(positions):
         return RequestError("have two rows at one position", param="inputs")
+    return _cut_block(span)
+
+
+def _cut_block(span: Span) -> RequestError | None:
+    """Return an error if a block of given inputs is not whole in the span, or reaches into another, else None."""
+    end, blocks = span.end - span.drafts, {each.block for each in span.inputs if each.block is not None}
+    for block in sorted(blocks, key=lambda each: each.start):
+        if block.start < span.start or block.stop > end:
+            rows = f"have rows at positions {block.start} to {block.stop - 1} that see each other"
+            return RequestError(f"{rows}: send all of them in one span, and no drafts among them", param="inputs")
+        if any(other.start < block.stop and block.start < other.stop for other in blocks - {block}):
+            return RequestError("have two blocks that overlap", param="inputs")
     return None
 
 

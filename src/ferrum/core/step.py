@@ -104,11 +104,14 @@ class Inputs:
         positions: of the rows, ascending. The tokens there are placeholders.
         rows: float32 [positions, H], never changed.
         digest: of what the rows are made from: equal digests mean equal rows.
+        block: positions whose rows see each other, as those of an image of Gemma 3. A span has all of them, or none.
+            None: each row sees those before it.
     """
 
     positions: tuple[int, ...]
     rows: Array = field(compare=False, repr=False)
     digest: bytes
+    block: range | None = None
 
     def at(self, start: int, end: int) -> range:
         """Return which of the rows are at positions from `start` to `end`, the latter not included."""
@@ -118,7 +121,13 @@ class Inputs:
         """Return the rows at positions from `start` to `end` as inputs; nothing if there are none."""
         found = self.at(start, end)
         part = slice(found.start, found.stop)
-        return (Inputs(self.positions[part], self.rows[part], self.digest),) if found else ()
+        return (Inputs(self.positions[part], self.rows[part], self.digest, self.block),) if found else ()
+
+
+def block_around(inputs: Sequence[Inputs], length: int) -> range | None:
+    """Return the block that the first `length` tokens of a sequence cut in two; None if they cut none."""
+    blocks = (each.block for each in inputs if each.block is not None)
+    return next((block for block in blocks if block.start < length < block.stop), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,11 +79,13 @@ class ImagePlace:
         positions: of the tokens that get rows of the image, ascending.
         digest: of the image and of all that changes its rows or their number.
         grid: its rows and columns, if the model rotates by them.
+        bidirectional: its rows see each other, see `Inputs.block`.
     """
 
     positions: tuple[int, ...]
     digest: bytes
     grid: Grid | None = None
+    bidirectional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

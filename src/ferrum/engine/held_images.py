@@ -269,4 +269,5 @@ def keys_of(request: Request) -> list[Key]:
 
 
 def _inputs(place: ImagePlace, rows: Any) -> Inputs:
-    return Inputs(place.positions, rows, place.digest)
+    block = range(place.positions[0], place.positions[-1] + 1) if place.bidirectional else None
+    return Inputs(place.positions, rows, place.digest, block)

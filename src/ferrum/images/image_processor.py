@@ -41,11 +41,13 @@ class ImageRun(NamedTuple):
         tokens: ids.
         rows: which of them get rows, ascending.
         grid: number of rows and columns of the tokens, if the model rotates by them. All of them get rows then.
+        bidirectional: these rows see each other; then they are adjacent.
     """
 
     tokens: tuple[int, ...]
     rows: tuple[int, ...]
     grid: tuple[int, int] | None = None
+    bidirectional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,14 @@ class ImageFamily(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ImageProcessor:
-    """The image processor of a model."""
+    """The image processor of a model.
+
+    Attributes:
+        spaced: the text of the placeholder, and what prompts have before and after it, but templates do not write.
+    """
 
     family: ImageFamily
+    spaced: tuple[str, str] | None = None
 
     @property
     def version(self) -> str:
@@ -117,6 +124,13 @@ class ImageProcessor:
         """Return an image as its tower reads it."""
         height, width = image.pixels.shape[:2]
         return PreparedImage(self.family.frames(image), self.family.run_of(width, height), self.digest(image))
+
+    def spaced_text(self, text: str) -> str:
+        """Return a prompt with what stands around its placeholders, which is encoded with the text next to it."""
+        if self.spaced is None:
+            return text
+        placeholder, around = self.spaced
+        return text.replace(placeholder, f"{around}{placeholder}{around}")
 
     def expand(
         self, token_ids: Sequence[int], images: Sequence[DecodedImage]
@@ -139,6 +153,7 @@ class ImageProcessor:
             height, width = image.pixels.shape[:2]
             run, first = self.family.run_of(width, height), len(tokens)
             grid = None if run.grid is None else Grid(first, *run.grid)
-            places.append(ImagePlace(tuple(first + row for row in run.rows), self.digest(image), grid))
+            positions = tuple(first + row for row in run.rows)
+            places.append(ImagePlace(positions, self.digest(image), grid, run.bidirectional))
             tokens += run.tokens
         return tuple(tokens), tuple(places)

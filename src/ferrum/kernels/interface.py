@@ -151,6 +151,8 @@ class StepTables(NamedTuple):
         carried: token ids that steps in flight sample, step by step.
         adapters: of the rows that use some, in the order in which their results are added.
         places: [R, 3] int32, the time, row and column that rotations with axes are by; None: they are by `positions`.
+        last_seen: [R] int32, the last position that each row sees, which never falls within a span; None: its own. Keys
+            up to there are written before any row reads them.
     """
 
     token_ids: Int32
@@ -164,6 +166,7 @@ class StepTables(NamedTuple):
     carried: tuple[Carried, ...] = ()
     adapters: tuple[AdapterRows, ...] = ()
     places: Int32 | None = None
+    last_seen: Int32 | None = None
 
 
 def with_carried(tables: StepTables) -> Int32:

@@ -39,28 +39,43 @@ _NAMES: Final = ((r"\.mlp\.up_proj\.", ".mlp.fc1."), (r"\.mlp\.down_proj\.", ".m
 @TOWERS.register("SmolVLMForConditionalGeneration")
 def idefics_tower(config: FamilyConfig, processor: Mapping[str, Any]) -> TowerSpec:
     """Return SigLIP with learned positions, and one projection."""
-    vision, text = vision_config(config, _DEFAULTS), FamilyConfig(config.values["text_config"])
-    patch, merge = vision.integer("patch_size"), config.integer("scale_factor", 2)
-    side = vision.integer("image_size") // patch
+    merge, size = config.integer("scale_factor", 2), FamilyConfig(config.values["text_config"]).integer("hidden_size")
+    return siglip(
+        config,
+        "vision_model",
+        family="idefics3",
+        merge=merge,
+        connector=(ProjectionSpec("connector.modality_projection.proj", size),),
+        images=partial(IdeficsImages, processor, *patches_of(config), merge),
+    )
+
+
+def patches_of(config: FamilyConfig) -> tuple[int, int]:
+    """Return the edge of a patch of SigLIP in pixels, and the patches per side."""
+    vision = vision_config(config, _DEFAULTS)
+    patch = vision.integer("patch_size")
+    return patch, vision.integer("image_size") // patch
+
+
+def siglip(config: FamilyConfig, prefix: str, renames: tuple[tuple[str, str], ...] = (), **fields: Any) -> TowerSpec:
+    """Return SigLIP (Zhai et al. 2023) with learned positions, the names of a checkpoint, and other fields."""
+    vision, (patch, side) = vision_config(config, _DEFAULTS), patches_of(config)
     attention = EncoderAttentionSpec(*heads_of_tower(vision), "out_proj", bias=True)
     mlp = MlpSpec(vision.integer("intermediate_size"), activation_of(vision), gated=False, bias=True)
     layer = BlockSpec(
         (BranchSpec((("self_attn", attention),), "layer_norm1"), BranchSpec((("mlp", mlp),), "layer_norm2"))
     )
     return TowerSpec(
-        family="idefics3",
         hidden_size=vision.integer("hidden_size"),
         norms=NormSpec(vision.number("layer_norm_eps", zero=True), centred=True, bias=True),
         patch=patch,
         side=side,
-        merge=merge,
-        projection="vision_model.embeddings.patch_embedding",
+        projection=f"{prefix}.embeddings.patch_embedding",
         projection_bias=True,
-        positions="vision_model.embeddings.position_embedding",
-        layers_name="vision_model.encoder.layers",
+        positions=f"{prefix}.embeddings.position_embedding",
+        layers_name=f"{prefix}.encoder.layers",
         layers=(layer,) * vision.num_layers(),
-        last_norm="vision_model.post_layernorm",
-        connector=(ProjectionSpec("connector.modality_projection.proj", text.integer("hidden_size")),),
-        images=partial(IdeficsImages, processor, patch, side, merge),
-        renames=_NAMES,
+        last_norm=f"{prefix}.post_layernorm",
+        renames=(*_NAMES, *renames),
+        **fields,
     )

@@ -112,6 +112,7 @@ class ProjectionSpec:
     Attributes:
         name, outputs: of the layer.
         columns: its inputs in the order of the rows that come in, in a checkpoint with another order.
+        transposed: a checkpoint has it as [inputs, outputs].
     """
 
     name: str
@@ -119,6 +120,7 @@ class ProjectionSpec:
     bias: bool = False
     activation: Activation | None = None
     columns: Rows | None = None
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ class TowerSpec:
         patch: edge of a patch in pixels.
         side: places of patches per side of a frame.
         merge: patches per side of what becomes one row.
+        pooled: that row is their mean; else they are joined.
         projection: name of the layer from pixels to rows.
         projection_bias: it has a bias.
         positions: name of the learned positions, or None.
@@ -160,6 +163,7 @@ class TowerSpec:
         connector_norm: name and form of the norm before it, or None.
         images: makes the images of the family from functions of the tokenizer: the id of a special token, and the ids
             of a text.
+        spaced: see `ImageProcessor`.
     """
 
     family: str
@@ -185,6 +189,8 @@ class TowerSpec:
     most_patches: int | None = None
     deep: tuple[DeepSpec, ...] = ()
     connector_norm: tuple[str, NormSpec] | None = None
+    pooled: bool = False
+    spaced: tuple[str, str] | None = None
 
     @property
     def pixels(self) -> int:
@@ -222,11 +228,13 @@ class TowerSpec:
     def _connector(
         self, make: Builder, specs: tuple[ProjectionSpec, ...], norm: tuple[str, NormSpec] | None
     ) -> Connector:
-        inputs, layers = self.hidden_size * self.merge**2, []
+        inputs, layers = self.hidden_size * (1 if self.pooled else self.merge**2), []
         entry = Entry(make.kernels.weight(blank_row(inputs)))
         first = None if norm is None else replace(make, norms=norm[1]).norm(norm[0], inputs)
         for each in specs:
-            view = None if each.columns is None else View((f"{each.name}.weight",), columns=each.columns)
+            view = None
+            if each.columns is not None or each.transposed:
+                view = View((f"{each.name}.weight",), columns=each.columns, transposed=int(each.transposed))
             weight = make.matrix(f"{each.name}.weight", (each.outputs, inputs), view)
             bias = make.vector(f"{each.name}.bias", each.outputs) if each.bias else None
             layers.append(Linear((weight,), (bias,), each.activation))
@@ -299,7 +307,7 @@ class Tower:
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """The network from merged rows to those of the text model: [R, merge x merge x H] -> [R, text H].
+    """The network from merged rows to those of the text model: [R, merge x merge x H], or means [R, H] -> [R, text H].
 
     Attributes:
         norm: before the layers, or None.

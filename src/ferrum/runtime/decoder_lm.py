@@ -278,7 +278,9 @@ class DecoderLM(StepwiseLLM):
         if not self.kernels.takes_places and (span.grids or (span.inputs and self._deep_features)):
             reason = f"the {self.kernels.name} kernels do not rotate by rows and columns: load the model on the CPU"
             return Unsupported("images of this model", reason)
-        return refuse_inputs(span, self._config.hidden_size * (1 + self._deep_features))
+        if self.pages.states is not None and any(each.block is not None for each in span.inputs):
+            return Unsupported("rows that see each other", "recurrent layers take rows one after another")
+        return refuse_inputs(span, self._config.hidden_size * (1 + self._deep_features), self.max_rows)
 
     # Compute
 
@@ -382,12 +384,13 @@ class DecoderLM(StepwiseLLM):
                 self.kernels.captured = None
             complete = []
             for index, piece in enumerate(pieces):
-                collected = rows[piece.cache_id]
+                collected, own = rows[piece.cache_id], slice(piece.own.start, piece.own.stop)
                 if weights:
-                    collected.take_attention([layer[index] for layer in captured])
+                    collected.take_attention([layer[index][:, own] for layer in captured])
                 if states:
-                    collected.take_layers([each[slice(*tables.span_rows[index : index + 2])] for each in states])
-                if piece.cache_id not in failed and piece.start + len(piece.tokens) == collected.span.end:
+                    begin, end = tables.span_rows[index : index + 2]
+                    collected.take_layers([each[begin:end][own] for each in states])
+                if piece.cache_id not in failed and piece.start + own.stop == collected.span.end:
                     complete.append(collected)
             results.update(self._results(complete))
         return results | failed
@@ -426,9 +429,16 @@ class DecoderLM(StepwiseLLM):
                 self._flights.settle(span, step.outcomes[span.cache_id])
         if step.decodes is None or step.decodes.adapters:
             for span in step.spans:
-                if span.extras is not None and span.adapters and isinstance(step.outcomes[span.cache_id], SpanResult):
-                    self.pages.choose(span.cache_id, span.adapters)
+                if span.extras is not None and isinstance(step.outcomes[span.cache_id], SpanResult):
+                    self._note_extras(span)
         return StepOutput(results)
+
+    def _note_extras(self, span: Span) -> None:
+        """Note what later steps and truncations of the sequence depend on."""
+        if span.adapters:
+            self.pages.choose(span.cache_id, span.adapters)
+        if span.inputs and span.cache_id in self.pages:
+            self.pages.add_blocks(span.cache_id, (each.block for each in span.inputs if each.block is not None))
 
 
 # These run no Python code per span.

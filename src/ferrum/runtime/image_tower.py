@@ -47,11 +47,12 @@ class ImageTower:
     Attributes:
         processor: of the model's images.
         patches: the program from patches to rows of the tower, for the largest frame.
-        connector: the program from those, joined, to rows of the text model.
+        connector: the program from those, joined or their means, to rows of the text model.
         merge: patches that become one row.
         positions: learned ones [side x side, H], if they are fitted to each frame.
         fit: how.
         deep: programs like the connector, from states of layers to features that follow the row's own numbers.
+        pooled: by their mean.
     """
 
     processor: ImageProcessor
@@ -62,6 +63,7 @@ class ImageTower:
     positions: Weight | None = None
     fit: Callable[[Weight, Int32], F32] | None = None
     deep: tuple[Replay, ...] = ()
+    pooled: bool = False
 
     def prepare(self, image: DecodedImage) -> PreparedImage:
         """Return an image as the tower reads it. Raises Unsupported without Pillow."""
@@ -88,7 +90,10 @@ class ImageTower:
         seen = yield from self._run(self.patches, frame_tables(frame.patches, frame.positions, added, frame.places))
         parts = list[F32]()
         for connector, states in zip((self.connector, *self.deep), seen, strict=True):
-            parts.append((yield from self._connected(connector, states.reshape(len(states) // self.merge, -1))))
+            joined = states.reshape(len(states) // self.merge, -1)
+            if self.pooled:
+                joined = mean_rows(joined, self.merge)
+            parts.append((yield from self._connected(connector, joined)))
         rows = np.concatenate(parts, axis=1) if self.deep else parts[0]
         if not np.isfinite(rows).all():
             raise StepError("the rows of an image are not finite")
@@ -142,6 +147,15 @@ def resized(table: Weight, places: Int32) -> F32:
     return resized_grid(grid, rows, columns)[places[:, 1], places[:, 2]]
 
 
+def mean_rows(joined: F32, count: int) -> F32:
+    """Return the means of `count` rows that stand next to each other, [R, count x H] -> [R, H], added in order."""
+    parts = np.split(joined, count, axis=1)
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    return total * np.float32(1 / count)
+
+
 def open_tower(source: ModelSource, config: ModelConfig) -> ImageTower:
     """Return the tower of a model, on kernels of the CPU.
 
@@ -173,7 +187,7 @@ def load_tower(spec: TowerSpec, store: TensorStore, processor: ImageProcessor, c
     parameters = Parameters(with_views(store, asks), config.dtype)
     parameters.expect(asks.shapes, _IGNORED)
     with memory_for("the model's tower for images"):
-        tower = spec.build(_builder(spec, parameters, kernels))
+        tower = spec.build(builder_of(spec, parameters, kernels))
         kernels.allocate(())
         patches, connector, *deep = (
             kernels.prepare(record(network), {**_NO_ROWS, Extent.ROWS: rows})
@@ -181,7 +195,7 @@ def load_tower(spec: TowerSpec, store: TensorStore, processor: ImageProcessor, c
         )
     parameters.finish(_IGNORED)
     fit = resized if spec.resized else interpolated
-    return ImageTower(processor, kernels, patches, connector, spec.merge**2, tower.table, fit, tuple(deep))
+    return ImageTower(processor, kernels, patches, connector, spec.merge**2, tower.table, fit, tuple(deep), spec.pooled)
 
 
 def _networks(spec: TowerSpec, tower: Tower) -> Iterator[tuple[Network, int]]:
@@ -217,7 +231,7 @@ def _tower_bytes(spec: TowerSpec, store: TensorStore, config: ModelConfig) -> in
     sizes = [
         planned.matrix(name, (shape[0], shape[1])).nbytes for name, shape in asks.shapes.items() if len(shape) == 2
     ]
-    tower = spec.build(_builder(spec, planned, Formless()))
+    tower = spec.build(builder_of(spec, planned, Formless()))
     buffers = (rows * width for network, rows in _networks(spec, tower) for _, width in record(network).buffers)
     return sum(sizes) + sum(buffers)
 
@@ -229,8 +243,9 @@ _NO_ROWS: Final = {Extent.LOGITS: 0, Extent.HIDDEN: 0, Extent.SPANS: 1}
 
 
 def _asks(spec: TowerSpec) -> Inventory:
-    return list_parameters(lambda source, forms: _builder(spec, source, forms), spec.build)
+    return list_parameters(lambda source, forms: builder_of(spec, source, forms), spec.build)
 
 
-def _builder(spec: TowerSpec, source: ParameterReader, kernels: ParameterForms) -> Builder:
+def builder_of(spec: TowerSpec, source: ParameterReader, kernels: ParameterForms) -> Builder:
+    """Return the maker of a tower's parts."""
     return Builder(source, kernels, spec.hidden_size, spec.norms, 0, spec.renames)

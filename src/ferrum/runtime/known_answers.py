@@ -155,6 +155,7 @@ def answers(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Sequence[Answe
     yield "sampling", partial(_sampling, kernels, inputs)
     yield "states", partial(state_answers, kernels, inputs)
     yield "checksums", partial(_checksums, kernels, inputs)
+    yield "attention within blocks", partial(_attention_within_blocks, kernels, inputs)
 
 
 def hash_of(arrays: Sequence[Answer]) -> str:
@@ -235,6 +236,22 @@ def _attention(kernels: Kernels, inputs: Inputs, group: int) -> list[Answer]:
     kernels.begin(known_tables([(_TOKENS - 1, 1), (3, 2)]))
     found.append(kernels.attention(9 * q[:3], replace(shape, window=5)))
     return [*found, kernels.read_page(KV_FORMATS[group], 0)]
+
+
+def _attention_within_blocks(kernels: Kernels, inputs: Inputs) -> list[Answer]:
+    """Attend from rows of two sequences whose blocks see each other, then with a window shorter than a block."""
+    rows, found = _TOKENS + 5, []
+    q, k, v = (inputs.numbers(rows, heads * 40, at=at) for heads, at in ((6, 12), (2, 505), (2, 904)))
+    tables = known_tables([(0, _TOKENS), (0, 5)])
+    last = tables.positions.copy()
+    for begin, end in ((3, 66), (66, 69), (_TOKENS + 1, _TOKENS + 4)):
+        last[begin:end] = last[end - 1]
+    kernels.begin(tables._replace(last_seen=last))
+    for group in range(len(KV_FORMATS)):
+        shape = replace(_SHAPE, group=group)
+        kernels.rope_store(q, k, v, shape, None, None, None, _EPS)
+        found += [kernels.attention(5 * q, each) for each in (shape, replace(shape, window=30))]
+    return found
 
 
 def _narrow_attention(kernels: Kernels, inputs: Inputs) -> list[Answer]:

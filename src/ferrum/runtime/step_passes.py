@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ferrum.core.errors import NonFiniteLogits
-from ferrum.core.step import Outcome, Span, StepBatch
+from ferrum.core.step import Outcome, Span, StepBatch, block_around
 from ferrum.kernels.interface import Collected, NetworkOutput, StepTables, StepTokens
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_tables import Piece, StepStates
@@ -50,44 +50,51 @@ def cut_into_passes(rows: Sequence[SpanRows], max_rows: int, max_logit_rows: int
     for collected in rows:
         done, count = 0, len(collected.span.tokens)
         while done < count:
-            piece = _cut(collected, done, max_rows - used, max_logit_rows - logits)
-            if piece is None:
+            cut = _cut(collected, done, max_rows - used, max_logit_rows - logits)
+            if cut is None:
                 yield pieces
                 pieces, used, logits = [], 0, 0
                 continue
+            piece, done = cut
             pieces.append(piece)
-            done += len(piece.tokens)
             used += len(piece.tokens)
             logits += len(piece.logit_rows)
     yield pieces
 
 
-def _cut(collected: SpanRows, done: int, room: int, logit_room: int) -> Piece | None:
-    """Return the next piece of a span that fits, or None if not even one row does."""
-    span, wanted = collected.span, collected.logit_rows()
-    if not done and len(span.tokens) <= room and len(wanted) <= logit_room:  # the usual case
-        hidden = collected.hidden_rows()
-        return Piece(span.cache_id, span.start, span.tokens, wanted, hidden, span.inputs, span.adapters, span.grids)
-    end = min(len(span.tokens), done + room)
-    if len(_shift(wanted, done, end)) > logit_room:
+def _cut(collected: SpanRows, done: int, room: int, logit_room: int) -> tuple[Piece, int] | None:
+    """Return the next piece of a span that fits and how many rows are done with it; None if not even one row fits.
+
+    A block whose rows see each other is whole in each piece that has one of them. If a pass has no room for the logits
+    of all its rows, the block is computed again for the rest of them.
+    """
+    span, wanted, hidden = collected.span, collected.logit_rows(), collected.hidden_rows()
+    count = len(span.tokens)
+    if not done and count <= room and len(wanted) <= logit_room:  # the usual case
+        special = span.inputs, span.adapters, span.grids
+        return Piece(span.cache_id, span.start, span.tokens, wanted, hidden, range(count), *special), count
+    before = block_around(span.inputs, span.start + done)
+    first = done if before is None else before.start - span.start
+    end = min(count, first + room)
+    if len(_shift(wanted, done, end, done)) > logit_room:
         end = max(done, wanted.start) + logit_room
+    after, last = block_around(span.inputs, span.start + end), end
+    if after is not None:
+        last = after.stop - span.start
+        if last - first > room:
+            end = last = after.start - span.start
     if end <= done:
         return None
-    return Piece(
-        span.cache_id,
-        span.start + done,
-        span.tokens[done:end],
-        _shift(wanted, done, end),
-        _shift(collected.hidden_rows(), done, end),
-        span.inputs,
-        span.adapters,
-        span.grids,
-    )
+    tokens, own = span.tokens[first:last], range(done - first, end - first)
+    special = span.inputs, span.adapters, span.grids
+    rows = _shift(wanted, done, end, first), _shift(hidden, done, end, first)
+    return Piece(span.cache_id, span.start + first, tokens, *rows, own, *special), end
 
 
-def _shift(rows: range, begin: int, end: int) -> range:
-    """Return the part of `rows` in [begin, end), counted from `begin`."""
-    return range(max(rows.start, begin) - begin, max(max(rows.start, begin), min(rows.stop, end)) - begin)
+def _shift(rows: range, begin: int, end: int, origin: int) -> range:
+    """Return the part of `rows` in [begin, end), counted from `origin`."""
+    first = max(rows.start, begin)
+    return range(first - origin, max(first, min(rows.stop, end)) - origin)
 
 
 def distribute(

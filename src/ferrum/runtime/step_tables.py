@@ -79,6 +79,7 @@ class Piece(NamedTuple):
         start: position of the first token.
         tokens: ids.
         logit_rows, hidden_rows: rows of this piece whose logits or final hidden states are wanted.
+        own: rows of this piece that are not those of another piece of its span, which computes them, too.
         inputs, adapters, grids: of its span.
     """
 
@@ -87,6 +88,7 @@ class Piece(NamedTuple):
     tokens: Sequence[int]
     logit_rows: range
     hidden_rows: range
+    own: range
     inputs: tuple[Inputs, ...] = ()
     adapters: tuple[AdapterUse, ...] = ()
     grids: tuple[Grid, ...] = ()
@@ -177,6 +179,7 @@ def stage(
         carried=tuple([_carried(pairs, step) for step, pairs in carried.items()]),
         adapters=() if adapters is None else adapters.rows(pieces),
         places=_places(pieces),
+        last_seen=_last_seen(pieces),
     )
 
 
@@ -216,8 +219,28 @@ def _given(pieces: Sequence[Piece], deep_features: int) -> GivenRows | None:
     return GivenRows(_table(rows), whole[:, :own].copy(), whole[:, own:].copy())
 
 
-def refuse_inputs(span: Span, numbers: int) -> RequestError | None:
-    """Return why the given rows of a valid span do not fit a model that takes rows of that size, or None."""
+def _last_seen(pieces: Sequence[Piece]) -> Int32 | None:
+    """Return the last position that each row of a pass sees; None if that is its own. Passes cut no block."""
+    if all(each.block is None for piece in pieces for each in piece.inputs):
+        return None
+    seen = list[int]()
+    for piece in pieces:
+        end = piece.start + len(piece.tokens)
+        last = list(range(piece.start, end))
+        for block in (each.block for each in piece.inputs if each.block is not None):
+            if piece.start <= block.start < end:
+                first = block.start - piece.start
+                last[first : first + len(block)] = [block.stop - 1] * len(block)
+        seen += last
+    return _table(seen)
+
+
+def refuse_inputs(span: Span, numbers: int, max_rows: int) -> RequestError | None:
+    """Return why the given rows of a valid span do not fit passes of a model that takes rows of that size, or None."""
+    longest = max((len(each.block) for each in span.inputs if each.block is not None), default=0)
+    if longest > max_rows:
+        reason = f"have {longest} rows that see each other, more than a pass of {max_rows}: raise max_rows"
+        return RequestError(reason, param="inputs")
     for each in span.inputs:
         if not isinstance(each.rows, np.ndarray) or each.rows.dtype != np.float32 or each.rows.shape[1] != numbers:
             return RequestError(f"must be float32 rows of {numbers} numbers, as this model's rows have", param="inputs")

@@ -15,6 +15,7 @@ from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.scheduler.admission import Admission, GrowthReserve
 from ferrum.scheduler.drafts import Drafter
 from ferrum.scheduler.guides import StartGuide
+from ferrum.scheduler.input_blocks import check_blocks
 from ferrum.scheduler.prefix_sharing import ChoiceForks, PrefixSharing
 from ferrum.scheduler.queues import LiveRequests, Policy, Ranked, WaitingQueue
 from ferrum.scheduler.sequence import Sequence, check_length, check_made, event
@@ -111,7 +112,8 @@ class Live:
             start_guide: starts the guide of each choice; required with `Request.guidance`.
 
         Raises:
-            RequestError: a live request has this id, the prompt is empty, or there is nothing to guide it by.
+            RequestError: a live request has this id, the prompt is empty, an image is longer than a step, or there is
+                nothing to guide it by.
             ContextOverflow: the prompt leaves no room for a token in the context.
             KvExhausted: the prompt is longer than the whole pool.
         """
@@ -119,6 +121,7 @@ class Live:
             raise RequestError(f"{request.request_id!r} is in use", param="request_id")
         context, max_tokens = self.limits.context, request.params.max_tokens
         check_length(request, self.limits.length, self.limits.storable)
+        check_blocks(request, self.limits.growth)
         check_made(request, context)
         if request.guidance is not None and start_guide is None:
             raise RequestError("this engine cannot limit the tokens of a request", param="guidance")

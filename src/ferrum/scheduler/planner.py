@@ -39,6 +39,7 @@ from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.step import Want, is_plain
 from ferrum.core.types import FinishReason
 from ferrum.scheduler.drafts import DraftRequest
+from ferrum.scheduler.input_blocks import next_block, until_block
 from ferrum.scheduler.live import Live
 from ferrum.scheduler.prefix_sharing import PrefixMatch, PromptReuse
 from ferrum.scheduler.queues import next_victim, victims_for
@@ -120,10 +121,14 @@ class Planner:
         step = OpenStep(self._limits.step_tokens)
         if self._pages.restores.active:
             self._pages.restores.collect()
-        for sequence in self._running_behind(range(1, 2)):  # these decode
-            if step.budget and sequence.computed + sequence.ahead:  # else it was just preempted
-                self._continue(sequence, step)
+        block = max(map(next_block, self._running_behind(range(2, self._limits.length + 1))), default=0)
+        step.hold(self._limits.step_tokens - block)  # else sequences that decode might never leave room for it
+        self._plan_decodes(step)
+        step.hold(None)
         self._plan_prompts(step)
+        if block:  # which may have found no pages
+            step.hold(None)
+            self._plan_decodes(step)
         while live.waiting and not (live.running or self._pages.restores.active):
             # Sequences outside this scheduler hold the other pages, and will not release them.
             others = "other sequences of the executor hold too many pages or states for this one (release them)"
@@ -140,6 +145,13 @@ class Planner:
             live.decodes.begin(plan.sequences, {each.tenant for each in plan.sequences})
         return plan
 
+    def _plan_decodes(self, step: OpenStep) -> None:
+        """Add a token for each sequence that decodes and has none."""
+        for sequence in self._running_behind(range(1, 2)):
+            begun = sequence.computed + sequence.ahead  # else it was just preempted
+            if step.budget > 0 and begun and sequence.cache_id not in step.spans:
+                self._continue(sequence, step)
+
     def _plan_prompts(self, step: OpenStep) -> None:
         """Add spans for running sequences far behind and for waiting ones, in rounds, until one does not fit.
 
@@ -155,7 +167,7 @@ class Planner:
         self.budget.bound(step, live.running, behind, self._limits.sequences)
         self._reuse.reset()
         for sequence in live.waiting.rounds(live.running, behind, lambda: step.admits):
-            if not step.budget:
+            if step.budget <= 0:
                 return
             if sequence in live.running:
                 live.waiting.count_prompt(sequence, self._continue(sequence, step))
@@ -169,11 +181,17 @@ class Planner:
 
     def _continue(self, sequence: Sequence, step: OpenStep) -> int:
         """Add a span for a running sequence if there is room; return its number of tokens."""
-        count = until_snapshot(sequence, min(unplanned(sequence), step.budget, self._limits.growth))
-        if not self._make_room(sequence, sequence.computed + sequence.ahead + count, step):
+        count = self._count(sequence, unplanned(sequence), step)
+        if not count or not self._make_room(sequence, sequence.computed + sequence.ahead + count, step):
             return 0
         step.add(sequence, make_span(sequence, count, scored=self._live.requests.scored(sequence)))
         return count
+
+    def _count(self, sequence: Sequence, count: int, step: OpenStep) -> int:
+        """Return how many of the sequence's next `count` tokens the step takes."""
+        growth = self._limits.growth
+        count = until_snapshot(sequence, min(count, step.budget, growth))
+        return until_block(sequence, count, min(growth, step.whole_budget)) if sequence.request.inputs else count
 
     def _add_drafts(self, step: OpenStep) -> None:
         """Spend the rest of the budget on draft tokens, so they take nothing from known tokens."""
@@ -233,10 +251,12 @@ class Planner:
             live.forks.fork(source, sequence)
         else:
             live.prefixes.adopt(sequence, source)
+        count = self._count(sequence, len(sequence.tokens) - sequence.computed, step)
+        if not count:  # the rest of the budget is too small for an image
+            self._pages.release(sequence.cache_id)
+            sequence.computed = 0
+            return False
         fits = self._make_room_for(sequence, victims, step)
-        count = until_snapshot(
-            sequence, min(len(sequence.tokens) - sequence.computed, step.budget, self._limits.growth)
-        )
         if not (fits and self._pages.reserve(sequence.cache_id, sequence.computed + count)):
             self._pages.release(sequence.cache_id)
             sequence.computed = 0

@@ -14,8 +14,10 @@ from ferrum.cache.page_hashes import PartialPage, PartialPages, PrefixScope, nam
 from ferrum.cache.page_table import PageTable
 from ferrum.cache.pool import PageHash
 from ferrum.core.policy_config import POLICY, PolicyConfig
+from ferrum.core.step import block_around
 from ferrum.core.types import FinishReason
 from ferrum.scheduler.admission import Admission
+from ferrum.scheduler.input_blocks import pages_outside_blocks
 from ferrum.scheduler.queues import LiveRequests, Ranked, WaitingQueue
 from ferrum.scheduler.sequence import Sequence, reusable, shared_length
 from ferrum.scheduler.state_snapshots import Snapshots
@@ -77,9 +79,19 @@ class PrefixSharing:
                 self._restored.add(sequence.cache_id)
             count = self._pages.match(hashes)
         match = PrefixMatch(count, self._find_partial_page(sequence, count, limit))
+        if block_around(sequence.request.inputs, self.length(match)) is not None:
+            match = PrefixMatch(self._pages_to_adopt(sequence, count))
         if count < len(hashes):
             match = replace(match, computing=self._computing.get(hashes[count]), restoring=hashes[count] in restores)
         return match if self._snapshots is None else self._with_state(sequence, match, self._snapshots)
+
+    def _pages_to_adopt(self, sequence: Sequence, most: int) -> int:
+        """Return how many of the first pages can be adopted, and end outside a block."""
+        assert self._scope is not None
+        count = pages_outside_blocks(sequence, most, self._scope.page_size)
+        while (found := self._pages.match(sequence.page_hashes[:count])) < count:
+            count = pages_outside_blocks(sequence, found, self._scope.page_size)
+        return count
 
     def _with_state(self, sequence: Sequence, match: PrefixMatch, snapshots: Snapshots) -> PrefixMatch:
         """Return the longest part of a match after which there is a snapshot."""
@@ -170,7 +182,7 @@ class PrefixSharing:
         self._pages.adopt(cache_id, sequence.page_hashes, match.pages, partial_page, match.snapshot)
         if partial_page is not None and not self._pages.can_grow({cache_id: len(sequence.tokens)}, self._step):
             self._pages.release(cache_id)
-            match = replace(match, partial_page=None)
+            match = replace(match, pages=self._pages_to_adopt(sequence, match.pages), partial_page=None)
             if match.snapshot is not None and self._snapshots is not None:
                 match = self._with_state(sequence, match, self._snapshots)
             self._pages.adopt(cache_id, sequence.page_hashes, match.pages, match.partial_page, match.snapshot)

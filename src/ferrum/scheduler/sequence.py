@@ -20,6 +20,7 @@ from ferrum.core.step import (
     SpanResult,
     TokenLogprobs,
     Want,
+    block_around,
 )
 from ferrum.core.types import FinishReason, Pooling, Request, TokenEvent
 from ferrum.scheduler.guides import UNLIMITED, Guide
@@ -150,8 +151,15 @@ def begin(request: Request, rank: tuple[float, ...] = (), tenant: str = "") -> l
 
 
 def shared_length(sequence: Sequence) -> int:
-    """Return how many cached tokens the choices of the request share: each runs the prompt's last token itself."""
-    return len(sequence.request.prompt) - 1 if sequence.request.params.n > 1 else 0
+    """Return how many cached tokens the choices of the request share: each runs the prompt's last token itself.
+
+    If that one is the last of a block, each runs the block.
+    """
+    if sequence.request.params.n == 1:
+        return 0
+    last = len(sequence.request.prompt) - 1
+    block = block_around(sequence.request.inputs, last)
+    return last if block is None else block.start
 
 
 def reusable(sequence: Sequence, scored: int) -> int:

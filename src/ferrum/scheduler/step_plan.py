@@ -216,6 +216,11 @@ class OpenStep:
         self.budget -= self._held
 
     @property
+    def whole_budget(self) -> int:
+        """Tokens that may still be added without the limit of `hold`: what is not cut may pass it."""
+        return self.budget + self._held
+
+    @property
     def room(self) -> StepLoad:
         """The step as those see it who add tokens to it."""
         spans = [span for _, span in self.spans.values()]

@@ -57,4 +57,4 @@ def image_processor(spec: TowerSpec, tokenizer: Tokenizer | None) -> ImageProces
             raise CheckpointError(f"the tokenizer has no token {text!r}, which prompts with images need")
         return ids[0]
 
-    return ImageProcessor(spec.images(token_of, encode))
+    return ImageProcessor(spec.images(token_of, encode), spec.spaced)

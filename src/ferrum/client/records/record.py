@@ -234,13 +234,16 @@ def _adapter(values: Mapping[str, Any]) -> Adapter:
 
 
 def _place_dict(place: ImagePlace) -> dict[str, Any]:
-    values = {"positions": place.positions, "digest": place.digest.hex()}
-    return values if place.grid is None else {**values, "grid": astuple(place.grid)}
+    values: dict[str, Any] = {"positions": place.positions, "digest": place.digest.hex()}
+    values |= {} if place.grid is None else {"grid": astuple(place.grid)}
+    return values | ({"bidirectional": True} if place.bidirectional else {})
 
 
 def _place(values: Mapping[str, Any]) -> ImagePlace:
     grid = Grid(*values["grid"]) if "grid" in values else None
-    return ImagePlace(tuple(values["positions"]), bytes.fromhex(values["digest"]), grid)
+    return ImagePlace(
+        tuple(values["positions"]), bytes.fromhex(values["digest"]), grid, values.get("bidirectional", False)
+    )
 
 
 def _optional(kind: type[_Kind], values: Mapping[str, Any] | None) -> _Kind | None:

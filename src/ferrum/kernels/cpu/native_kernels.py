@@ -197,6 +197,7 @@ class NativeKernels(Kernels):
             tables.adapters,
             tables.states,
             tables.places,
+            tables.last_seen,
         )
         for rope in self._ropes:
             if furthest >= rope.filled:

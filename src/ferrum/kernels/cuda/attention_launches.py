@@ -50,7 +50,8 @@ def _pages(ground: Ground, shape: AttentionShape) -> tuple[int, ...]:
     sizes = group.num_layers, shape.layer, group.num_kv_heads, group.page_size, pool.block, pool.blocks_per_page
     words = pool.key_padded * PageLayout(group).item // 4
     layout = pool.key_side, words, pool.value_padded, pool.key_bytes, pool.value_bytes
-    return pool.address, *sizes, *layout, *tables.pages[shape.group], tables.positions, tables.row_span
+    of_rows = tables.positions, tables.row_span, tables.last_seen
+    return pool.address, *sizes, *layout, *tables.pages[shape.group], *of_rows
 
 
 def _rope(rope: DeviceRope | None) -> tuple[int, int, int]:
@@ -170,7 +171,8 @@ def _most_steps(ground: Ground, shape: AttentionShape) -> int:
     """
     pages = ground.tables.pages[shape.group].stride * ground.pools[shape.group].group.page_size
     seen = min(each for each in (shape.window, shape.chunk, pages) if each is not None)
-    steps = min(blocks_for(pages, STEP), blocks_for(seen, STEP) + 1)
+    # Rows of a block see up to its end, which may be as many positions after them as there are rows.
+    steps = min(blocks_for(pages, STEP), blocks_for(seen + _FEW_ROWS, STEP) + 1)
     return 1 << (steps - 1).bit_length()
 
 

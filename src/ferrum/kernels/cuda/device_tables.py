@@ -13,7 +13,7 @@ from ferrum.kernels.cuda.ground import EXTENTS, PageRows, TableAddresses
 from ferrum.kernels.cuda.launches import Launch, Launcher, blocks_for
 from ferrum.kernels.interface import StepTables, row_counts
 
-_BY_ROW: Final = ("token_ids", "positions", "row_span", "logit_rows", "hidden_rows", "given_of")
+_BY_ROW: Final = ("token_ids", "positions", "row_span", "logit_rows", "hidden_rows", "given_of", "last_seen")
 _COUNTS: Final = 4
 _SLOTS: Final = 3
 """Steps whose tables are on their way: one more than may be submitted before the first is collected."""
@@ -111,6 +111,7 @@ class DeviceTables:
             tables.logit_rows,
             tables.hidden_rows,
             given_of,
+            tables.positions if tables.last_seen is None else tables.last_seen,
             bounds,
         )
         for index, part in enumerate(parts):

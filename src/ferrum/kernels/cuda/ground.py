@@ -28,7 +28,8 @@ class TableAddresses(NamedTuple):
 
     Attributes:
         counts: the rows of each of `EXTENTS`.
-        token_ids, positions, row_span, logit_rows, hidden_rows, span_rows: of the step; row_span is the span of a row.
+        token_ids, positions, row_span, logit_rows, hidden_rows, last_seen, span_rows: of the step; row_span is the span
+            of a row.
         given_of: [rows], the row of `given` that replaces an embedding, or -1.
         given: f32 [n, H], or 0 if no step had such rows.
         pages: by layer group.
@@ -41,6 +42,7 @@ class TableAddresses(NamedTuple):
     logit_rows: int
     hidden_rows: int
     given_of: int
+    last_seen: int
     span_rows: int
     given: int
     pages: tuple[PageRows, ...]

@@ -7,7 +7,7 @@ other rows change no bit. Source of the running maximum: Milakov and Gimelshein 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +117,13 @@ def _exact(left: F32, right: F32) -> F32:
     return sums.astype(np.float32).reshape(heads, rows, share, -1).transpose(1, 0, 2, 3)
 
 
+class Sights(NamedTuple):
+    """What queries see: keys from `first_seen` of their positions on, up to their last ones. [rows] each."""
+
+    positions: Int32
+    last: Int32
+
+
 STEP = 64
 """Keys per step, independent of the page size."""
 
@@ -134,7 +141,7 @@ def attend(
     q: F32,
     keys: Stored,
     values: Stored,
-    positions: Int32,
+    sights: Sights,
     first: int,
     shape: AttentionShape,
     products: Products,
@@ -144,8 +151,8 @@ def attend(
 
     Args:
         q: queries [rows, heads, dim].
-        keys, values: stored tokens for positions from `first` to the last query's.
-        positions: of the queries [rows].
+        keys, values: stored tokens for positions from `first` to the last one that a query sees.
+        sights: of the queries.
         first: position of the first key, a multiple of `STEP`.
         shape: of the layer.
         products: of the format of keys and values.
@@ -160,7 +167,7 @@ def attend(
     out = np.zeros((rows, shape.num_kv_heads, share, values.elements.shape[2]), np.float32)
     for begin in range(0, len(keys.elements), STEP):
         index = first + np.arange(begin, begin + STEP)
-        visible = _visible(index, positions, shape)
+        visible = _visible(index, sights, shape)
         active = np.any(visible, axis=1)[:, None, None]
         scores = _scaled(products.scores(queries, keys.step(begin, STEP)), shape)
         scores = np.where(visible[:, None, None, :], scores, _MASKED)
@@ -181,7 +188,8 @@ def attend_all(q: F32, k: F32, v: F32, shape: EncoderShape) -> F32:
     keys, values = (Stored(x.reshape(by_head).astype(ELEMENT[shape.format]).astype(np.float32), None) for x in (k, v))
     last = np.full(len(q), len(q) - 1, np.int32)
     all_heads = AttentionShape(0, 0, shape.num_heads, *by_head[1:], shape.scale)
-    return attend(q.reshape(by_head), keys, values, last, 0, all_heads, PRODUCTS[shape.format]).reshape(q.shape)
+    sights = Sights(last, last)
+    return attend(q.reshape(by_head), keys, values, sights, 0, all_heads, PRODUCTS[shape.format]).reshape(q.shape)
 
 
 def _start(rows: int, shape: AttentionShape, sinks: F32 | None) -> tuple[F32, F32]:
@@ -201,12 +209,12 @@ def _scaled(scores: F32, shape: AttentionShape) -> F32:
 
 
 def probabilities(
-    q: F32, keys: F32, positions: Int32, first: int, shape: AttentionShape, sinks: F32 | None = None
+    q: F32, keys: F32, sights: Sights, first: int, shape: AttentionShape, sinks: F32 | None = None
 ) -> F32:
     """Compute softmax weights for inspection: [heads, rows, tokens] f32, in two-pass f32 arithmetic."""
     rows, heads, dim = q.shape
     grouped = q.reshape(rows, shape.num_kv_heads, heads // shape.num_kv_heads, dim)
-    visible = _visible(first + np.arange(len(keys)), positions, shape)[:, None, None, :]
+    visible = _visible(first + np.arange(len(keys)), sights, shape)[:, None, None, :]
     scores = _scaled(PRODUCTS["float32"].scores(grouped, Stored(keys, None)), shape)
     scores = np.where(visible, scores, _MASKED)
     maximum, total = _start(rows, shape, sinks)
@@ -224,8 +232,8 @@ def first_seen(position: Any, shape: AttentionShape) -> Any:
     return first if shape.chunk is None else np.maximum(first, position // shape.chunk * shape.chunk)
 
 
-def _visible(index: NDArray[np.int64], positions: Int32, shape: AttentionShape) -> NDArray[np.bool_]:
-    """Return a mask [rows, keys]: causal, and inside the window or the chunk."""
-    seen: NDArray[np.bool_] = index[None, :] <= positions[:, None]
-    seen &= index[None, :] >= first_seen(positions, shape)[:, None]
+def _visible(index: NDArray[np.int64], sights: Sights, shape: AttentionShape) -> NDArray[np.bool_]:
+    """Return a mask [rows, keys]: not after the last key that a row sees, and inside the window or the chunk."""
+    seen: NDArray[np.bool_] = index[None, :] <= sights.last[:, None]
+    seen &= index[None, :] >= first_seen(sights.positions, shape)[:, None]
     return seen

@@ -27,7 +27,15 @@ from ferrum.kernels.reference.fused_sums import fused
 from ferrum.kernels.reference.page_checksums import page_sums
 from ferrum.kernels.reference.page_layout import PageLayout
 from ferrum.kernels.reference.reference_adapters import ExpertChanges, changed, changed_embeddings, changed_heads
-from ferrum.kernels.reference.reference_attention import PRODUCTS, STEP, attend, attend_all, first_seen, probabilities
+from ferrum.kernels.reference.reference_attention import (
+    PRODUCTS,
+    STEP,
+    Sights,
+    attend,
+    attend_all,
+    first_seen,
+    probabilities,
+)
 from ferrum.kernels.reference.reference_experts import add_experts, multiply_heads, route
 from ferrum.kernels.reference.reference_math import best_tokens
 from ferrum.kernels.reference.reference_rows import (
@@ -354,18 +362,19 @@ class ReferenceKernels(Kernels):
         out = np.empty((len(q), shape.output_columns), np.float32)
         products = PRODUCTS[group.format]
         seen: list[F32] = []
-        bounds = self.tables.span_rows
+        bounds, positions = self.tables.span_rows, self.tables.positions
+        last = positions if self.tables.last_seen is None else self.tables.last_seen
         for span, (begin, end) in enumerate(pairwise(bounds)):
-            positions = self.tables.positions[begin:end]
-            first = int(first_seen(positions[0], shape)) // STEP * STEP
-            where = shape.layer, self.tables.pages[shape.group][span], first, int(positions[-1]) + 1
+            sights = Sights(positions[begin:end], last[begin:end])
+            first = int(first_seen(sights.positions[0], shape)) // STEP * STEP
+            where = shape.layer, self.tables.pages[shape.group][span], first, int(sights.last[-1]) + 1
             keys = self._keys[shape.group].read(*where)
             # Without values, those of latent attention are a part of the keys.
             values = self._values[shape.group].read(*where) if group.value_dim else keys.first(shape.value_dim or 0)
             rows = q[begin:end]
-            out[begin:end] = attend(rows, keys, values, positions, first, shape, products, sinks).reshape(len(rows), -1)
+            out[begin:end] = attend(rows, keys, values, sights, first, shape, products, sinks).reshape(len(rows), -1)
             if self.captured is not None:
-                weights = probabilities(rows, keys.numbers(), positions, first, shape, sinks)
+                weights = probabilities(rows, keys.numbers(), sights, first, shape, sinks)
                 seen.append(np.pad(weights, ((0, 0), (0, 0), (first, 0))))
         if self.captured is not None:
             self.captured.append(seen)
