@@ -32,7 +32,7 @@ Size = tuple[int, int]
 class Lfm2Images:
     """The `ImageFamily` of LFM2-VL.
 
-    `transformers` 5.24 has its processor on torchvision alone, which is a level away from Pillow in some pixels.
+    `transformers` 5.24 has its processor on torchvision alone, some of whose pixels are two levels from Pillow's.
 
     Args:
         values: of `preprocessor_config.json`. `do_resize` is not read: published files switch it off, and it has no
