@@ -86,9 +86,9 @@ def _cut(collected: SpanRows, done: int, room: int, logit_room: int) -> tuple[Pi
     if end <= done:
         return None
     tokens, own = span.tokens[first:last], range(done - first, end - first)
-    special = span.inputs, span.adapters, span.grids
     rows = _shift(wanted, done, end, first), _shift(hidden, done, end, first)
-    return Piece(span.cache_id, span.start + first, tokens, *rows, own, *special), end
+    extras = span.inputs, span.adapters, span.grids
+    return Piece(span.cache_id, span.start + first, tokens, rows[0], rows[1], own, *extras), end
 
 
 def _shift(rows: range, begin: int, end: int, origin: int) -> range:
