@@ -57,24 +57,7 @@ def write_projector(name: str, path: Path, kind: str = "F32", *, turned: bool = 
     writer.add_vision_block_count(vision["num_hidden_layers"])
     writer.add_vision_head_count(vision["num_attention_heads"])
     pixtral, gemma = TYPES[name] == "pixtral", TYPES[name] == "gemma3"
-    usual = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]) if pixtral else ([0.5] * 3,) * 2
-    writer.add_vision_image_mean(values.get("image_mean", usual[0]))
-    deviation = values.get("image_std", usual[1])
-    writer.add_vision_image_std(deviation if isinstance(deviation, list) else [deviation] * 3)
-    if pixtral:
-        writer.add_vision_attention_layernorm_eps(1e-5)
-        getattr(writer, f"add_vision_use_{vision.get('hidden_act', 'gelu')}")(True)
-        if "spatial_merge_size" in config:
-            writer.add_vision_spatial_merge_size(config["spatial_merge_size"])
-    else:
-        writer.add_vision_attention_layernorm_eps(vision["layer_norm_eps"])
-        writer.add_vision_use_gelu(True)
-        if gemma:
-            side = vision["image_size"] // vision["patch_size"]
-            writer.add_vision_projector_scale_factor(side // math.isqrt(config["mm_tokens_per_image"]))
-        else:
-            writer.add_vision_projector_scale_factor(config["scale_factor"])
-            writer.add_vision_preproc_image_size(values["size"]["longest_edge"])
+    _add_settings(writer, name, config, values)
     for key, value in changes.items():
         full = f"clip.{key.replace('__', '.')}"
         writer.kv_data[0].pop(full, None)
@@ -103,6 +86,30 @@ def write_projector(name: str, path: Path, kind: str = "F32", *, turned: bool = 
         token = tokenizer_of(CASES[name]).token_to_id("[IMG_BREAK]")
         writer.add_tensor("v.token_embd.img_break", np.ascontiguousarray(embedding[token], np.float32))
     return _written(writer, path)
+
+
+def _add_settings(writer: GGUFWriter, name: str, config: dict[str, Any], values: dict[str, Any]) -> None:
+    """Add the metadata of a type of projector, and of its image processor."""
+    vision = config["vision_config"]
+    pixtral, gemma = TYPES[name] == "pixtral", TYPES[name] == "gemma3"
+    usual = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]) if pixtral else ([0.5] * 3,) * 2
+    writer.add_vision_image_mean(values.get("image_mean", usual[0]))
+    deviation = values.get("image_std", usual[1])
+    writer.add_vision_image_std(deviation if isinstance(deviation, list) else [deviation] * 3)
+    if pixtral:
+        writer.add_vision_attention_layernorm_eps(1e-5)
+        getattr(writer, f"add_vision_use_{vision.get('hidden_act', 'gelu')}")(True)
+        if "spatial_merge_size" in config:
+            writer.add_vision_spatial_merge_size(config["spatial_merge_size"])
+    else:
+        writer.add_vision_attention_layernorm_eps(vision["layer_norm_eps"])
+        writer.add_vision_use_gelu(True)
+        if gemma:
+            side = vision["image_size"] // vision["patch_size"]
+            writer.add_vision_projector_scale_factor(side // math.isqrt(config["mm_tokens_per_image"]))
+        else:
+            writer.add_vision_projector_scale_factor(config["scale_factor"])
+            writer.add_vision_preproc_image_size(values["size"]["longest_edge"])
 
 
 def text_of(name: str) -> dict[str, Any]:
