@@ -85,7 +85,7 @@ def pages() -> PageTable:
 def test_a_pass_takes_tokens_of_several_steps_and_known_ones(pages: PageTable) -> None:
     first, second = StepTokens(), StepTokens()
     tokens = {"a": (7, 8), "b": (CARRY,), "c": (CARRY, 5), "d": (CARRY,)}
-    pieces = [Piece(name, 4, ids, range(0), range(0)) for name, ids in tokens.items()]
+    pieces = [Piece(name, 4, ids, range(0), range(0), range(len(ids))) for name, ids in tokens.items()]
     tables = stage(pieces, pages, sources={"b": (second, 3), "c": (first, 1), "d": 44})
     assert tables.token_ids.tolist() == [7, 8, CARRY, CARRY, 5, 44]
     assert [(each.rows.tolist(), each.spans.tolist()) for each in tables.carried] == [([2], [3]), ([3], [1])]
@@ -96,7 +96,7 @@ def test_decodes_take_each_token_of_the_step_before_where_it_was(pages: PageTabl
     sampling, names = Sampling(SamplingParams(), 0, 1, [1]), "abcd"
     spans = [Span(name, 4, (7,), sampling=sampling) for name in names]
     last = StepTokens()
-    staged = stage([Piece(name, 4, (7,), range(1), range(0)) for name in names], pages)
+    staged = stage([Piece(name, 4, (7,), range(1), range(0), range(1)) for name in names], pages)
     tables = DecodeTables(spans, staged, pages, last)
     following = [Span(name, 5, (CARRY if name in "bd" else 9,), sampling=sampling) for name in names]
     assert DecodeTables(spans, staged, pages).follow(following, 1, 100, 64) is None, "no step is in flight"

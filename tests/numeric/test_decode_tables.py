@@ -31,7 +31,7 @@ def pages() -> PageTable:
 
 def kept(pages: PageTable, start: int) -> DecodeTables:
     assert pages.reserve("a", start + 1)
-    return DecodeTables([decode(start)], stage([Piece("a", start, (7,), range(1), range(0))], pages), pages)
+    return DecodeTables([decode(start)], stage([Piece("a", start, (7,), range(1), range(0), range(1))], pages), pages)
 
 
 def test_rows_grow_with_the_sequence(pages: PageTable) -> None:

@@ -75,8 +75,8 @@ class FaultyKernels:
         if name not in OPERATIONS:
             return attribute
 
-        def call(*arguments: Any) -> Any:
-            made = attribute(*arguments)
+        def call(*arguments: Any, **named: Any) -> Any:
+            made = attribute(*arguments, **named)
             self._fault.after(made if isinstance(made, tuple) else (made,))
             return made
 

@@ -27,7 +27,7 @@ def step(lm: DecoderLM, start: int, tokens: list[int]):
     assert lm.pages.reserve("a", start + len(tokens))
     lm.pages.commit("a", start)
     last = range(len(tokens) - 1, len(tokens))
-    return stage([Piece("a", start, tokens, last, range(0))], lm.pages)
+    return stage([Piece("a", start, tokens, last, range(0), range(len(tokens)))], lm.pages)
 
 
 @pytest.mark.parametrize("kernels", ["reference", "native"])

@@ -51,7 +51,7 @@ def native_step(tier: str, quantize: str | None, rows: int) -> Callable[[], obje
     """Return a recorded step of that many rows."""
     lm = executor_of(isa=tier, quantize=quantize).lm
     assert lm.pages.reserve("s", rows)
-    lm.replay.submit(lm.kernels, stage([Piece("s", 0, range(rows), range(rows), range(rows))], lm.pages))
+    lm.replay.submit(lm.kernels, stage([Piece("s", 0, *[range(rows)] * 4)], lm.pages))
     run = lm.kernels.lowering.runtime.run
 
     def step() -> None:

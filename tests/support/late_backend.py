@@ -99,7 +99,7 @@ class LateKernels(ToyKernels):
         self.ahead += self._awaited is not None
         self._awaited = step
         self._queue.append(step)
-        return NetworkOutput(*(LateRows(self, step, field) for field in NetworkOutput._fields))
+        return NetworkOutput(*(LateRows(self, step, field) for field in NetworkOutput._fields[:4]))
 
     def run_through(self, step: LateStep) -> None:
         """Compute the queued steps up to this one, in order."""
