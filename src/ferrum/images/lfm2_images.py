@@ -101,7 +101,8 @@ class Lfm2Images:
     def _frame(self, pixels: Pixels) -> Frame:
         patches, by_axis = block_patches(self._levels.of(pixels), self._patch, self._merge)
         by_pixel = patches.reshape(len(patches), 3, -1).swapaxes(1, 2).reshape(len(patches), -1)
-        places = np.concatenate((np.zeros((len(by_axis), 1), np.int32), by_axis), axis=1)
+        places = np.zeros((len(by_axis), 3), np.int32)
+        places[:, 1:] = by_axis  # joined with it, a single row or column would have another memory layout
         return Frame(by_pixel, places[:, 0].copy(), places)
 
     def _has_thumbnail(self, down: int, across: int) -> bool:
