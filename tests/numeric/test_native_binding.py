@@ -83,14 +83,14 @@ def test_contradictory_tables_are_refused(
     runtime: Any, span_rows: Any, pages: np.ndarray[Any, Any], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
-        runtime.begin(ids(1, 2), ids(0, 1), span_rows, [pages], ids(), ids(), None, None, [])
+        runtime.begin(ids(1, 2), ids(0, 1), span_rows, [pages], ids(), ids(), None, None, None, [])
 
 
 @pytest.mark.parametrize("rows", [(ids(2), ids()), (ids(-1), ids()), (ids(0), ids(0))])
 def test_rows_of_adapters_outside_of_a_step_are_refused(runtime: Any, rows: tuple[Any, Any]) -> None:
     pages = zeros(1, 1, dtype=np.int32)
     with pytest.raises(ValueError, match="not in the step"):
-        runtime.begin(ids(1, 2), ids(0, 1), ids(0, 2), [pages], ids(), ids(), None, None, [(0, 1.0, *rows)])
+        runtime.begin(ids(1, 2), ids(0, 1), ids(0, 2), [pages], ids(), ids(), None, None, None, [(0, 1.0, *rows)])
 
 
 @pytest.mark.parametrize(
@@ -99,4 +99,4 @@ def test_rows_of_adapters_outside_of_a_step_are_refused(runtime: Any, rows: tupl
 def test_given_rows_outside_of_a_step_are_refused(runtime: Any, rows: np.ndarray[Any, Any], reason: str) -> None:
     pages = zeros(1, 1, dtype=np.int32)
     with pytest.raises(ValueError, match=reason):
-        runtime.begin(ids(1, 2), ids(0, 1), ids(0, 2), [pages], ids(), ids(), rows, zeros(1, 8), [])
+        runtime.begin(ids(1, 2), ids(0, 1), ids(0, 2), [pages], ids(), ids(), rows, zeros(1, 8), None, [])

@@ -105,6 +105,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "record_gib": {"record_dir": "here"},
     "kernels": {"device": "cuda"},  # the last choice is for a GPU
     "cuda_graphs": {"device": "cuda"},
+    "stall_seconds": {"replicas": 2},
 }
 """Options that an option requires."""
 
