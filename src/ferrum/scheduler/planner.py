@@ -251,12 +251,12 @@ class Planner:
             live.forks.fork(source, sequence)
         else:
             live.prefixes.adopt(sequence, source)
-        count = self._count(sequence, len(sequence.tokens) - sequence.computed, step)
-        if not count:  # the rest of the budget is too small for an image
-            self._pages.release(sequence.cache_id)
+        if not self._count(sequence, len(sequence.tokens) - sequence.computed, step):
+            self._pages.release(sequence.cache_id)  # the rest of the budget is too small for an image
             sequence.computed = 0
             return False
-        fits = self._make_room_for(sequence, victims, step)
+        fits = self._make_room_for(sequence, victims, step)  # which may free some of the budget
+        count = self._count(sequence, len(sequence.tokens) - sequence.computed, step)
         if not (fits and self._pages.reserve(sequence.cache_id, sequence.computed + count)):
             self._pages.release(sequence.cache_id)
             sequence.computed = 0
