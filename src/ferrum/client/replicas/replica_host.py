@@ -72,6 +72,7 @@ class ReplicaHost:
         self._delivering = threading.Lock()
         self._bell = threading.Event()  # wakes `ferrum-replicas`
         self._closing = False
+        self._closers: list[threading.Thread] = []
 
     @property
     def moved(self) -> int:
@@ -127,6 +128,8 @@ class ReplicaHost:
         self._flush()
         for host in hosts:
             host.close()
+        for closer in self._closers:
+            closer.join()
 
     # Engines, called by the source
 
@@ -223,7 +226,7 @@ class ReplicaHost:
     def _close_if_left(self, member: Member) -> None:
         if not member.taking and member.joined and not self._live.runs_on(member.number):
             self._members.drop(member.number)
-            _close_soon(member.host)
+            self._close_soon(member.host)
 
     def _abort(self, message: Abort) -> None:
         for part in self._live.of_request(message.request_id):
@@ -264,7 +267,7 @@ class ReplicaHost:
                 ended = self._lose(member, report.error)
         self._deliver_all()
         if ended is not None:
-            _close_soon(member.host)
+            self._close_soon(member.host)
             self._source.ended(ended)
 
     def _flush(self) -> None:
@@ -328,6 +331,12 @@ class ReplicaHost:
         reason = f"{choice.deaths} engines ended in a row while they ran this request ({error})"
         self._end(part, number, FinishReason.ERROR, EngineDead(reason))
 
+    def _close_soon(self, host: Host) -> None:
+        """Close a host on a thread: it may take the time of a step, or wait for the thread that calls this."""
+        closer = threading.Thread(target=host.close, name="ferrum-close", daemon=True)
+        self._closers = [*(each for each in self._closers if each.is_alive()), closer]
+        closer.start()
+
     # Time
 
     def _watch(self) -> None:
@@ -345,7 +354,7 @@ class ReplicaHost:
             for member in stalled:
                 reason = f"it reported nothing for {now - member.heard:.0f} s (--stall-seconds {self._stall_seconds:g})"
                 self._lose(member, EngineDead(reason))
-                _close_soon(member.host)
+                self._close_soon(member.host)
             mismatch = self._live.mismatch
             limit = WAIT_SECONDS if mismatch is None else MISMATCH_SECONDS
             for part in self._live.waiting_since(now - limit):
@@ -354,8 +363,3 @@ class ReplicaHost:
                     self._end(part, choice, FinishReason.ERROR, error)
         self._flush()
         return [each.number for each in stalled]
-
-
-def _close_soon(host: Host) -> None:
-    """Close a host on a thread: it may take the time of a step, or wait for the thread that calls this."""
-    threading.Thread(target=host.close, name="ferrum-close", daemon=True).start()
