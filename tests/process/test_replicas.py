@@ -113,7 +113,8 @@ def test_a_stream_waits_for_an_engine_that_starts_again() -> None:
     asyncio.run(run())
 
 
-def test_an_engine_that_hangs_counts_as_dead(undisturbed: list[RequestOutput]) -> None:
+def test_an_engine_that_hangs_counts_as_dead(undisturbed: list[RequestOutput], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ferrum.client.engine_process.JOIN_SECONDS", 0.5)
     options = {"host": "process", "replicas": 2, "stall_seconds": 5.0}
     with LLM(str(spoken("qwen3")), dtype="float32", **options) as llm:
         stopped = process_of(replicas_of(llm), 0)

@@ -119,4 +119,4 @@ def test_hostile_constraint_is_refused_soon(values: dict[str, Any]) -> None:
     start = time.process_time()
     with pytest.raises(RequestError) as caught:
         checked_grammar(StructuredOutputs(**values))
-    assert time.process_time() - start < 1.5 and caught.value.param is not None and len(str(caught.value)) < 1000
+    assert time.process_time() - start < 10 and caught.value.param is not None and len(str(caught.value)) < 1000
