@@ -30,6 +30,22 @@ load_families()
 KINDS = {entry.name: kind for kind, entry in ARCHITECTURES.items()}
 
 
+def add_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    """Add the sizes of a text model, from its configuration."""
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_dimension_count(head_dim)
+
+
 def permuted(rows: NDArray[Any], heads: int) -> NDArray[Any]:
     """Return the rows of q or k in the order for rotation of adjacent pairs."""
     return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
@@ -53,18 +69,8 @@ def write_gguf(directory: Path, target: Path, kind: str = "F32", **metadata: Any
     name = KINDS[config["architectures"][0]]
     writer = GGUFWriter(target, name)
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    add_sizes(writer, config)
     writer.add_rope_freq_base((config.get("rope_parameters") or {}).get("rope_theta", 10000.0))
-    writer.add_rope_dimension_count(head_dim)
     for key, value in metadata.items():
         writer.add_key_value(key.replace("__", "."), *value)
     names, held = gguf_names(config["num_hidden_layers"], name), {}

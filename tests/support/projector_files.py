@@ -18,7 +18,7 @@ from gguf.quants import quantize
 from gguf.tensor_mapping import get_tensor_name_map
 from safetensors.numpy import load_file
 
-from gguf_twin import permuted
+from gguf_twin import add_sizes, permuted
 from image_models import CASES, TEMPLATE, seeing_directory, tokenizer_of
 from shared_models import folder
 from text_samples import BOS, EOS
@@ -184,18 +184,7 @@ def _parts(name: str) -> tuple[dict[str, Any], dict[str, Any], Tensors]:
 
 def _add_text(writer: GGUFWriter, name: str, architecture: str) -> None:
     config = _parts(name)[0]["text_config"]
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_dimension_count(head_dim)
+    add_sizes(writer, config)
     tokenizer = json.loads(tokenizer_of(CASES[name]).to_str())
     added = {each["id"]: each["content"] for each in tokenizer["added_tokens"]}
     texts = {place: text for text, place in tokenizer["model"]["vocab"].items()} | added

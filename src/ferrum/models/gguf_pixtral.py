@@ -59,6 +59,12 @@ def _configs(header: TowerHeader, merge: int, changes: dict[str, Any], bias: str
     return TowerConfig(config, {"size": {"longest_edge": vision["image_size"]}, **header.levels()})
 
 
+_PROJECTIONS: Final = {
+    **{f"v.blk.{{}}.attn_{part}": f"{_LAYER}attention.{part}_proj" for part in ("q", "k", "v")},
+    **{f"v.blk.{{}}.ffn_{part}": f"{_LAYER}feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+}
+"""Names that both kinds of files share."""
+
 PROJECTORS["pixtral"] = Projector(
     names={
         "v.patch_embd": "vision_tower.patch_conv",
@@ -66,11 +72,10 @@ PROJECTORS["pixtral"] = Projector(
         **{f"mm.{place}": f"{_CONNECTOR}.linear_{place}" for place in (1, 2)},
         "mm.input_norm": f"{_CONNECTOR}.norm",
         "mm.patch_merger": f"{_CONNECTOR}.patch_merger.merging_layer",
-        **{f"v.blk.{{}}.attn_{part}": f"{_LAYER}attention.{part}_proj" for part in ("q", "k", "v")},
         "v.blk.{}.attn_out": f"{_LAYER}attention.o_proj",
         "v.blk.{}.ln1": f"{_LAYER}attention_norm",
         "v.blk.{}.ln2": f"{_LAYER}ffn_norm",
-        **{f"v.blk.{{}}.ffn_{part}": f"{_LAYER}feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+        **_PROJECTIONS,
     },
     keys=("use_silu", "use_gelu", _EPSILON, "vision.spatial_merge_size", "rope.freq_base"),
     describe=_of_projector,
@@ -84,11 +89,10 @@ EMBEDDED["mistral3"] = Projector(
         **{f"mm.linear_{place}": f"{_CONNECTOR}.linear_{place}" for place in (1, 2)},
         "mm.norm": f"{_CONNECTOR}.norm",
         "mm.patch_merger.merging_layer": f"{_CONNECTOR}.patch_merger.merging_layer",
-        **{f"v.blk.{{}}.attn_{part}": f"{_LAYER}attention.{part}_proj" for part in ("q", "k", "v")},
         "v.blk.{}.attn_output": f"{_LAYER}attention.o_proj",
         "v.blk.{}.attn_norm": f"{_LAYER}attention_norm",
         "v.blk.{}.ffn_norm": f"{_LAYER}ffn_norm",
-        **{f"v.blk.{{}}.ffn_{part}": f"{_LAYER}feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+        **_PROJECTIONS,
     },
     keys=(
         *("vision.attention.key_length", "vision.num_channels", "vision.rope.freq_base", _EPSILON),

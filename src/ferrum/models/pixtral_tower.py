@@ -12,7 +12,6 @@ from ferrum.kernels.reference.double_math import power
 from ferrum.models.builder import NormSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.llama import activation_of
-from ferrum.models.rope import rope_section
 from ferrum.models.spec import BlockSpec, BranchSpec, MlpSpec
 from ferrum.models.tensor_names import Runs
 from ferrum.models.tower_spec import (
@@ -23,6 +22,7 @@ from ferrum.models.tower_spec import (
     ProjectionSpec,
     TokenOf,
     TowerSpec,
+    axial_theta,
     heads_of_tower,
     vision_config,
 )
@@ -134,9 +134,6 @@ def _tower(
 
 def _rope(vision: FamilyConfig, dim: int, side: int) -> GridRope:
     """Return the rotations: of all frequencies of a head, even ones turn by row and odd ones by column."""
-    section, kind = rope_section(vision)
-    if kind not in ("axial", "default"):
-        raise Unsupported(f"config.json: vision_config: rope type {kind!r}", "known: axial")
-    theta = section.number("rope_theta", vision.values["rope_theta"])
+    theta = axial_theta(vision)
     all_of_them = [power(theta, -(2 * index / dim)) for index in range(dim // 2)]
     return GridRope(tuple(all_of_them[::2]), tuple(all_of_them[1::2]), side)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import isqrt
 from typing import Any, Final
 
-from ferrum.core.errors import CheckpointError, Unsupported
+from ferrum.core.errors import CheckpointError
 from ferrum.images.image_processor import ImageFamily
 from ferrum.images.qwen_images import QwenImages, pixels_of
 from ferrum.kernels.op_attributes import Activation
@@ -14,7 +14,6 @@ from ferrum.kernels.reference.double_math import power
 from ferrum.models.builder import NormSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.llama import activation_of
-from ferrum.models.rope import rope_section
 from ferrum.models.spec import BlockSpec, BranchSpec, MlpSpec
 from ferrum.models.tower_spec import (
     TOWERS,
@@ -25,6 +24,7 @@ from ferrum.models.tower_spec import (
     ProjectionSpec,
     TokenOf,
     TowerSpec,
+    axial_theta,
     vision_config,
 )
 
@@ -124,9 +124,6 @@ def _tower(family: str, config: FamilyConfig, processor: Mapping[str, Any], deep
 
 def _rope(vision: FamilyConfig, dim: int, longest: int) -> PlaceRope:
     """Return the rotations: the first half of the pairs turns by row, the other by column, at equal frequencies."""
-    section, kind = rope_section(vision)
-    if kind not in ("axial", "default"):
-        raise Unsupported(f"config.json: vision_config: rope type {kind!r}", "known: axial")
-    theta = section.number("rope_theta", vision.values["rope_theta"])
+    theta = axial_theta(vision)
     each = tuple(power(theta, -(4 * index / dim)) for index in range(dim // 4))
     return PlaceRope(each, each, longest)

@@ -19,6 +19,7 @@ from ferrum.kernels.vectors import grid_rotations
 from ferrum.models.builder import Builder, LayerSpec, NormSpec, Place
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import load_families
+from ferrum.models.rope import rope_section
 from ferrum.models.tensor_names import Rows, View
 from ferrum.nn.block import Layer
 from ferrum.nn.encoder import EncoderAttention
@@ -366,3 +367,11 @@ def heads_of_tower(vision: FamilyConfig) -> tuple[int, int]:
     """Return the number of heads of a tower, and their size."""
     heads = vision.integer(_HEADS)
     return heads, vision.integer("head_dim", vision.integer("hidden_size") // heads)
+
+
+def axial_theta(vision: FamilyConfig) -> float:
+    """Return the base of a tower's rotations by row and column. Raises Unsupported for rotations of another type."""
+    section, kind = rope_section(vision)
+    if kind not in ("axial", "default"):
+        raise Unsupported(f"config.json: vision_config: rope type {kind!r}", "known: axial")
+    return section.number("rope_theta", vision.values["rope_theta"])
