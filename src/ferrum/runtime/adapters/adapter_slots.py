@@ -91,7 +91,7 @@ class AdapterSlots:
         self._held: dict[str, tuple[int, PreparedAdapter]] = {}
         self._numbers = count(1)
         self._unused: list[int] = []  # numbers of adapters that other ranks may free
-        self._of_first: dict[int, list[tuple[AdapterSite, Any]]] = {}  # what the first rank has prepared, by number
+        self._prepared: dict[int, list[tuple[AdapterSite, Any]]] = {}  # what the first rank has prepared, by number
         self.changes = 0
 
     @property
@@ -174,19 +174,19 @@ class AdapterSlots:
         memory = self._kernels.adapter_memory(0)
         entry, nbytes = self._entry(place, at_site, memory, _no_pause)
         if entry is not None:
-            self._of_first.setdefault(number, []).append((self.sites[place], entry))
+            self._prepared.setdefault(number, []).append((self.sites[place], entry))
         return nbytes
 
     def install_part(self, number: int, slot: int, unused: Collection[int]) -> None:
         """Load what was prepared under a number, and free what is unused."""
-        for site, entry in self._of_first.get(number, ()):
+        for site, entry in self._prepared.get(number, ()):
             self._kernels.install(site, slot, entry)
         for each in unused:
-            self._of_first.pop(each, None)
+            self._prepared.pop(each, None)
 
     def remove_part(self, number: int, slot: int) -> None:
         """Free a slot with what was prepared under a number."""
-        for site, _ in self._of_first.get(number, ()):
+        for site, _ in self._prepared.get(number, ()):
             self._kernels.install(site, slot, None)
 
     def _change(self, site: AdapterSite, index: int, change: Change | None, pause: Callable[[], None]) -> Change | None:
