@@ -47,12 +47,20 @@ def operations(layers: int) -> dict[str, float]:
 
 def write_files(folder: Path, layers: int, kind: str) -> Path:
     """Write a tiny text model and the projector next to it; return the model's path."""
-    writer = GGUFWriter(folder / "mmproj-model.gguf", "clip")
+    writer, add = tower_of(folder / "mmproj-model.gguf", "idefics3", layers, kind)
+    writer.add_vision_preproc_image_size(EDGE)
+    add.matrix("mm.model.fc", TEXT, WIDE * MERGE**2)
+    finish(writer)
+    return _write_text(folder / "model.gguf")
+
+
+def tower_of(path: Path, projector: str, layers: int, kind: str) -> tuple[GGUFWriter, Writer]:
+    """Return the writer of a file with the tower, which lacks the tensors that the type of projector adds."""
+    writer = GGUFWriter(path, "clip")
     writer.add_clip_has_vision_encoder(True)
-    writer.add_clip_projector_type("idefics3")
+    writer.add_clip_projector_type(projector)
     writer.add_vision_projection_dim(TEXT)
     writer.add_vision_image_size(EDGE)
-    writer.add_vision_preproc_image_size(EDGE)
     writer.add_vision_patch_size(PATCH)
     writer.add_vision_embedding_length(WIDE)
     writer.add_vision_feed_forward_length(INNER)
@@ -66,7 +74,6 @@ def write_files(folder: Path, layers: int, kind: str) -> Path:
     add = Writer(writer, kind)
     writer.add_tensor("v.patch_embd.weight", add.random(WIDE, 3, PATCH, PATCH))
     writer.add_tensor("v.position_embd.weight", add.random((EDGE // PATCH) ** 2, WIDE))
-    add.matrix("mm.model.fc", TEXT, WIDE * MERGE**2)
     add.vectors(("v.patch_embd.bias", "v.post_ln.bias", "v.post_ln.weight"), WIDE)
     for layer in range(layers):
         under = f"v.blk.{layer}"
@@ -78,16 +85,15 @@ def write_files(folder: Path, layers: int, kind: str) -> Path:
         add.vectors((f"{under}.ffn_up.bias",), INNER)
         norms = (f"{under}.{name}" for name in ("ln1.weight", "ln1.bias", "ln2.weight", "ln2.bias", "ffn_down.bias"))
         add.vectors(norms, WIDE)
-    _finish(writer)
-    return _write_text(folder / "model.gguf")
+    return writer, add
 
 
 class Writer:
-    """Adds tensors of random numbers to a file, matrices in a type of GGUF."""
+    """Adds tensors of random numbers to a file, matrices in a type of GGUF; those of one shape are the same."""
 
     def __init__(self, writer: GGUFWriter, kind: str) -> None:
         self._writer, self._type = writer, GGMLQuantizationType[kind]
-        self._rng = np.random.default_rng(0)
+        self._rng, self._made = np.random.default_rng(0), dict[tuple[int, int], np.ndarray]()
 
     def random(self, *shape: int) -> np.ndarray:
         """Return numbers of N(0, 0.02)."""
@@ -95,8 +101,9 @@ class Writer:
 
     def matrix(self, name: str, outputs: int, inputs: int) -> None:
         """Add a matrix."""
-        blocks = quantize(self.random(outputs, inputs), self._type)
-        self._writer.add_tensor(f"{name}.weight", blocks, raw_dtype=self._type)
+        if (outputs, inputs) not in self._made:
+            self._made[outputs, inputs] = quantize(self.random(outputs, inputs), self._type)
+        self._writer.add_tensor(f"{name}.weight", self._made[outputs, inputs], raw_dtype=self._type)
 
     def vectors(self, names: Any, size: int) -> None:
         """Add weights of norms, which are 1, and biases, which are 0."""
@@ -105,7 +112,6 @@ class Writer:
 
 
 def _write_text(path: Path) -> Path:
-    tokens = [*map(chr, range(33, 127)), "\u0120", "\u010a", "\u010a\u010a"]
     special = ["<end>", "<image>", "<fake_token_around_image>", "<global-img>", "<row_1_col_1>"]
     writer = GGUFWriter(path, "llama")
     writer.add_block_count(1)
@@ -116,13 +122,7 @@ def _write_text(path: Path) -> Path:
     writer.add_head_count_kv(1)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_dimension_count(64)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([*tokens, *special])
-    writer.add_token_types([1] * len(tokens) + [3] * len(special))
-    writer.add_token_merges(["\u010a \u010a"])
-    writer.add_eos_token_id(len(tokens))
-    count = len(tokens) + len(special)
+    count = add_tokenizer(writer, special)
     shapes = {"token_embd": (count, TEXT), "blk.0.attn_q": (TEXT, TEXT), "blk.0.attn_output": (TEXT, TEXT)}
     shapes |= {f"blk.0.attn_{part}": (64, TEXT) for part in "kv"}
     shapes |= {"blk.0.ffn_gate": (64, TEXT), "blk.0.ffn_up": (64, TEXT), "blk.0.ffn_down": (TEXT, 64)}
@@ -130,11 +130,24 @@ def _write_text(path: Path) -> Path:
         writer.add_tensor(f"{name}.weight", np.zeros(shape, np.float32))
     for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
         writer.add_tensor(f"{name}.weight", np.ones(TEXT, np.float32))
-    _finish(writer)
+    finish(writer)
     return path
 
 
-def _finish(writer: GGUFWriter) -> None:
+def add_tokenizer(writer: GGUFWriter, special: list[str]) -> int:
+    """Add a vocabulary of printable ASCII and special tokens, the first of which ends texts; return its size."""
+    tokens = [*map(chr, range(33, 127)), "\u0120", "\u010a", "\u010a\u010a"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*tokens, *special])
+    writer.add_token_types([1] * len(tokens) + [3] * len(special))
+    writer.add_token_merges(["\u010a \u010a"])
+    writer.add_eos_token_id(len(tokens))
+    return len(tokens) + len(special)
+
+
+def finish(writer: GGUFWriter) -> None:
+    """Write what was added and close the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
