@@ -35,28 +35,32 @@ class Stats:
     def delta(self, request: object, delta: object) -> None: ...
 
 
-def opened(**options: object) -> LLM:
+def opened(name: str = NAME, **options: object) -> LLM:
     require_native()
-    return LLM(str(seeing_directory(NAME)), **{"kernels": "native", "kv_capacity": 2048, "threads": 1, **options})
+    return LLM(str(seeing_directory(name)), **{"kernels": "native", "kv_capacity": 2048, "threads": 1, **options})
 
 
-def asked(llm: LLM, params: SamplingParams, images: list[DecodedImage], **options: object) -> list[object]:
+def asked(
+    llm: LLM, params: SamplingParams, images: list[DecodedImage], name: str = NAME, **options: object
+) -> list[object]:
     """Return tokens and log-probabilities of the answers about each image."""
-    prompts = [f"{place}: {CASES[NAME].tokens[0]} is" for place in range(len(images))]
+    prompts = [f"{place}: {CASES[name].tokens[0]} is" for place in range(len(images))]
     outputs = llm.generate(prompts, params, use_tqdm=False, images=[[each] for each in images], **options)
     return [(each.token_ids, each.logprobs) for output in outputs for each in output.outputs]
 
 
-def test_preempted_sequences_read_their_rows_again_and_compute_none() -> None:
-    with opened() as llm:
-        expected = asked(llm, LONG, IMAGES[:2])
+@pytest.mark.parametrize(("name", "capacity", "tokens"), [("smolvlm", 448, 70), ("qwen3-vl", 320, 150)])
+def test_preempted_sequences_read_their_rows_again_and_compute_none(name: str, capacity: int, tokens: int) -> None:
+    params = LONG.but(max_tokens=tokens)
+    with opened(name) as llm:
+        expected = asked(llm, params, IMAGES[:2], name)
     for options in ({"swap_gib": 1}, {"prefix_cache": False}):
-        with opened(kv_capacity=448, **options) as llm:
+        with opened(name, kv_capacity=capacity, **options) as llm:
             stats = Stats()
             llm.client.router.observers = (stats,)
-            assert asked(llm, LONG, IMAGES[:2]) == expected
+            assert asked(llm, params, IMAGES[:2], name) == expected
             assert stats.last.preemptions > 0, options
-            assert asked(llm, LONG.but(max_tokens=1, n=1), IMAGES[:2])
+            assert asked(llm, params.but(max_tokens=1, n=1), IMAGES[:2], name)
             images = stats.last.images
             assert (images.queries, images.hits, images.computed) == (4, 2, 2)
 
