@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from functools import cache
 from itertools import pairwise
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
 
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import CheckpointError
@@ -20,7 +22,6 @@ from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import StepTables
 from ferrum.kernels.op_attributes import EncoderShape
 from ferrum.kernels.reference import ReferenceKernels
-from ferrum.models.builder import Builder
 from ferrum.models.decoder import list_parameters
 from ferrum.models.tower_spec import tower_spec
 from ferrum.runtime.image_tower import ImageTower, builder_of, open_tower
@@ -29,6 +30,7 @@ from ferrum.sources.open_model import open_model
 from image_models import CASES, random_image, seeing_directory, twin_rows
 from native_twin import TIERS, normal, require_native, same_bits
 
+PUBLISHED = Path(__file__).parents[1] / "data" / "published_towers"
 SIZES = (37, 61), (8, 14), (200, 41), (32, 32), (5, 90)
 
 
@@ -62,32 +64,33 @@ def test_native_rows_equal_the_reference_bit_for_bit(name: str) -> None:
         same_bits(rows_of(tower(name, "native"), *size), rows_of(tower(name, "reference"), *size))
 
 
-def test_a_published_tower_has_the_tensors_of_transformers() -> None:
-    """LFM2-VL-3B, by its published sizes: the largest tower whose positions are resized."""
-    vision = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
-    vision |= {"model_type": "siglip2_vision_model", "num_patches": 256, "patch_size": 16, "vision_use_head": False}
-    text = {"model_type": "lfm2", "hidden_size": 2048, "num_hidden_layers": 1, "layer_types": ["conv"]}
-    config = Lfm2VlConfig(vision_config=vision, text_config=text)
+@pytest.mark.parametrize("path", sorted(PUBLISHED.glob("*.json")), ids=lambda path: path.stem)
+def test_tensors_of_a_published_tower_are_those_of_transformers(path: Path) -> None:
+    facts = json.loads(path.read_text())
+    config, processor = facts["config"], facts["processor"]
+    spec = tower_spec(config, processor)
+    assert spec is not None
+    asks, sizes = list_parameters(lambda source, forms: builder_of(spec, source, forms), spec.build), Counter[str]()
+    for own, shape in asks.shapes.items():
+        (source,) = asks.views[own].sources if own in asks.views else (own,)
+        sizes[source] += prod(shape)  # one tensor may have queries, keys and values
+    short = {**config, "text_config": {**config["text_config"], "num_hidden_layers": 1}}
     with torch.device("meta"):
-        twin = Lfm2VlForConditionalGeneration(config)
-    spec = tower_spec({**config.to_dict(), "architectures": ["Lfm2VlForConditionalGeneration"]}, {})
-    assert spec is not None and spec.rows == 1024
-    asks = list_parameters(lambda *given: Builder(*given, spec.hidden_size, spec.norms, 0, spec.renames), spec.build)
-    found = {asks.views[name].sources[0] if name in asks.views else name: shape for name, shape in asks.shapes.items()}
-    wanted = {name.removeprefix("model."): tuple(each.shape) for name, each in twin.named_parameters()}
-    assert found == {name: wanted[name] for name in wanted if name.startswith(("vision_tower", "multi_modal"))}
+        twin = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.for_model(**short))
+    wanted = {name.removeprefix("model."): each.numel() for name, each in twin.named_parameters()}
+    seeing = ("visual.", "vision_tower.", "multi_modal_projector.")
+    assert sizes == {name: size for name, size in wanted.items() if name.startswith(seeing)}
+    images = spec.images(len, lambda text: [])
+    assert {size: len(images.run_of(*map(int, size.split("x"))).rows) for size in facts["rows"]} == facts["rows"]
 
 
-@pytest.mark.parametrize("name", ["Qwen3VL", "Qwen3_5"])
-def test_tensors_of_released_sizes_are_those_of_the_twin(name: str) -> None:
-    config = getattr(transformers, f"{name}Config")()
-    values = {**config.to_dict(), "architectures": [f"{name}ForConditionalGeneration"]}
+def test_tensors_of_qwen3_5_are_those_of_transformers() -> None:
+    config = transformers.Qwen3_5Config()
+    values = {**config.to_dict(), "architectures": ["Qwen3_5ForConditionalGeneration"]}
     values["text_config"]["hidden_size"] = config.vision_config.out_hidden_size
     spec = tower_spec(values, {"size": {"shortest_edge": 65536, "longest_edge": 16777216}})
     assert spec is not None and spec.rows == 4 * MAX_TOKENS
-    asks = list_parameters(
-        lambda source, forms: Builder(source, forms, spec.hidden_size, spec.norms, 0, spec.renames), spec.build
-    )
+    asks = list_parameters(lambda source, forms: builder_of(spec, source, forms), spec.build)
     with torch.device("meta"):
         twin = transformers.AutoModel.from_config(config.vision_config).state_dict()
     names = {each for own in asks.shapes for each in (asks.views[own].sources if own in asks.views else (own,))}

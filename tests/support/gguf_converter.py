@@ -14,6 +14,9 @@ from gguf_twin import permuted
 
 Tensors = dict[str, np.ndarray]
 TILED = ("qwen35", "qwen35moe")
+TRANSPOSED = ("gpt-oss", "llama4", "qwen3vlmoe")
+"""Architectures whose checkpoints have experts transposed."""
+
 PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "mistral3")
 
 
@@ -83,14 +86,14 @@ def _parts(kind: str, config: dict[str, Any], name: str, values: np.ndarray) -> 
         both = values.reshape(heads, nope + width, -1)
         yield name.replace("kv_b", "k_b"), both[:, :nope].swapaxes(1, 2)
         yield name.replace("kv_b", "v_b"), both[:, nope:]
-    elif "experts.gate_up_proj" in name and kind in ("gpt-oss", "llama4"):
+    elif "experts.gate_up_proj" in name and kind in TRANSPOSED:
         turned, inner = values if name.endswith("_bias") else values.swapaxes(1, 2), values.shape[-1] // 2
         halves = (slice(0, None, 2), slice(1, None, 2)) if kind == "gpt-oss" else (slice(0, inner), slice(inner, None))
         for part, rows in zip(("gate", "up"), halves, strict=True):
             yield f"{block}.ffn_{part}_exps.{'bias' if name.endswith('_bias') else 'weight'}", turned[:, rows]
     elif name.endswith("experts.down_proj_bias"):
         yield f"{block}.ffn_down_exps.bias", values
-    elif name.endswith("experts.down_proj") and kind in ("gpt-oss", "llama4"):
+    elif name.endswith("experts.down_proj") and kind in TRANSPOSED:
         yield f"{block}.ffn_down_exps.weight", values.swapaxes(1, 2)
     elif name.endswith("block_sparse_moe.input_linear.weight"):
         for part, rows in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):

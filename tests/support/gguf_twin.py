@@ -27,7 +27,7 @@ TOKENIZER: dict[str, Any] = {
 """Metadata of a small tokenizer."""
 
 load_families()
-KINDS = {entry.name: kind for kind, entry in ARCHITECTURES.items()}
+KINDS = {entry.name: kind for kind, entry in reversed(ARCHITECTURES.items())}
 
 
 def add_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:

@@ -21,8 +21,9 @@ QWEN_KEYS = EXPERTS | {"expert_feed_forward_length": 32}
 HYBRID_CASES: tuple[tuple[Any, ...], ...] = (
     ("qwen3next", "Qwen3Next", DELTA | STORED | QWEN_EXPERTS | {"shared_expert_intermediate_size": 80},
          DELTA_KEYS | QWEN_KEYS | {"expert_shared_feed_forward_length": 80}, {"output.weight"}),
-    ("qwen35", "Qwen3_5", DELTA | STORED | {"linear_tiled": True, "full_attention_interval": 3},
-         DELTA_KEYS | {"full_attention_interval": 3, "rope.dimension_sections": [11, 11, 10, 0],
+    ("qwen35", "Qwen3_5",
+         DELTA | STORED | {"linear_tiled": True, "full_attention_interval": 3, "mrope_section": [4, 2, 2]},
+         DELTA_KEYS | {"full_attention_interval": 3, "rope.dimension_sections": [4, 2, 2, 0],
                        "nextn_predict_layers": 1, "block_count": LAYERS + 1}, {"output.weight"}),
     ("qwen35", "Qwen3_5", DELTA | STORED | {"linear_tiled": True, "layer_types": HYBRID},
          DELTA_KEYS | {"attention.head_count_kv": [0 if each == LINEAR else 2 for each in HYBRID],

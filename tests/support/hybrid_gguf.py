@@ -74,24 +74,29 @@ def apart(tensors: Tensors, config: dict[str, Any]) -> Tensors:
 
 
 def metadata_of(name: str) -> dict[str, Any]:
-    config = model_of(MODELS[name]).config.to_dict()
+    return hybrid_metadata(KINDS[name], model_of(MODELS[name]).config.to_dict(), tensors_of(name))
+
+
+def hybrid_metadata(kind: str, config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """Return the metadata of a file by keys without the architecture, from a configuration and the file's tensors."""
     found = {ours: config[theirs] for ours, theirs in SIZES.items() if config.get(theirs) is not None}
     rope = config.get("rope_parameters") or {}
     found["rope.freq_base"] = float(rope.get("rope_theta", 10000.0))
     found["attention.layer_norm_rms_epsilon"] = config.get("rms_norm_eps") or config["norm_eps"]
     kinds, heads = config["layer_types"], config["num_key_value_heads"]
-    if KINDS[name].startswith("lfm2"):
-        (width,) = {len(array) for each, array in tensors_of(name).items() if each.endswith("ffn_up.weight")} or {96}
+    if kind.startswith("lfm2"):
+        (width,) = {len(array) for each, array in tensors.items() if each.endswith("ffn_up.weight")} or {96}
         found["feed_forward_length"] = width
-        found["attention.head_count_kv"] = [0 if kind == "conv" else heads for kind in kinds]
+        found["attention.head_count_kv"] = [0 if each == "conv" else heads for each in kinds]
         return found
     found["feed_forward_length"] = config.get("intermediate_size") or 96
+    found["attention.value_length"] = found["attention.key_length"]
     found["ssm.inner_size"] = config["linear_num_value_heads"] * config["linear_value_head_dim"]
     found["attention.head_count_kv"] = heads
-    found["attention.recurrent_layers"] = [kind == "linear_attention" for kind in kinds]
+    found["attention.recurrent_layers"] = [each == "linear_attention" for each in kinds]
     found["rope.dimension_count"] = int(found["attention.key_length"] * rope["partial_rotary_factor"])
-    if KINDS[name] != "qwen3next":
-        found["rope.dimension_sections"] = [11, 11, 10, 0]
+    if kind != "qwen3next":
+        found["rope.dimension_sections"] = [*rope.get("mrope_section", (11, 11, 10)), 0]
     return found
 
 

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFValueType, GGUFWriter
 from gguf.quants import quantize
 from gguf.tensor_mapping import get_tensor_name_map
 from safetensors.numpy import load_file
 
+from gguf_converter import converted
 from gguf_twin import add_sizes, permuted
+from hybrid_gguf import TYPES as VALUE_TYPES
+from hybrid_gguf import hybrid_metadata
 from image_models import CASES, TEMPLATE, seeing_directory, tokenizer_of
 from shared_models import folder
 from text_samples import BOS, EOS
@@ -28,8 +31,18 @@ TYPES = {
     **dict.fromkeys(("smolvlm", "idefics3"), "idefics3"),
     **dict.fromkeys(("mistral3", "mistral3-merge3", "pixtral"), "pixtral"),
     **dict.fromkeys(("gemma3", "gemma3-narrow"), "gemma3"),
+    **dict.fromkeys(("qwen3-vl", "qwen3-vl-moe", "qwen3.5"), "qwen3vl_merger"),
+    "lfm2-vl": "lfm2",
 }
 """Types of the projectors of cases."""
+
+_ARCHITECTURES = {
+    "qwen3-vl": "qwen3vl",
+    "qwen3-vl-moe": "qwen3vlmoe",
+    "qwen3.5": "qwen35",
+    "lfm2-vl": "lfm2",
+}
+"""Those of the text models of cases that are not `llama`."""
 
 _KEPT = re.compile(r"patch_embd|patch_merger|position_embd|patch_conv")
 """Tensors that the converter never quantises."""
@@ -41,9 +54,10 @@ def write_projector(name: str, path: Path, kind: str = "F32", *, turned: bool = 
     Args:
         kind: type of the matrices.
         turned: up and down have each other's names, as the first converters wrote them.
-        changes: metadata in place of the converter's, `.` as `__`; None leaves a key out.
+        changes: metadata in place of the converter's, `.` as `__`; None leaves a key out. A name with `.` is a tensor
+            and its shape.
     """
-    config, values, tensors = _parts(name)
+    config, values, whole = _parts(name)
     vision, text = config["vision_config"], config["text_config"]
     writer = GGUFWriter(path, "clip")
     writer.add_type("mmproj")
@@ -54,85 +68,205 @@ def write_projector(name: str, path: Path, kind: str = "F32", *, turned: bool = 
     writer.add_vision_patch_size(vision["patch_size"])
     writer.add_vision_embedding_length(vision["hidden_size"])
     writer.add_vision_feed_forward_length(vision["intermediate_size"])
-    writer.add_vision_block_count(vision["num_hidden_layers"])
-    writer.add_vision_head_count(vision["num_attention_heads"])
-    pixtral, gemma = TYPES[name] == "pixtral", TYPES[name] == "gemma3"
+    writer.add_vision_block_count(vision.get("depth", vision.get("num_hidden_layers")))
+    writer.add_vision_head_count(vision.get("num_heads", vision.get("num_attention_heads")))
     _add_settings(writer, name, config, values)
+    tensors = _projector_tensors(name)
     for key, value in changes.items():
+        if "." in key:
+            numbers = tensors.pop(key)
+            tensors |= {} if value is None else {key: numbers.reshape(value)}
+            continue
         full = f"clip.{key.replace('__', '.')}"
         writer.kv_data[0].pop(full, None)
         if value is not None:
-            getattr(writer, {bool: "add_bool", int: "add_uint32", str: "add_string"}[type(value)])(full, value)
-    known = get_tensor_name_map(MODEL_ARCH.MMPROJ, 128)
-    for full, numbers in tensors.items():
-        if "text_model" in full or "language_model" in full or full.startswith("lm_head"):
-            continue
-        library = full if full.startswith("model.vision_model") or "connector" in full else full.removeprefix("model.")
-        if gemma:  # published checkpoints have SigLIP under one more name
-            library = re.sub(r"^vision_tower\.(?!vision_model)", "vision_tower.vision_model.", library)
-            library = library.replace("projection_weight", "projection.weight")
-        own = known.get_name(library, (".weight", ".bias"))
-        assert own is not None, full
-        stored = np.ascontiguousarray(numbers, np.float32)
-        if pixtral and re.search(r"\.[qk]_proj\.", full):
-            stored = permuted(stored, vision["num_attention_heads"])
-        if "soft_emb_norm" in full:
-            stored = stored + 1
+            writer.add_key_value(full, value, {**VALUE_TYPES, str: GGUFValueType.STRING}[type(value)])
+    for own, stored in tensors.items():
         if turned:
             own = re.sub("ffn_(up|down)", lambda found: f"ffn_{'down' if found[1] == 'up' else 'up'}", own)
         _add(writer, own, stored, kind)
-    if pixtral:
-        embedding = next(each for full, each in tensors.items() if full.endswith("embed_tokens.weight"))
+    if TYPES[name] == "pixtral":
+        embedding = next(each for full, each in whole.items() if full.endswith("embed_tokens.weight"))
         token = tokenizer_of(CASES[name]).token_to_id("[IMG_BREAK]")
         writer.add_tensor("v.token_embd.img_break", np.ascontiguousarray(embedding[token], np.float32))
     return _written(writer, path)
 
 
+def _projector_tensors(name: str) -> Tensors:
+    """Return the tensors of the tower of a case as the converter writes them."""
+    config, _, tensors = _parts(name)
+    vision, known, found = config["vision_config"], get_tensor_name_map(MODEL_ARCH.MMPROJ, 128), Tensors()
+    for full, numbers in tensors.items():
+        if "text_model" in full or "language_model" in full or full.startswith("lm_head"):
+            continue
+        library = full if full.startswith("model.vision_model") or "connector" in full else full.removeprefix("model.")
+        if TYPES[name] in ("gemma3", "lfm2"):  # published checkpoints have SigLIP under one more name
+            library = re.sub(r"^vision_tower\.(?!vision_model)", "vision_tower.vision_model.", library)
+            library = library.replace("projection_weight", "projection.weight")
+        stored = np.ascontiguousarray(numbers, np.float32)
+        if TYPES[name] == "qwen3vl_merger":
+            found |= _of_qwen(library, stored, vision, known)
+            continue
+        own = known.get_name(library, (".weight", ".bias"))
+        assert own is not None, full
+        if TYPES[name] == "pixtral" and re.search(r"\.[qk]_proj\.", full):
+            stored = permuted(stored, vision["num_attention_heads"])
+        if "soft_emb_norm" in full:
+            stored = stored + 1
+        if TYPES[name] == "lfm2" and full.endswith("patch_embedding.weight"):
+            edge = vision["patch_size"]
+            stored = np.ascontiguousarray(stored.reshape(-1, edge, edge, 3).transpose(0, 3, 1, 2))
+        found[own] = stored
+    return found
+
+
+def _of_qwen(full: str, numbers: np.ndarray, vision: dict[str, Any], known: Any) -> Tensors:
+    """Return what becomes of a tensor of Qwen3-VL: features of layers by the layer, patches by the frame."""
+    merged = re.fullmatch(r"visual\.merger\.(?:norm|linear_fc(\d))\.(\w+)", full)
+    if merged is not None:
+        return {f"{'v.post_ln' if merged[1] is None else f'mm.{2 * int(merged[1]) - 2}'}.{merged[2]}": numbers}
+    if full == "visual.patch_embed.proj.weight":
+        frames = (np.ascontiguousarray(numbers[:, :, frame]) for frame in range(2))
+        return dict(zip(("v.patch_embd.weight", "v.patch_embd.weight.1"), frames, strict=True))
+    deep = re.fullmatch(r"visual\.deepstack_merger_list\.(\d+)(\..*)", full)
+    if deep is not None:
+        full = f"model.visual.deepstack_merger_list.{vision['deepstack_visual_indexes'][int(deep[1])]}{deep[2]}"
+    own = known.get_name(full, (".weight", ".bias"))
+    assert own is not None, full
+    return {own: numbers}
+
+
+_CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+
+
 def _add_settings(writer: GGUFWriter, name: str, config: dict[str, Any], values: dict[str, Any]) -> None:
     """Add the metadata of a type of projector, and of its image processor."""
-    vision = config["vision_config"]
-    pixtral, gemma = TYPES[name] == "pixtral", TYPES[name] == "gemma3"
-    usual = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]) if pixtral else ([0.5] * 3,) * 2
+    vision, type = config["vision_config"], TYPES[name]
+    usual = _CLIP if type in ("pixtral", "qwen3vl_merger") else ([0.5] * 3,) * 2
     writer.add_vision_image_mean(values.get("image_mean", usual[0]))
     deviation = values.get("image_std", usual[1])
     writer.add_vision_image_std(deviation if isinstance(deviation, list) else [deviation] * 3)
-    if pixtral:
+    if type == "pixtral":
         writer.add_vision_attention_layernorm_eps(1e-5)
         getattr(writer, f"add_vision_use_{vision.get('hidden_act', 'gelu')}")(True)
         if "spatial_merge_size" in config:
             writer.add_vision_spatial_merge_size(config["spatial_merge_size"])
+        return
+    writer.add_vision_attention_layernorm_eps(vision.get("layer_norm_eps", 1e-6))
+    writer.add_vision_use_gelu(True)
+    if type == "gemma3":
+        side = vision["image_size"] // vision["patch_size"]
+        writer.add_vision_projector_scale_factor(side // math.isqrt(config["mm_tokens_per_image"]))
+    elif type == "lfm2":
+        writer.add_vision_projector_scale_factor(config["downsample_factor"])
+    elif type == "qwen3vl_merger":
+        writer.add_vision_spatial_merge_size(vision["spatial_merge_size"])
+        deep = vision.get("deepstack_visual_indexes", [])
+        writer.add_vision_is_deepstack_layers([layer in deep for layer in range(vision["depth"])])
+        for key, edge in (("min", "shortest_edge"), ("max", "longest_edge")):  # as ollama and some converters do
+            writer.add_uint32(f"clip.vision.image_{key}_pixels", values["size"][edge])
     else:
-        writer.add_vision_attention_layernorm_eps(vision["layer_norm_eps"])
-        writer.add_vision_use_gelu(True)
-        if gemma:
-            side = vision["image_size"] // vision["patch_size"]
-            writer.add_vision_projector_scale_factor(side // math.isqrt(config["mm_tokens_per_image"]))
-        else:
-            writer.add_vision_projector_scale_factor(config["scale_factor"])
-            writer.add_vision_preproc_image_size(values["size"]["longest_edge"])
+        writer.add_vision_projector_scale_factor(config["scale_factor"])
+        writer.add_vision_preproc_image_size(values["size"]["longest_edge"])
 
 
 def text_of(name: str) -> dict[str, Any]:
     """Return the configuration of the text model of a case."""
-    text: dict[str, Any] = _parts(name)[0]["text_config"]
-    return text
+    config = _parts(name)[0]
+    deep = config["vision_config"].get("deepstack_visual_indexes", ())
+    return {**config["text_config"], "n_deepstack_layers": len(deep)}
 
 
 def write_text(name: str, path: Path) -> Path:
-    """Write the text model of a case, of architecture `llama`, in float32, with its tokenizer."""
-    writer = GGUFWriter(path, "llama")
-    _add_text(writer, name, "llama")
-    for full, numbers in _text_tensors(name).items():
+    """Write the text model of a case in float32, with its tokenizer."""
+    kind = _ARCHITECTURES.get(name, "llama")
+    writer = GGUFWriter(path, kind)
+    _add_tokenizer(writer, name)
+    if kind not in ("lfm2", "qwen35"):
+        add_sizes(writer, text_of(name))
+    tensors = _text_tensors(name, kind)
+    for key, value in _text_settings(name, kind, tensors).items():
+        writer.add_key_value(f"{kind}.{key}", value, VALUE_TYPES[type(value)])
+    for full, numbers in tensors.items():
         writer.add_tensor(full, numbers)
     return _written(writer, path)
 
 
+def _text_settings(name: str, kind: str, tensors: Tensors) -> dict[str, Any]:
+    """Return the metadata of a text model that is not `llama`."""
+    text = text_of(name)
+    if kind in ("lfm2", "qwen35"):
+        return hybrid_metadata(kind, text, tensors)
+    if not kind.startswith("qwen3vl"):
+        return {}
+    rope = text["rope_parameters"]
+    sections = {"rope.dimension_sections": [*rope["mrope_section"], 0], "rope.freq_base": rope["rope_theta"]}
+    deep = {"n_deepstack_layers": text["n_deepstack_layers"]}
+    if kind == "qwen3vl":
+        return sections | deep
+    counts = {"expert_count": text["num_local_experts"], "expert_used_count": text["num_experts_per_tok"]}
+    return sections | deep | counts | {"expert_feed_forward_length": text["moe_intermediate_size"]}
+
+
 def write_whole(name: str, path: Path) -> Path:
-    """Write text model and tower of a case of Mistral 3 in one file, as ollama does."""
+    """Write text model and tower of a case in one file, as ollama does."""
+    return _write_gemma3(name, path) if TYPES[name] == "gemma3" else _write_mistral3(name, path)
+
+
+def _write_gemma3(name: str, path: Path) -> Path:
+    config, _, tensors = _parts(name)
+    vision, text = config["vision_config"], config["text_config"]
+    writer = GGUFWriter(path, "gemma3")
+    _add_tokenizer(writer, name)
+    for key, value in {
+        "block_count": text["num_hidden_layers"],
+        "attention.head_count": text["num_attention_heads"],
+        "attention.head_count_kv": text["num_key_value_heads"],
+        "attention.key_length": text["head_dim"],
+        "attention.value_length": text["head_dim"],
+        "attention.sliding_window": text["sliding_window"],
+        "context_length": text["max_position_embeddings"],
+        "embedding_length": text["hidden_size"],
+        "feed_forward_length": text["intermediate_size"],
+        "mm.tokens_per_image": config["mm_tokens_per_image"],
+        "vision.block_count": vision["num_hidden_layers"],
+        "vision.embedding_length": vision["hidden_size"],
+        "vision.feed_forward_length": vision["intermediate_size"],
+        "vision.attention.head_count": vision["num_attention_heads"],
+        "vision.image_size": vision["image_size"],
+        "vision.patch_size": vision["patch_size"],
+        "vision.num_channels": 3,
+    }.items():
+        writer.add_uint32(f"gemma3.{key}", value)
+    writer.add_float32("gemma3.vision.attention.layer_norm_epsilon", vision["layer_norm_eps"])
+    for full, numbers in tensors.items():
+        own, stored = full, np.ascontiguousarray(numbers, np.float32)
+        for theirs, ours in _OLLAMA_GEMMA3:
+            own = re.sub(theirs, ours, own)
+        if not own.startswith("v.") and own.endswith("_norm.weight"):
+            stored = stored + 1
+        writer.add_tensor(own, stored)
+    return _written(writer, path)
+
+
+_OLLAMA_GEMMA3 = (
+    *(("^(language_model.)?(model.)?lm_head", "output"), (r"^language_model\.model\.", "model.")),
+    *((r"^model\.embed_tokens", "token_embd"), (r"^model\.norm", "output_norm"), (r"^model\.layers", "blk")),
+    *((r"^vision_tower\.(embeddings\.)?", "v."), (r"encoder\.layers", "blk"), ("^multi_modal_projector", "mm")),
+    *((r"self_attn\.([qkv])_(proj|norm)", r"attn_\1_\2"), (r"(attn_[qkv])_proj", r"\1")),
+    *((r"self_attn\.(o|out)_proj", "attn_output"), (r"mlp\.(gate|up|down)_proj", r"ffn_\1")),
+    *(("input_layernorm", "attn_norm"), ("post_attention_layernorm", "post_attention_norm")),
+    *(("pre_feedforward_layernorm", "ffn_norm"), ("post_feedforward_layernorm", "post_ffw_norm")),
+    ("input_projection_weight", "input_projection.weight"),
+)
+
+
+def _write_mistral3(name: str, path: Path) -> Path:
     config, _, tensors = _parts(name)
     vision = config["vision_config"]
     writer = GGUFWriter(path, "mistral3")
-    _add_text(writer, name, "mistral3")
+    add_sizes(writer, config["text_config"])
+    _add_tokenizer(writer, name)
     for key, value in {
         "vision.block_count": vision["num_hidden_layers"],
         "vision.embedding_length": vision["hidden_size"],
@@ -182,9 +316,7 @@ def _parts(name: str) -> tuple[dict[str, Any], dict[str, Any], Tensors]:
     return config, values, load_file(directory / "model.safetensors")
 
 
-def _add_text(writer: GGUFWriter, name: str, architecture: str) -> None:
-    config = _parts(name)[0]["text_config"]
-    add_sizes(writer, config)
+def _add_tokenizer(writer: GGUFWriter, name: str) -> None:
     tokenizer = json.loads(tokenizer_of(CASES[name]).to_str())
     added = {each["id"]: each["content"] for each in tokenizer["added_tokens"]}
     texts = {place: text for text, place in tokenizer["model"]["vocab"].items()} | added
@@ -200,21 +332,15 @@ def _add_text(writer: GGUFWriter, name: str, architecture: str) -> None:
     writer.add_chat_template(TEMPLATE.replace("IMAGE", CASES[name].tokens[0]))
 
 
-def _text_tensors(name: str) -> Tensors:
-    config, _, tensors = _parts(name)
-    text = config["text_config"]
-    known, found = get_tensor_name_map(MODEL_ARCH.LLAMA, text["num_hidden_layers"]), Tensors()
-    for full, numbers in tensors.items():
-        if "vision" in full or "connector" in full or "multi_modal" in full:
-            continue
-        own = re.sub(r"^(language_model\.)?(model\.)?(language_model\.|text_model\.)?(model\.)?", "", full)
-        stored = np.ascontiguousarray(numbers, np.float32)
-        if re.search(r"\.[qk]_proj\.", own):
-            stored = permuted(stored, text["num_attention_heads" if ".q_" in own else "num_key_value_heads"])
-        target = known.get_name(own if own.startswith("lm_head") else f"model.{own}", (".weight", ".bias"))
-        assert target is not None, full
-        found[target] = stored
-    return found
+def _text_tensors(name: str, kind: str = "llama") -> Tensors:
+    """Return the tensors of the text model of a case, as the converter writes them for an architecture."""
+    tensors = {
+        f"model.{own}".replace("model.lm_head", "lm_head"): numbers
+        for full, numbers in _parts(name)[2].items()
+        if not re.search("vision|connector|multi_modal|visual", full)
+        for own in (re.sub(r"^(language_model\.)?(model\.)?(language_model\.|text_model\.)?(model\.)?", "", full),)
+    }
+    return converted(kind, text_of(name), tensors)
 
 
 def _add(writer: GGUFWriter, name: str, numbers: np.ndarray, kind: str) -> None:

@@ -27,7 +27,7 @@ from ferrum.models.gguf_architecture import (
     WITHOUT_EFFECT,
     GgufArchitecture,
 )
-from ferrum.models.gguf_rope import LOG_MULTIPLIER, ROPE_KEYS, TEMPERATURE, add_rope, refusal
+from ferrum.models.gguf_rope import LOG_MULTIPLIER, ROPE_KEYS, SECTIONS, TEMPERATURE, add_rope, refusal
 
 NEXTN: Final = "nextn_predict_layers"
 """The key of the number of last layers that predict further tokens, which are left out."""
@@ -38,6 +38,9 @@ _MAX_LAYERS: Final = 10_000
 _WINDOW: Final = "attention.sliding_window"
 _PATTERN: Final = "attention.sliding_window_pattern"
 _ROTATED: Final = "rope.dimension_count"
+_LISTS: Final = (_PATTERN, *SECTIONS)
+"""Keys of lists that may have equal numbers."""
+
 _GATING: Final = "expert_gating_func"
 _NORMED: Final = "expert_weights_norm"
 _KV_HEADS: Final = "attention.head_count_kv"
@@ -160,7 +163,7 @@ def _values(prefix: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of the architecture by shorter keys; a list of equal numbers is one number."""
     own = {key.removeprefix(f"{prefix}."): value for key, value in metadata.items() if key.startswith(f"{prefix}.")}
     for key, value in own.items():
-        if key != _PATTERN and isinstance(value, list) and value and all(each == value[0] for each in value):
+        if key not in _LISTS and isinstance(value, list) and value and all(each == value[0] for each in value):
             own[key] = value[0]
     return {
         key: value for key, value in own.items() if not key.startswith(TOWER_KEYS) and (key not in _COUNTS or value)

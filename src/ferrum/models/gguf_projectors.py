@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from ferrum.core.errors import CheckpointError, Unsupported
@@ -82,10 +82,31 @@ class TowerHeader:
         """Return the fields of `vision_config` that all towers have. Raises CheckpointError."""
         return {theirs: self.integer(key) for key, theirs in _VISION.items()}
 
+    def flagged(self, key: str) -> list[int]:
+        """Return the layers that a list of flags names, in order. Raises CheckpointError."""
+        flags = self.values.get(key, [])
+        if not isinstance(flags, list) or not all(type(each) is bool for each in flags):
+            raise CheckpointError(f"{self.where}: GGUF metadata {self.prefix}.{key} must be a list of flags")
+        return [layer for layer, each in enumerate(flags) if each]
+
+    def rows(self, name: str) -> int:
+        """Return the rows of a tensor. Raises CheckpointError."""
+        if not self.shapes.get(name):
+            raise CheckpointError(f"{self.where}: tensor {name!r} is missing")
+        return self.shapes[name][0]
+
     def levels(self) -> dict[str, Any]:
         """Return the fields of the image processor that say what numbers pixels become."""
         found = {f"image_{name}": self.values.get(f"vision.image_{name}") for name in ("mean", "std")}
         return {name: value for name, value in found.items() if value is not None}
+
+    def require(self, key: str, value: float | bool, reason: str) -> None:
+        """Raise Unsupported unless a key has a value, or a number near to it; a file may lack it."""
+        found = self.values.get(key, value)
+        if type(value) is float and type(found) in (int, float) and math.isclose(found, value, rel_tol=1e-6):
+            return
+        if type(found) is not type(value) or found != value:
+            raise self.refuse(key, reason)
 
     def refuse(self, key: str, reason: str) -> Unsupported:
         """Return the error of a key that is not read with its value."""
@@ -105,6 +126,19 @@ class TowerConfig(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Patches:
+    """A patch embedding whose numbers a file has in another order than a directory.
+
+    Attributes:
+        sources: its tensors in the file, each [N, 3, P, P]: one for each frame of a video that a patch joins.
+        by_pixel: a directory has it as [N, frames, P, P, 3]; else as [N, 3, frames, P, P].
+    """
+
+    sources: tuple[str, ...]
+    by_pixel: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Projector:
     """What files with a type of projector hold.
 
@@ -116,6 +150,9 @@ class Projector:
         permuted: rows of q and k are ordered for rotation of adjacent pairs.
         ignored: tensors that are not used.
         raised: vectors, by their names in a directory, to which the converter has added 1.
+        patches: patch embeddings, by their names in a directory.
+        listed: beginning of the names of tensors of some layers, and the key of the flags that say of which. A
+            directory numbers these layers from 0.
     """
 
     names: Mapping[str, str]
@@ -124,6 +161,8 @@ class Projector:
     permuted: bool = False
     ignored: tuple[str, ...] = ()
     raised: tuple[str, ...] = ()
+    patches: Mapping[str, Patches] = field(default_factory=dict)
+    listed: tuple[str, str] | None = None
 
 
 PROJECTORS: Final[dict[str, Projector]] = {}
@@ -167,19 +206,21 @@ def describe(projector: Projector, header: TowerHeader) -> TowerConfig:
 
 
 def tower_tensors(projector: Projector, header: TowerHeader) -> dict[str, str]:
-    """Return each tensor's name in a directory, and its name in the file.
+    """Return each tensor's name in a directory, and its name in the file; of patch embeddings, that of the first one.
 
     The first converters named the two layers of a feed-forward the other way round; widths show it.
 
     Raises:
+        CheckpointError: a tensor of a patch embedding is missing or misshapen, or a layer of `listed` has no flag.
         Unsupported: a tensor is not known.
     """
     down = header.shapes.get("v.blk.0.ffn_down.weight")
     turned = down is not None and down[0] != header.integer("vision.embedding_length")
-    found: dict[str, str] = {}
+    found = {full: patches.sources[0] for full, patches in projector.patches.items()}
+    joined = {name for each in projector.patches.values() for name in _checked(header, each.sources)}
     for name in header.shapes:
         stem, _, kind = name.rpartition(".")
-        if name in projector.ignored or name.startswith(_SOUND) or not name.startswith(("v.", "mm.")):
+        if name in projector.ignored or name in joined or name.startswith(_SOUND) or not name.startswith(("v.", "mm.")):
             continue
         if name in projector.names:
             found[projector.names[name]] = name
@@ -189,8 +230,32 @@ def tower_tensors(projector: Projector, header: TowerHeader) -> dict[str, str]:
         full = projector.names.get(_turned(pattern) if turned else pattern)
         if full is None or kind not in ("weight", "bias"):
             raise Unsupported(f"{header.where}: tensor {name!r}", "no tensor of such a tower is known by this name")
-        found[f"{full.format('' if number is None else number[0].strip('.'))}.{kind}"] = name
+        layer = "" if number is None else _number_of(projector, header, name, number[0].strip("."))
+        found[f"{full.format(layer)}.{kind}"] = name
     return found
+
+
+def _checked(header: TowerHeader, names: Sequence[str]) -> Sequence[str]:
+    """Return the names of tensors that must have equal shapes [N, 3, P, P]. Raises CheckpointError."""
+    first = header.shapes.get(names[0], ())
+    for name in names:
+        found = header.shapes.get(name)
+        if found is None:
+            raise CheckpointError(f"{header.where}: tensor {name!r} is missing")
+        if len(found) != 4 or found != first:
+            wanted = list(first) if len(first) == 4 else "[N, 3, P, P]"
+            raise CheckpointError(f"{header.where}: tensor {name!r}: expected shape {wanted}, found {list(found)}")
+    return names
+
+
+def _number_of(projector: Projector, header: TowerHeader, name: str, layer: str) -> str:
+    """Return the number of a layer in the name of its tensor in a directory. Raises CheckpointError."""
+    if projector.listed is None or not name.startswith(projector.listed[0]):
+        return layer
+    layers = [str(each) for each in header.flagged(projector.listed[1])]
+    if layer not in layers:
+        raise CheckpointError(f"{header.where}: {header.prefix}.{projector.listed[1]} lacks layer {layer} of {name!r}")
+    return str(layers.index(layer))
 
 
 def _turned(pattern: str) -> str:

@@ -32,6 +32,9 @@ _SCALING: Final = {
 
 _TYPES: Final = ("none", "linear", "yarn", "longrope")
 
+SECTIONS: Final = ("rope.dimension_sections", "rope.mrope_section", "mrope_sections")
+"""Keys of the pairs that turn by time, row and column, of architectures that name them; the last ones are ollama's."""
+
 ROPE_KEYS: Final = frozenset({_TYPE, _FACTOR, _OLD_FACTOR, _EXTRAPOLATION, *_SCALING})
 """The keys that are read here."""
 
@@ -80,6 +83,16 @@ def add_rope(
         scaling["rope_theta"] = config["rope_theta"]
     if scaling:
         config[entry.rope] = scaling
+    key = next((each for each in SECTIONS if each in values), None)
+    if key is not None:
+        config["mrope_section"] = _section(prefix, key, values[key])
+
+
+def _section(prefix: str, key: str, found: Any) -> list[int]:
+    """Return the pairs that turn by time, row and column. The fourth number, of other models, must be 0."""
+    if not isinstance(found, list) or len(found) not in (3, 4) or any(found[3:]):
+        raise refusal(prefix, key, found, "three numbers of pairs are read, and a fourth one of 0")
+    return found[:3]
 
 
 def _kind(prefix: str, values: Mapping[str, Any]) -> tuple[str, Any]:

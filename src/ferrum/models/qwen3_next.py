@@ -21,6 +21,7 @@ from ferrum.models.gguf_architecture import (
     Values,
     shared_names,
 )
+from ferrum.models.gguf_rope import SECTIONS
 from ferrum.models.llama import (
     FULL,
     activation_of,
@@ -139,7 +140,7 @@ _SIZES: Final = {
     "ssm.time_step_rank": "linear_num_value_heads",
 }
 _ROPES: Final = (
-    *("rope.dimension_sections", "rope.mrope_section", "rope.mrope_interleaved", "mrope_sections"),
+    *(*SECTIONS, "rope.mrope_interleaved"),
     *("image_token_id", "vision_start_token_id", "vision_end_token_id"),
 )
 """Keys of images, whose positions differ from those of text. The last ones are those of ollama."""
@@ -162,7 +163,7 @@ _ORDERED: Final[dict[str, Any]] = {
         *("ssm.inner_size", "ssm.v_head_reordered", "norm_top_k_prob", "expert_shared_feed_forward_length"),
         *_ROPES,
     ),
-    "only": {"ssm.v_head_reordered": (True,), "norm_top_k_prob": (True,)},
+    "only": {"ssm.v_head_reordered": (True,), "norm_top_k_prob": (True,), "rope.mrope_interleaved": (True,)},
     "fixed": {"norm_offset": 0, "linear_stored_decay": True, "linear_tiled": True},
 }
 """The files of Qwen3.5, which the converter writes with tiled value heads."""

@@ -60,12 +60,7 @@ class GgufStore(TensorStore):
         return shard.tensors[own].shape
 
     def read(self, name: str) -> NDArray[Any]:
-        tensor, blocks = self._blocks(name)
-        if tensor.kind in FORMAT_OF:
-            floats: NDArray[Any] = np.ascontiguousarray(blocks).view(FORMATS[FORMAT_OF[tensor.kind]])
-            return floats.reshape(self.tensors[name].shape)
-        matrix = by_rows((len(blocks), tensor.shape[-1]), lambda rows: dequantize(tensor.kind, blocks[rows]))
-        return matrix.reshape(self.tensors[name].shape)
+        return numbers_of(*self._blocks(name)).reshape(self.tensors[name].shape)
 
     def block_format(self, name: str) -> str | None:
         shard, own = self._places[name]
@@ -87,6 +82,15 @@ class GgufStore(TensorStore):
         if order is not None:
             blocks = blocks[order] if len(tensor.shape) > 1 else blocks[:, order]
         return tensor, blocks
+
+
+def numbers_of(tensor: GgufTensor, blocks: NDArray[np.uint8]) -> NDArray[Any]:
+    """Return the numbers of a tensor in its shape in the file: floats as they are, others as float32."""
+    if tensor.kind in FORMAT_OF:
+        floats: NDArray[Any] = np.ascontiguousarray(blocks).view(FORMATS[FORMAT_OF[tensor.kind]])
+        return floats.reshape(tensor.shape)
+    matrix = by_rows((len(blocks), tensor.shape[-1]), lambda rows: dequantize(tensor.kind, blocks[rows]))
+    return matrix.reshape(tensor.shape)
 
 
 def unpermuted(name: str, count: int, config: Mapping[str, Any]) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from ferrum.models.gguf_projectors import (
     CLIP,
+    Patches,
     Projector,
     TowerHeader,
     describe,
@@ -19,8 +21,9 @@ from ferrum.models.gguf_projectors import (
     projector_of,
     tower_tensors,
 )
-from ferrum.sources.gguf_file import GgufFile
-from ferrum.sources.gguf_store import GgufStore, unpermuted
+from ferrum.sources.gguf_file import GgufFile, GgufTensor
+from ferrum.sources.gguf_store import GgufStore, numbers_of, unpermuted
+from ferrum.sources.tensor_file import FORMAT_OF, TensorInfo
 from ferrum.sources.tower_checkpoint import TowerParts
 
 _PERMUTED: Final = re.compile(r"\.[qk]_proj\.")
@@ -62,6 +65,10 @@ class GgufTower(GgufStore):
         )
         self.processor = found.processor
         self._permuted, self._raised = projector.permuted, projector.raised
+        self._patches = projector.patches
+        self._files = {name: places[name] for patches in self._patches.values() for name in patches.sources}
+        for full, patches in self._patches.items():
+            self.tensors[full] = _info([self._files[name].tensors[name] for name in patches.sources])
         self._heads = dict.fromkeys(
             ("num_attention_heads", "num_key_value_heads"), header.integer("vision.attention.head_count")
         )
@@ -71,13 +78,41 @@ class GgufTower(GgufStore):
         return unpermuted(name, count, self._heads) if permuted else None
 
     def read(self, name: str) -> NDArray[Any]:
+        if name in self._patches:
+            return self._patch_embedding(self._patches[name]).reshape(self.tensors[name].shape)
         numbers = super().read(name)
         return numbers.astype(np.float32) - np.float32(1) if name in self._raised else numbers
+
+    def _patch_embedding(self, patches: Patches) -> NDArray[Any]:
+        """Return a patch embedding in the order of a directory."""
+        files = ((self._files[name], name) for name in patches.sources)
+        parts = [numbers_of(file.tensors[name], file.blocks(name)) for file, name in files]
+        alike = len({part.dtype for part in parts}) == 1
+        joined = np.stack(parts if alike else [part.astype(np.float32) for part in parts], axis=2)
+        return np.ascontiguousarray(np.moveaxis(joined, 1, -1) if patches.by_pixel else joined)
+
+    def block_format(self, name: str) -> str | None:
+        return None if name in self._patches else super().block_format(name)
+
+    def forget(self, name: str) -> None:
+        if name not in self._patches:
+            super().forget(name)
+            return
+        for own in self._patches[name].sources:
+            self._files[own].forget(own)
 
     @property
     def parts(self) -> TowerParts:
         """The tower as it is read from any source."""
         return TowerParts(self.config, self.processor, self)
+
+
+def _info(tensors: Sequence[GgufTensor]) -> TensorInfo:
+    """Return what a matrix of several tensors is: float32, unless all are floats of one type."""
+    kinds = {each.kind for each in tensors}
+    kind = kinds.pop() if len(kinds) == 1 else ""
+    shape = tensors[0].shape[0], sum(math.prod(each.shape[1:]) for each in tensors)
+    return TensorInfo(kind if kind in FORMAT_OF else "F32", shape, 0, sum(each.end - each.begin for each in tensors))
 
 
 def projector_tower(path: Path, text: Mapping[str, Any]) -> TowerParts:
