@@ -13,8 +13,9 @@ from ferrum.client.input_processor import RequestOptions
 from ferrum.client.request_output import Delta, Logprob
 from ferrum.server.chat.ask import Asked
 from ferrum.server.chat.turn import ReplyHeader
-from ferrum.server.openai.builders import CompletionReplyBuilder, text_offsets
+from ferrum.server.openai.builders import CompletionReplyBuilder
 from ferrum.server.openai.fields import CompletionRequest
+from ferrum.server.openai.reply_tokens import text_offsets
 from ferrum.text.tokenizer import FileTokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig
 from serve_kit import Served, chat_parts, error_of, events, serving

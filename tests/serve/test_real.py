@@ -16,7 +16,7 @@ import text_samples
 from ferrum.client.async_engine import AsyncEngine
 from ferrum.client.llm import LLM
 from ferrum.core.params import SamplingParams
-from ferrum.server.openai.builders import text_offsets
+from ferrum.server.openai.reply_tokens import text_offsets
 from ferrum.sources.hub import BUILT_IN
 from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.tokenizer import load_tokenizer
