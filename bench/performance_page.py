@@ -102,7 +102,30 @@ def images() -> str:
     return table(head, rows)
 
 
-TABLES: Final[dict[str, Callable[[], str]]] = {"peers": peers, "shapes": shapes, "adapters": adapters, "images": images}
+def ranks() -> str:
+    """Return what a step takes on two ranks and on one with two threads, from `bench/ranks.py`."""
+    rows = [
+        [
+            each["format"],
+            str(each["sequences"]),
+            f"{each['weights_ms']:.1f}",
+            f"{each['one_rank_ms']:.1f}",
+            f"{each['ranks_ms']:.1f}",
+            f"{each['of_one_rank']:.2f}".removeprefix("0"),
+            f"{each['bytes_a_step'] / 1e3:,.0f}",
+        ]
+        for each in report("ranks")["rows"]
+    ]
+    return table(["format", "sequences", "reading weights", "two threads", "two ranks", "of two threads", "kB"], rows)
+
+
+TABLES: Final[dict[str, Callable[[], str]]] = {
+    "peers": peers,
+    "shapes": shapes,
+    "adapters": adapters,
+    "images": images,
+    "ranks": ranks,
+}
 
 
 def with_tables(text: str) -> str:
