@@ -83,7 +83,7 @@ FERRUM_DEVICE float fused_flushed(float a, float b, float c) {
 
 // ---- Activations: Activation in kernels/op_attributes.py ----
 
-enum class Curve : Int { none, scaled, capped, silu, gelu, gelu_tanh, relu2, sigmoid };
+enum class Curve : Int { none, scaled, capped, silu, gelu, gelu_tanh, relu2, sigmoid, clip };
 
 // A function of each number, as `Activation` of native/src/kernel_table.hpp.
 struct Activation {
@@ -113,6 +113,7 @@ FERRUM_DEVICE float activated(const Activation& a, float x) {
             return divided(x, 1.0f + exp(-(x * fused(x * x, 0.07135481627260025f, 1.5957691216057308f))));
         case Curve::relu2: return x * (x > 0 ? x : x != x ? x : 0.0f);
         case Curve::sigmoid: return sigmoid(x);
+        case Curve::clip: return within(a.span.value, a.top.value, x);
     }
     return x;
 }

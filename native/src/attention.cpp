@@ -76,6 +76,7 @@ void Attention::run(Runtime& runtime, int thread) {
     const GroupStore store = this->store(runtime);
     args.store = &store;
     args.tables = runtime.step.rows_of(group_);
+    if (args.causal) args.tables.last_seen = args.tables.positions;
     Plan plan(args, runtime.step.spans(), runtime.team.size());
     int64_t item = next_.fetch_add(1, std::memory_order_relaxed), first = 0;
     for (int64_t span = 0; span < runtime.step.spans(); ++span) {

@@ -85,7 +85,8 @@ OperationPointer latent_store(const Runtime& runtime, const In<float>& q, const 
 }
 
 OperationPointer attention(Runtime& runtime, const In<float>& q, const Out<float>& out, const Shape& shape,
-                           const std::optional<ActivationTuple>& scaling, const MaybeFloats& sinks, int64_t window, int64_t chunk) {
+                           const std::optional<ActivationTuple>& scaling, const MaybeFloats& sinks, int64_t window, int64_t chunk,
+                           bool causal) {
     check_shape(runtime, shape);
     const auto& [group, layer, heads, kv_heads, dim, value_dim] = shape;
     check_size(sinks, heads, "expected one sink per head");
@@ -100,23 +101,28 @@ OperationPointer attention(Runtime& runtime, const In<float>& q, const Out<float
     args.sinks = data_or_null(sinks);
     args.window = window;
     args.chunk = chunk;
+    args.causal = causal;
     args.layer = layer;
     return std::make_shared<Attention>(runtime, args, group);
 }
 
-OperationPointer rotate(const In<float>& x, int64_t heads, int64_t dim, const In<float>& cosines, const In<float>& sines,
-                        const Out<float>& out, int64_t extent, std::vector<int32_t> axes) {
-    require(cosines.ndim() == 2 && cosines.size() == sines.size(), "expected a cosine and a sine per pair");
+OperationPointer rotate(const In<float>& x, int64_t heads, int64_t dim, const MaybeFloats& cosines, const MaybeFloats& sines,
+                        const MaybeFloats& norm, float eps, const Out<float>& out, int64_t extent, std::vector<int32_t> axes) {
+    require(cosines.has_value() == sines.has_value(), "expected cosines and sines, or neither");
+    require(!cosines || (cosines->ndim() == 2 && cosines->size() == sines->size()), "expected a cosine and a sine per pair");
+    check_size(norm, dim, "expected a norm of a head");
     RopeArgs args{};
     args.q = x.data();
     args.q_out = out.data();
     args.num_heads = args.num_kv_heads = heads;
     args.head_dim = dim;
-    args.pairs = static_cast<int64_t>(cosines.shape(1));
+    args.pairs = cosines ? static_cast<int64_t>(cosines->shape(1)) : 0;
     require(2 * args.pairs <= dim, "rope has more pairs than a head");
     check_axes(axes, args.pairs);
-    args.cosines = cosines.data();
-    args.sines = sines.data();
+    args.cosines = data_or_null(cosines);
+    args.sines = data_or_null(sines);
+    args.q_norm = data_or_null(norm);
+    args.eps = eps;
     return std::make_shared<Rotate>(args, extent, std::move(axes));
 }
 

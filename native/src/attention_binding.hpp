@@ -29,10 +29,11 @@ OperationPointer latent_store(const Runtime& runtime, const In<float>& q, const 
                               const In<float>& sines, int64_t extent);
 
 OperationPointer attention(Runtime& runtime, const In<float>& q, const Out<float>& out, const Shape& shape,
-                           const std::optional<ActivationTuple>& scaling, const MaybeFloats& sinks, int64_t window, int64_t chunk);
+                           const std::optional<ActivationTuple>& scaling, const MaybeFloats& sinks, int64_t window, int64_t chunk,
+                           bool causal);
 
-OperationPointer rotate(const In<float>& x, int64_t heads, int64_t dim, const In<float>& cosines, const In<float>& sines,
-                        const Out<float>& out, int64_t extent, std::vector<int32_t> axes);
+OperationPointer rotate(const In<float>& x, int64_t heads, int64_t dim, const MaybeFloats& cosines, const MaybeFloats& sines,
+                        const MaybeFloats& norm, float eps, const Out<float>& out, int64_t extent, std::vector<int32_t> axes);
 
 OperationPointer attend_all(Runtime& runtime, const In<float>& q, const In<float>& k, const In<float>& v, const Out<float>& out,
                             const std::string& format, int64_t heads, int64_t dim, const std::optional<ActivationTuple>& scaling,

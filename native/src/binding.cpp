@@ -447,8 +447,8 @@ NB_MODULE(_native, module) {
                as_is_or_none, as_is, nb::arg(), nb::arg(), as_is_or_none, nb::arg(), nb::arg().none(), nb::arg());
     module.def("fill_rope", &fill_rope, as_is, nb::arg(), nb::arg(), as_is, as_is);
     module.def("latent_store", &latent_store, nb::arg(), as_is, as_is, as_is, as_is, as_is, nb::arg(), as_is, as_is, nb::arg());
-    module.def("attention", &attention, nb::arg(), as_is, as_is, nb::arg(), nb::arg().none(), as_is_or_none, nb::arg(), nb::arg());
-    module.def("rotate", &rotate, as_is, nb::arg(), nb::arg(), as_is, as_is, as_is, nb::arg(), nb::arg());
+    module.def("attention", &attention, nb::arg(), as_is, as_is, nb::arg(), nb::arg().none(), as_is_or_none, nb::arg(), nb::arg(), nb::arg());
+    module.def("rotate", &rotate, as_is, nb::arg(), nb::arg(), as_is_or_none, as_is_or_none, as_is_or_none, nb::arg(), as_is, nb::arg(), nb::arg());
     module.def("attend_all", &attend_all, nb::arg(), as_is, as_is, as_is, as_is, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
     module.def("short_conv", &short_conv, nb::arg(), as_is, as_is, as_is_or_none, nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), as_is);
     module.def("delta_rule", &delta_rule, nb::arg(), as_is, as_is, as_is, as_is, as_is, nb::arg(), nb::arg(), as_is);

@@ -23,7 +23,7 @@ constexpr Name kNames[] = {FERRUM_FLOAT_FORMATS(FERRUM_FLOAT) FERRUM_BLOCK_FORMA
 constexpr std::pair<const char*, Curve> kCurves[] = {{"scaled", Curve::scaled}, {"capped", Curve::capped},
                                                      {"silu", Curve::silu},     {"gelu", Curve::gelu},
                                                      {"gelu_tanh", Curve::gelu_tanh}, {"relu2", Curve::relu2},
-                                                     {"sigmoid", Curve::sigmoid}};
+                                                     {"sigmoid", Curve::sigmoid}, {"clip", Curve::clip}};
 
 }  // namespace
 

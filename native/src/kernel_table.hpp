@@ -48,15 +48,15 @@ struct TiledRows {
     int64_t rows;
 };
 
-enum class Curve { none, scaled, capped, silu, gelu, gelu_tanh, relu2, sigmoid };
+enum class Curve { none, scaled, capped, silu, gelu, gelu_tanh, relu2, sigmoid, clip };
 
 // A function of each number of a product; see Activation in kernels/op_attributes.py. Of a gated product, it is applied
 // to the gate. If the product is `limited`, gates are at most `limit`, and the other factor is limited to +-limit, plus 1.
 struct Activation {
     Curve curve = Curve::none;
     float slope = 1;  // a factor of x: of the result if scaled, of the exponent if capped or silu
-    float top = 0;    // capped: top - span / (1 + exp(slope x))
-    float span = 0;
+    float top = 0;    // capped: top - span / (1 + exp(slope x)); clip: the largest result
+    float span = 0;   // clip: the least result
     bool limited = false;
     float limit = 0;
 };
@@ -233,7 +233,8 @@ struct AttentionArgs {
     const GroupStore* store;
     int64_t layer;
     RowTables tables;
-    int64_t value_dim;  // of a latent store
+    int64_t value_dim;    // of a latent store
+    bool causal = false;  // rows see no key after their own, whatever the step's tables say
 };
 
 // The first key that a query at this position sees.

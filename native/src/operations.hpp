@@ -167,7 +167,7 @@ private:
     std::vector<int32_t> axes_;
 };
 
-// Heads of x, rotated by the position of their row, or by its place.
+// Heads of x, normed if there is a norm, then rotated by the position of their row, or by its place.
 class Rotate final : public Operation {
 public:
     Rotate(const RopeArgs& args, int64_t extent, std::vector<int32_t> axes) : args_(args), extent_(extent), axes_(std::move(axes)) {}

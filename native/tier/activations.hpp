@@ -46,6 +46,7 @@ inline void change(vf* x, int count, Function function) {
         case Curve::gelu_tanh: return change(x, count, gelu_tanh);
         case Curve::relu2: return change(x, count, [](vf v) { return v * larger(v, vf{}); });
         case Curve::sigmoid: return change(x, count, sigmoid);
+        case Curve::clip: return change(x, count, [&](vf v) { return within(a.span, a.top, v); });
     }
 }
 

@@ -9,16 +9,18 @@ import numpy as np
 from ferrum.kernels.op_attributes import Activation
 
 Curve = tuple[str, float, float, float, float | None]
-"""A name, slope, top and span, and the limit of a gated product; `Activation` of `native/src/kernel_table.hpp`."""
+"""A name, slope, top and span, and the limit of a gated product; `Activation` of `native/src/kernel_table.hpp`.
+
+The bounds of `clip` are its top and its span."""
 
 NO_CURVE: Final[Curve] = ("none", 1.0, 0.0, 0.0, None)
 
-_NAMES: Final = ("none", "scaled", "capped", "silu", "gelu", "gelu_tanh", "relu2", "sigmoid")
+_NAMES: Final = ("none", "scaled", "capped", "silu", "gelu", "gelu_tanh", "relu2", "sigmoid", "clip")
 
 
 def curve(activation: Activation) -> Curve:
     """Return an activation as kernels take it."""
-    return activation.kind, activation.sharpness, 0.0, 0.0, activation.limit
+    return activation.kind, activation.sharpness, activation.most, activation.least, activation.limit
 
 
 def scaling(scale: float, softcap: float | None, factor: float = 1.0) -> Curve | None:

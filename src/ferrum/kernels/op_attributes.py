@@ -15,17 +15,21 @@ class Activation:
         gelu_tanh  x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)), which is gelu with its tanh
         relu2      max(x, 0)^2
         sigmoid    1 / (1 + e^-x)
+        clip       min(max(x, least), most); NaN stays NaN
 
     Attributes:
         kind: one of these.
         sharpness: of silu.
         limit: in a gated product, the largest gate, and the largest magnitude of the other factor, to which 1 is then
             added (gpt-oss); None: no limit, and nothing is added.
+        least, most: of clip.
     """
 
-    kind: Literal["silu", "gelu", "gelu_tanh", "relu2", "sigmoid"]
+    kind: Literal["silu", "gelu", "gelu_tanh", "relu2", "sigmoid", "clip"]
     sharpness: float = 1.0
     limit: float | None = None
+    least: float = 0.0
+    most: float = 0.0
 
 
 SILU: Final = Activation("silu")
@@ -44,6 +48,7 @@ class AttentionShape:
         value_dim: width of a value; None: head_dim.
         softcap: a score s becomes softcap x tanh(s / softcap) before the softmax (Gemma 2); None: it stays.
         chunk: a query sees only the keys of its chunk, each of this number of positions (Llama 4); None: all keys.
+        causal: a query sees no key after its own, whatever `StepTables.last_seen` says (Gemma 4).
     """
 
     group: int
@@ -56,6 +61,7 @@ class AttentionShape:
     value_dim: int | None = None
     softcap: float | None = None
     chunk: int | None = None
+    causal: bool = False
 
     @property
     def output_columns(self) -> int:

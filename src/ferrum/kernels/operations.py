@@ -297,12 +297,21 @@ class Operations(Protocol):
         return Value(Extent.ROWS, table.shape[1])
 
     @operation()
-    def rotate(self, x: Array, heads: int, rope: tuple[Vector, Vector], axes: tuple[int, ...] = ()) -> Array:
-        """Rotate each head of x as `rope_store` does -> [R, heads x dim].
+    def rotate(
+        self,
+        x: Array,
+        heads: int,
+        rope: tuple[Vector, Vector] | None,
+        axes: tuple[int, ...] = (),
+        norm: Vector | None = None,
+        eps: float = 0.0,
+    ) -> Array:
+        """Norm each head of x, then rotate it, as `rope_store` does -> [R, heads x dim].
 
         Args:
-            rope: cosines and sines [positions, pairs]. The row of a table may be that of a place in an image.
+            rope: cosines and sines [positions, pairs], or None. The row of a table may be that of a place in an image.
             axes: as of `rope_store`.
+            norm: weight of the norm [dim], or None.
         """
         return x.like()
 

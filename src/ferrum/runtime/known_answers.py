@@ -108,6 +108,7 @@ _ACTIVATIONS: Final = (
     Activation("gelu"),
     Activation("gelu_tanh"),
     Activation("relu2"),
+    Activation("clip", least=-0.3, most=0.2),
 )
 
 _ROPES: Final[tuple[dict[str, Any], ...]] = (
@@ -239,7 +240,7 @@ def _attention(kernels: Kernels, inputs: Inputs, group: int) -> list[Answer]:
 
 
 def _attention_within_blocks(kernels: Kernels, inputs: Inputs) -> list[Answer]:
-    """Attend from rows of two sequences whose blocks see each other, then with a window shorter than a block."""
+    """Attend from rows of sequences whose blocks see each other, with a window shorter than a block, and causally."""
     rows, found = _TOKENS + 5, []
     q, k, v = (inputs.numbers(rows, heads * 40, at=at) for heads, at in ((6, 12), (2, 505), (2, 904)))
     tables = known_tables([(0, _TOKENS), (0, 5)])
@@ -250,7 +251,9 @@ def _attention_within_blocks(kernels: Kernels, inputs: Inputs) -> list[Answer]:
     for group in range(len(KV_FORMATS)):
         shape = replace(_SHAPE, group=group)
         kernels.rope_store(q, k, v, shape, None, None, None, _EPS)
-        found += [kernels.attention(5 * q, each) for each in (shape, replace(shape, window=30))]
+        found += [
+            kernels.attention(5 * q, each) for each in (shape, replace(shape, window=30), replace(shape, causal=True))
+        ]
     return found
 
 
@@ -281,13 +284,15 @@ def _latent_attention(kernels: Kernels, inputs: Inputs) -> list[Answer]:
 
 
 def _attention_of_all(kernels: Kernels, inputs: Inputs) -> list[Answer]:
-    """Embed positions, rotate heads, and attend among the rows of two spans, in both formats."""
+    """Embed positions, norm and rotate heads, and attend among the rows of two spans, in both formats."""
     q, k, v = (inputs.numbers(_TOKENS + 5, 123, at=at) for at in (14, 503, 907))
     v[_TOKENS + 3] *= np.float32(2.0**-125)
     rope = kernels.rope_table((1.0, 0.1, 0.01), 1.0, _TOKENS)
     kernels.begin(known_tables([(0, _TOKENS), (40, 5)]))
     table = kernels.weight(DenseWeight(inputs.numbers(_TOKENS, _INPUTS, at=9)))
     found = [kernels.embed_positions(table), kernels.rotate(2 * q, 3, rope)]
+    norm = kernels.vector(1 + inputs.numbers(41, at=23))
+    found += [kernels.rotate(k, 3, each, norm=norm, eps=_EPS) for each in (rope, None)]
     shapes = EncoderShape(3, 41, 0.16), EncoderShape(3, 41, 2.5, "bfloat16")
     return found + [kernels.attend_all(4 * q, k, v, shape) for shape in shapes]
 

@@ -276,14 +276,25 @@ class Lowering:
 
     def attention(self, q: Operand, shape: AttentionShape, sinks: F32 | None, out: Operand) -> Native:
         scores = scaling(shape.scale, shape.softcap, float(LOG2_E))
-        seen = shape.window or 0, shape.chunk or 0
+        seen = shape.window or 0, shape.chunk or 0, shape.causal
         return self.library.attention(self.runtime, q.array, out.array, _sizes(shape), scores, sinks, *seen)
 
     def embed_positions(self, table: NativeWeight, out: Operand) -> Native:
         return self.library.embed_positions(table.native, out.array, out.extent)
 
-    def rotate(self, x: Operand, heads: int, rope: tuple[F32, F32], axes: tuple[int, ...], out: Operand) -> Native:
-        return self.library.rotate(x.array, heads, x.columns // heads, *rope, out.array, x.extent, list(axes))
+    def rotate(
+        self,
+        x: Operand,
+        heads: int,
+        rope: tuple[F32, F32] | None,
+        axes: tuple[int, ...],
+        norm: F32 | None,
+        eps: float,
+        out: Operand,
+    ) -> Native:
+        tables = rope if rope is not None else (None, None)
+        sizes = heads, x.columns // heads
+        return self.library.rotate(x.array, *sizes, *tables, norm, eps, out.array, x.extent, list(axes))
 
     def attend_all(self, q: Operand, k: Operand, v: Operand, shape: EncoderShape, out: Operand) -> Native:
         arrays, sizes = (q.array, k.array, v.array, out.array), (shape.format, shape.num_heads, shape.head_dim)

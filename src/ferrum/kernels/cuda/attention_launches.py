@@ -50,7 +50,7 @@ def _pages(ground: Ground, shape: AttentionShape) -> tuple[int, ...]:
     sizes = group.num_layers, shape.layer, group.num_kv_heads, group.page_size, pool.block, pool.blocks_per_page
     words = pool.key_padded * PageLayout(group).item // 4
     layout = pool.key_side, words, pool.value_padded, pool.key_bytes, pool.value_bytes
-    of_rows = tables.positions, tables.row_span, tables.last_seen
+    of_rows = tables.positions, tables.row_span, tables.positions if shape.causal else tables.last_seen
     return pool.address, *sizes, *layout, *tables.pages[shape.group], *of_rows
 
 

@@ -363,7 +363,7 @@ class ReferenceKernels(Kernels):
         products = PRODUCTS[group.format]
         seen: list[F32] = []
         bounds, positions = self.tables.span_rows, self.tables.positions
-        last = positions if self.tables.last_seen is None else self.tables.last_seen
+        last = positions if shape.causal or self.tables.last_seen is None else self.tables.last_seen
         for span, (begin, end) in enumerate(pairwise(bounds)):
             sights = Sights(positions[begin:end], last[begin:end])
             first = int(first_seen(sights.positions[0], shape)) // STEP * STEP
@@ -390,8 +390,18 @@ class ReferenceKernels(Kernels):
         rows: F32 = table.rows(self.tables.positions)
         return rows
 
-    def rotate(self, x: F32, heads: int, rope: RopeTable, axes: tuple[int, ...] = ()) -> F32:
-        return self._rotated(x.reshape(len(x), heads, -1), rope, axes).reshape(x.shape)
+    def rotate(
+        self,
+        x: F32,
+        heads: int,
+        rope: RopeTable | None,
+        axes: tuple[int, ...] = (),
+        norm: F32 | None = None,
+        eps: float = 0.0,
+    ) -> F32:
+        y = x.reshape(len(x), heads, -1)
+        y = y if norm is None else normed(y, norm, eps)
+        return (y if rope is None else self._rotated(y, rope, axes)).reshape(x.shape)
 
     def attend_all(self, q: F32, k: F32, v: F32, shape: EncoderShape) -> F32:
         bounds = pairwise(self.tables.span_rows)

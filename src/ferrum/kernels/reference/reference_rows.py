@@ -41,6 +41,10 @@ def activated(x: F32, activation: Activation) -> F32:
         y = x * _normal_mass(x)
     elif activation.kind == "sigmoid":
         y = sigmoid(x)
+    elif activation.kind == "clip":
+        least, most = np.float32(activation.least), np.float32(activation.most)
+        y = np.where(x > most, most, x)
+        y = np.where(y < least, least, y)
     else:
         y = x * np.where(x > 0, x, np.float32(0))
     return y
