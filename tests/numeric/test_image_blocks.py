@@ -60,7 +60,8 @@ def rows_of(executor: Any, cuts: tuple[int, ...], inputs: tuple[Inputs, ...], *,
 
 
 @pytest.mark.parametrize(
-    ("name", "kv_dtype"), [("gemma3", "float32"), ("gemma3-narrow", "bfloat16"), ("gemma3-narrow", "int8")]
+    ("name", "kv_dtype"),
+    [("gemma3", "float32"), ("gemma3-narrow", "bfloat16"), ("gemma3-narrow", "int8"), ("gemma4", "float32")],
 )
 def test_any_cut_around_blocks_gives_the_same_bits_on_all_kernels(name: str, kv_dtype: str) -> None:
     inputs, expected = inputs_of(), None

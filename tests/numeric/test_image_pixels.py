@@ -12,6 +12,7 @@ import transformers
 import lfm2_vl_twin
 from ferrum.core.errors import CheckpointError, RequestError, Unsupported
 from ferrum.images.gemma3_images import BEGIN, SPACING, Gemma3Images
+from ferrum.images.gemma4_images import Gemma4Images
 from ferrum.images.idefics_images import IdeficsImages, places_of
 from ferrum.images.image_processor import ImageProcessor
 from ferrum.images.lfm2_images import Lfm2Images
@@ -150,6 +151,31 @@ def test_long_images_are_refused_and_large_ones_reduced() -> None:
         QwenImages({"patch_size": 14}, 16, 2, 2, lambda _: 5)
 
 
+BUDGETED = (
+    {"patch_size": 4, "max_soft_tokens": 70, "do_normalize": False},
+    {"patch_size": 3, "pooling_kernel_size": 2, "max_soft_tokens": 140, "resample": 2, "rescale_factor": 0.003},
+    {"patch_size": 2, "max_soft_tokens": 280, "do_normalize": True, "image_mean": [0.1, 0.2, 0.3], "image_std": 0.7},
+)
+
+
+@pytest.mark.parametrize("values", BUDGETED)
+def test_frames_within_a_number_of_tokens_equal_those_of_transformers(values: dict[str, Any]) -> None:
+    """The twin's tower begins with 2 (x - 0.5), which is a part of our levels."""
+    twin, merge = transformers.Gemma4ImageProcessorPil(**values), values.get("pooling_kernel_size", 3)
+    ours = Gemma4Images(values, values["patch_size"], merge, tokens, bidirectional=True)
+    for width, height in SIZES[:40] + EXTREMES + [(700, 4), (5, 1000), (3000, 2)]:
+        image = random_image(width, height)
+        theirs = twin([picture(image)], return_tensors="np")
+        (frame,), run = ours.frames(image), ours.run_of(width, height)
+        assert frame.places is not None and run.bidirectional and run.tokens[0] == run.tokens[-1] == 8
+        assert len(run.rows) == theirs["num_soft_tokens_per_image"][0] == len(frame.patches) / merge**2
+        places = theirs["image_position_ids"][0][: len(frame.patches)]
+        order = np.lexsort(frame.places.T[::-1])
+        np.testing.assert_array_equal(frame.places[order][:, :0:-1], places)
+        patches = np.float32(2) * (theirs["pixel_values"][0][: len(places)] - np.float32(0.5))
+        np.testing.assert_array_equal(frame.patches[order], patches)
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -240,6 +266,10 @@ def test_tiles_that_do_not_fit_the_tower_are_refused() -> None:
         Lfm2Images({}, 14, 2, tokens)
     with pytest.raises(CheckpointError, match="tile_size must be a multiple of 32, got 500"):
         Lfm2Images({"tile_size": 500}, 16, 2, tokens)
+    with pytest.raises(CheckpointError, match="pooling_kernel_size=3, but the tower has 2"):
+        Gemma4Images({}, 16, 2, tokens, bidirectional=False)
+    with pytest.raises(CheckpointError, match="max_soft_tokens must be one of 70, 140, 280, 560, 1120, got 256"):
+        Gemma4Images({"max_soft_tokens": 256}, 16, 3, tokens, bidirectional=False)
 
 
 def test_strips_beyond_the_tokens_of_a_frame_are_refused() -> None:

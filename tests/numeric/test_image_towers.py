@@ -8,12 +8,14 @@ from functools import cache
 from itertools import pairwise
 from math import prod
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import CheckpointError
@@ -23,6 +25,7 @@ from ferrum.kernels.interface import StepTables
 from ferrum.kernels.op_attributes import EncoderShape
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.models.decoder import list_parameters
+from ferrum.models.tensor_names import Runs
 from ferrum.models.tower_spec import tower_spec
 from ferrum.runtime.image_tower import ImageTower, builder_of, open_tower
 from ferrum.sources.checkpoint import tower_names
@@ -73,12 +76,14 @@ def test_tensors_of_a_published_tower_are_those_of_transformers(path: Path) -> N
     asks, sizes = list_parameters(lambda source, forms: builder_of(spec, source, forms), spec.build), Counter[str]()
     for own, shape in asks.shapes.items():
         (source,) = asks.views[own].sources if own in asks.views else (own,)
-        sizes[source] += prod(shape)  # one tensor may have queries, keys and values
+        rows = asks.views[own].rows if own in asks.views else None
+        count = rows.parts * rows.whole if isinstance(rows, Runs) else shape[0]  # of positions, the first ones are read
+        sizes[source] += count * prod(shape[1:])  # one tensor may have queries, keys and values
     short = {**config, "text_config": {**config["text_config"], "num_hidden_layers": 1}}
     with torch.device("meta"):
         twin = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.for_model(**short))
-    wanted = {name.removeprefix("model."): each.numel() for name, each in twin.named_parameters()}
-    seeing = ("visual.", "vision_tower.", "multi_modal_projector.")
+    wanted = {name.removeprefix("model."): each.numel() for name, each in twin.state_dict().items()}
+    seeing = ("visual.", "vision_tower.", "embed_vision.", "multi_modal_projector.")
     assert sizes == {name: size for name, size in wanted.items() if name.startswith(seeing)}
     images = spec.images(len, lambda text: [])
     assert {size: len(images.run_of(*map(int, size.split("x"))).rows) for size in facts["rows"]} == facts["rows"]
@@ -134,6 +139,16 @@ def test_names_and_shapes_of_a_published_tower_are_those_of_transformers() -> No
         shape = own[source]
         flat = (shape[0], int(np.prod(shape[1:]))) if len(shape) > 1 else shape
         assert asks.shapes[name] == (flat[::-1] if source.endswith("mm_input_projection_weight") else flat)
+
+
+def test_tensors_of_a_tower_for_sounds_are_left_out(tmp_path: Path) -> None:
+    directory = tmp_path / "hears"
+    copytree(seeing_directory("gemma4-layered"), directory)
+    sounds = {f"model.{part}.layers.0.weight": torch.zeros(3) for part in ("audio_tower", "embed_audio")}
+    tensors = load_file(directory / "model.safetensors")
+    save_file(tensors | sounds, directory / "model.safetensors", {"format": "pt"})
+    opened = open_tower(open_model(str(directory)), ModelConfig(model=str(directory), kernels="reference"))
+    same_bits(rows_of(opened, 8, 14), rows_of(tower("gemma4-layered", "reference"), 8, 14))
 
 
 @pytest.mark.parametrize("tokens", [255, 100])

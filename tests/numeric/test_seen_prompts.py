@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
@@ -60,6 +61,8 @@ def twin_text(name: str, image: DecodedImage) -> str:
     if CASES[name].config == "Gemma3Config":
         rows = seeing_model(name).config.mm_tokens_per_image
         return prompt.replace(tokens[0], f"\n\n{tokens[0]}{tokens[1] * rows}{tokens[2]}\n\n")
+    if CASES[name].config == "Gemma4Config":
+        return prompt.replace(tokens[0], gemma4_text(name, image))
     pixels = twin_pixels(name, image)
     if "image_grid_thw" in pixels:
         merge = seeing_model(name).config.vision_config.spatial_merge_size
@@ -78,6 +81,13 @@ def twin_text(name: str, image: DecodedImage) -> str:
     return prompt.replace(tokens[0], text)
 
 
+def gemma4_text(name: str, image: DecodedImage) -> str:
+    processor = object.__new__(Gemma4Processor)  # its constructor wants a tokenizer of `transformers`
+    for part, token in zip(("image_token", "boi_token", "eoi_token"), CASES[name].tokens, strict=True):
+        setattr(processor, part, token)
+    return str(processor.replace_image_token(twin_processor(name)([picture(image)], return_tensors="np"), 0))
+
+
 def lfm2_vl_text(name: str, found: Any) -> str:
     processor = object.__new__(Lfm2VlProcessor)  # its constructor wants a tokenizer of `transformers`
     processor.image_processor = twin_processor(name)
@@ -89,7 +99,7 @@ def lfm2_vl_text(name: str, found: Any) -> str:
 def twin_inputs(name: str, ids: torch.Tensor, image: DecodedImage) -> dict[str, torch.Tensor]:
     """Return the other arguments of the twin: pixels, and which tokens are those of the image, where it needs them."""
     pixels = twin_pixels(name, image)
-    if "image_grid_thw" in pixels:
+    if "image_grid_thw" in pixels or CASES[name].config == "Gemma4Config":
         token = tokenizer_of(CASES[name]).token_to_id(CASES[name].tokens[0])
         pixels["mm_token_type_ids"] = (ids == token).int()
     if CASES[name].config == "Gemma3Config":
@@ -213,6 +223,16 @@ def hybrid() -> Iterator[LLM]:
         yield llm
 
 
+@pytest.fixture(scope="module")
+def layered() -> Iterator[LLM]:
+    require_native()
+    with open_llm("gemma4-layered", kernels="native") as llm:
+        yield llm
+
+
+WHOLE = {"smolvlm": "seeing", "qwen3-vl": "gridded", "qwen3.5": "hybrid", "gemma4-layered": "layered"}
+"""The fixture of each model."""
+
 OPTIONS: tuple[tuple[str, dict[str, object]], ...] = (
     ("smolvlm", {"host": "process"}),
     ("smolvlm", {"run_ahead": 1}),
@@ -223,6 +243,7 @@ OPTIONS: tuple[tuple[str, dict[str, object]], ...] = (
     ("qwen3-vl", {"run_ahead": 1, "speculative": "ngram"}),
     ("qwen3-vl", {"kv_capacity": 192}),
     ("qwen3.5", {"max_tokens_per_step": 16, "run_ahead": 1}),
+    ("gemma4-layered", {"max_tokens_per_step": 16, "run_ahead": 1}),
 )
 """Options of a model. One has no room for all sequences, so that some lose their pages."""
 
@@ -232,7 +253,7 @@ def test_options_change_no_token_of_prompts_with_images(
     request: pytest.FixtureRequest, name: str, options: dict[str, object]
 ) -> None:
     require_native()
-    whole: LLM = request.getfixturevalue({"smolvlm": "seeing", "qwen3-vl": "gridded"}.get(name, "hybrid"))
+    whole: LLM = request.getfixturevalue(WHOLE[name])
     prompts, lists = [prompt_of(name, 2), prompt_of(name)], [[WIDE, TALL], [TALL]]
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=8, n=2, ignore_eos=True)
     expected = whole.generate(prompts, params, use_tqdm=False, images=lists)
@@ -246,15 +267,21 @@ def test_options_change_no_token_of_prompts_with_images(
 
 
 @pytest.mark.parametrize(
-    "options", [{"run_ahead": 1, "max_tokens_per_step": 37}, {"speculative": "ngram", "prefix_cache": False}], ids=str
+    ("name", "options"),
+    [
+        ("gemma3-narrow", {"run_ahead": 1, "max_tokens_per_step": 37}),
+        ("gemma3-narrow", {"speculative": "ngram", "prefix_cache": False}),
+        ("gemma4", {"run_ahead": 1, "max_tokens_per_step": 71}),
+    ],
+    ids=str,
 )
-def test_options_change_no_token_of_images_that_are_never_cut(options: dict[str, object]) -> None:
+def test_options_change_no_token_of_images_that_are_never_cut(name: str, options: dict[str, object]) -> None:
     require_native()
-    prompts, lists = [prompt_of("gemma3-narrow", 2), prompt_of("gemma3-narrow")], [[WIDE, TALL], [TALL]]
+    prompts, lists = [prompt_of(name, 2), prompt_of(name)], [[WIDE, TALL], [TALL]]
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=8, n=2, ignore_eos=True, prompt_logprobs=1)
     found = []
     for each in ({}, options):
-        with open_llm("gemma3-narrow", **{"kernels": "native", **each}) as llm:
+        with open_llm(name, **{"kernels": "native", **each}) as llm:
             for _ in range(2):
                 outputs = llm.generate(prompts, params, use_tqdm=False, images=lists)
                 found.append([([own.token_ids for own in one.outputs], one.prompt_logprobs) for one in outputs])
@@ -298,7 +325,7 @@ def test_places_of_tokens_are_those_of_the_twin() -> None:
         np.testing.assert_array_equal(np.concatenate(found), expected)
 
 
-@pytest.mark.parametrize("name", ["smolvlm", "lfm2-vl", "qwen3-vl", "qwen3.5"])
+@pytest.mark.parametrize("name", ["smolvlm", "lfm2-vl", "qwen3-vl", "qwen3.5", "gemma4-layered"])
 @pytest.mark.parametrize("kernels", ["reference", "native"])
 def test_any_cut_of_a_prompt_with_images_gives_the_same_logits(kernels: str, name: str) -> None:
     if kernels == "native":

@@ -117,6 +117,17 @@ _GEMMA3 = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
 
+_BUDGETED = "<|image|>", "<|image>", "<image|>"
+_GEMMA4: dict[str, Any] = {
+    "model_type": "gemma4_text",
+    "head_dim": 16,
+    "global_head_dim": 24,
+    "vocab_size_per_layer_input": 160,
+    "pad_token_id": 7,
+    "sliding_window": 40,
+}
+_GEMMA4_VISION = {"head_dim": 20, "num_key_value_heads": 2, "position_embedding_size": 250}
+
 CASES = {
     case.name: case
     for case in (
@@ -349,6 +360,57 @@ CASES = {
             _WHOLE,
             row_token=1,
         ),
+        ImageCase(
+            "gemma4",  # rows see each other in sliding layers alone, beyond a window that is shorter than an image
+            "Gemma4Config",
+            "Gemma4ImageProcessorPil",
+            {
+                "text_config": {
+                    **_GEMMA4,
+                    "num_hidden_layers": 3,
+                    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+                    "hidden_size_per_layer_input": 0,
+                    "attention_k_eq_v": True,
+                    "num_global_key_value_heads": 2,
+                    "use_bidirectional_attention": "vision",
+                },
+                "vision_config": {**_GEMMA4_VISION, "pooling_kernel_size": 2, "standardize": True},
+            },
+            {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70, "do_normalize": False},
+            _BUDGETED,
+        ),
+        ImageCase(
+            "gemma4-layered",  # embeddings of layers, which the tokens of images have from another token
+            "Gemma4Config",
+            "Gemma4ImageProcessorPil",
+            {
+                "text_config": {
+                    **_GEMMA4,
+                    "num_hidden_layers": 4,
+                    "layer_types": ["sliding_attention", "full_attention"] * 2,
+                    "hidden_size_per_layer_input": 8,
+                    "num_kv_shared_layers": 2,
+                },
+                "vision_config": {
+                    **_GEMMA4_VISION,
+                    "pooling_kernel_size": 3,
+                    "patch_size": 2,
+                    "rms_norm_eps": 1e-3,
+                    "use_clipped_linears": True,
+                    "rope_parameters": {"rope_type": "axial", "rope_theta": 30.0},
+                },
+            },
+            {
+                "patch_size": 2,
+                "pooling_kernel_size": 3,
+                "max_soft_tokens": 70,
+                "do_normalize": True,
+                "image_mean": [0.1, 0.2, 0.3],
+                "image_std": [0.9, 0.8, 0.7],
+                "resample": 2,
+            },
+            _BUDGETED,
+        ),
     )
 }
 
@@ -373,6 +435,10 @@ def seeing_model(name: str) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
+        for place, (key, buffer) in enumerate(model.named_buffers()):
+            if key.endswith(("put_min", "put_max", "std_bias", "std_scale")):  # of layer 0 alike, of others not
+                side, rest = -1 if key.endswith("min") else 1, 0 if ".layers.0." in key else place % 7 / 10
+                buffer.copy_(torch.linspace(0.7, 1.4, max(buffer.numel(), 1)).reshape(buffer.shape) * side + rest)
     return model
 
 
@@ -435,7 +501,14 @@ def picture(image: DecodedImage) -> Image.Image:
 def twin_pixels(name: str, image: DecodedImage) -> dict[str, torch.Tensor]:
     """Return the arguments that the twin gets for an image."""
     found = twin_processor(name)([[picture(image)]], return_tensors="np")
-    wanted = "pixel_values", "pixel_attention_mask", "image_sizes", "spatial_shapes", "image_grid_thw"
+    wanted = (
+        "pixel_values",
+        "pixel_attention_mask",
+        "image_sizes",
+        "spatial_shapes",
+        "image_grid_thw",
+        "image_position_ids",
+    )
     return {key: torch.tensor(np.asarray(found[key])) for key in wanted if key in found}
 
 

@@ -73,7 +73,7 @@ class AttentionSpec:
         bias: q, k and v have biases.
         output_bias: the output projection has a bias.
         scale: factor of q . k; None: head_dim^-0.5.
-        softcap, chunk: see `AttentionShape`.
+        softcap, chunk, causal: see `AttentionShape`.
         sinks: each head has a logit in its softmax.
         v_norm: each head of v is normed, without a weight.
         keys_as_values: values are the keys before their norm.
@@ -95,6 +95,7 @@ class AttentionSpec:
     scale: float | None = None
     softcap: float | None = None
     chunk: int | None = None
+    causal: bool = False
     sinks: bool = False
     v_norm: bool = False
     keys_as_values: bool = False
@@ -127,7 +128,9 @@ class AttentionSpec:
             output=make.linear(
                 ("o_proj",), (make.hidden_size,), self.num_heads * self.value_width, bias=self.output_bias
             ),
-            shape=AttentionShape(*slot, *heads, dim, scale, self.window, self.value_dim, self.softcap, self.chunk),
+            shape=AttentionShape(
+                *slot, *heads, dim, scale, self.window, self.value_dim, self.softcap, self.chunk, self.causal
+            ),
             rope=None if rope is None else make.rope(rope.frequencies, rope.scaling),
             whole_norms=self._whole_norms(make) if norm is not None and norm.whole else None,
             q_norm=self._head_norm(make, "q_norm") if by_head else None,

@@ -183,9 +183,9 @@ class Builder:
             self.source.release(name)
         return named
 
-    def table(self, name: str, shape: tuple[int, int]) -> Weight:
+    def table(self, name: str, shape: tuple[int, int], view: View | None = None) -> Weight:
         """Return the matrix of that name as the source has it, in float32: no operation uses it."""
-        return self.source.matrix(self._placed(name, None), shape, exact=True)
+        return self.source.matrix(self._placed(name, view), shape, exact=True)
 
     def shared(self, name: str, shape: tuple[int, int], view: View) -> NamedWeight:
         """Return a matrix of that whole name, which parts of several layers use."""
@@ -217,9 +217,9 @@ class Builder:
         values = -exp(self.source.vector(self._placed(name, view), size))
         return self.kernels.vector(values if part is None else values[_numbers(part)])
 
-    def number(self, name: str) -> float:
+    def number(self, name: str, view: View | None = None) -> float:
         """Return the only number of that name."""
-        return float(self.source.vector(self._placed(name, None), 1)[0])
+        return float(self.source.vector(self._placed(name, view), 1)[0])
 
     def ones(self, size: int) -> Array:
         """Return a vector of ones, for a norm without a weight."""

@@ -126,6 +126,7 @@ def gemma4(config: FamilyConfig) -> DecoderSpec:
         map(layer, range(count)),
         embedding_scale=embedding_scale(config),
         softcap=config.optional_number("final_logit_softcapping"),
+        given_token=config.integer("pad_token_id", 0, minimum=0) if width else None,
         ignored_names=tuple(
             f"model.layers.{i}.self_attn.{name}.*" for i in range(first_reader, count) for name in _OWN
         ),
@@ -160,6 +161,7 @@ def _attention(config: FamilyConfig, kind: str, heads: Heads, *, reads: bool) ->
         qk_norm=QkNorm(),
         v_norm=True,
         scale=1.0,
+        causal=kind == FULL,  # the rows of an image see each other in sliding layers alone
         keys_as_values=kind == FULL and config.flag("attention_k_eq_v"),
         reuses=reads,
         bias=bias,

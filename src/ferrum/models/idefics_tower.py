@@ -9,11 +9,11 @@ from typing import Any, Final
 from ferrum.images.idefics_images import IdeficsImages
 from ferrum.models.builder import NormSpec
 from ferrum.models.config_reader import FamilyConfig
+from ferrum.models.encoder_spec import EncoderAttentionSpec
 from ferrum.models.llama import activation_of
 from ferrum.models.spec import BlockSpec, BranchSpec, MlpSpec
 from ferrum.models.tower_spec import (
     TOWERS,
-    EncoderAttentionSpec,
     ProjectionSpec,
     TowerSpec,
     heads_of_tower,

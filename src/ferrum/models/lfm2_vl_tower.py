@@ -11,12 +11,12 @@ from ferrum.images.image_processor import ImageFamily
 from ferrum.images.lfm2_images import Lfm2Images, most_patches
 from ferrum.models.builder import NormSpec
 from ferrum.models.config_reader import FamilyConfig
+from ferrum.models.encoder_spec import EncoderAttentionSpec
 from ferrum.models.llama import activation_of
 from ferrum.models.spec import BlockSpec, BranchSpec, MlpSpec
 from ferrum.models.tower_spec import (
     TOWERS,
     Encode,
-    EncoderAttentionSpec,
     ProjectionSpec,
     TokenOf,
     TowerSpec,
@@ -73,7 +73,7 @@ def lfm2_vl_tower(config: FamilyConfig, processor: Mapping[str, Any]) -> TowerSp
         projection="vision_tower.embeddings.patch_embedding",
         projection_bias=True,
         positions="vision_tower.embeddings.position_embedding",
-        resized=True,
+        fitted="resized",
         most_patches=most_patches(processor),
         layers_name="vision_tower.encoder.layers",
         layers=(layer,) * vision.num_layers(),

@@ -11,14 +11,13 @@ from ferrum.images.pixtral_images import PixtralImages
 from ferrum.kernels.reference.double_math import power
 from ferrum.models.builder import NormSpec
 from ferrum.models.config_reader import FamilyConfig
+from ferrum.models.encoder_spec import EncoderAttentionSpec, GridRope
 from ferrum.models.llama import activation_of
 from ferrum.models.spec import BlockSpec, BranchSpec, MlpSpec
 from ferrum.models.tensor_names import Runs
 from ferrum.models.tower_spec import (
     TOWERS,
     Encode,
-    EncoderAttentionSpec,
-    GridRope,
     ProjectionSpec,
     TokenOf,
     TowerSpec,

@@ -13,14 +13,13 @@ from ferrum.kernels.op_attributes import Activation
 from ferrum.kernels.reference.double_math import power
 from ferrum.models.builder import NormSpec
 from ferrum.models.config_reader import FamilyConfig
+from ferrum.models.encoder_spec import EncoderAttentionSpec, PlaceRope
 from ferrum.models.llama import activation_of
 from ferrum.models.spec import BlockSpec, BranchSpec, MlpSpec
 from ferrum.models.tower_spec import (
     TOWERS,
     DeepSpec,
     Encode,
-    EncoderAttentionSpec,
-    PlaceRope,
     ProjectionSpec,
     TokenOf,
     TowerSpec,
@@ -105,7 +104,7 @@ def _tower(family: str, config: FamilyConfig, processor: Mapping[str, Any], deep
         projection="visual.patch_embed.proj",
         projection_bias=True,
         positions="visual.pos_embed",
-        interpolated=True,
+        fitted="interpolated",
         images_per_patch=repeats,
         most_patches=most,
         layers_name="visual.blocks",

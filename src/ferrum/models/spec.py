@@ -167,6 +167,7 @@ class DecoderSpec:
         ignored_names: patterns of checkpoint tensors that the model does not use.
         deep_features: first layers after which features of images are added to their rows.
         rotates_by_grid: tokens of images are rotated by rows and columns.
+        given_token: the token whose per-layer embeddings the rows of images get; None: they have none.
     """
 
     family: str
@@ -183,3 +184,4 @@ class DecoderSpec:
     ignored_names: tuple[str, ...] = ()
     deep_features: int = 0
     rotates_by_grid: bool = False
+    given_token: int | None = None

@@ -7,103 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ferrum.core.errors import Unsupported
 from ferrum.core.registry import Registry
 from ferrum.images.image_processor import ImageFamily
 from ferrum.kernels.interface import NetworkOutput
-from ferrum.kernels.op_attributes import Activation, EncoderShape
-from ferrum.kernels.operations import F32, Array, Operations, Weight
-from ferrum.kernels.vectors import grid_rotations
-from ferrum.models.builder import Builder, LayerSpec, NormSpec, Place
+from ferrum.kernels.op_attributes import Activation
+from ferrum.kernels.operations import Array, Operations, Weight
+from ferrum.models.builder import Builder, LayerSpec, NormSpec
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import load_families
 from ferrum.models.rope import rope_section
-from ferrum.models.tensor_names import Rows, View
+from ferrum.models.tensor_names import Rows, Runs, View
 from ferrum.nn.block import Layer
-from ferrum.nn.encoder import EncoderAttention
 from ferrum.nn.linear import Linear, NamedWeight, Norm
 from ferrum.quant.dense import blank_row
 from ferrum.text.text_config import is_wrapped
 
 TokenOf = Callable[[str], int]
 Encode = Callable[[str], list[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class GridRope:
-    """A rotation by the row and the column of a patch: half of the pairs each.
-
-    Attributes:
-        rows, columns: frequencies in radians per patch.
-        side: places per side. The number of a place is row x side + column.
-    """
-
-    rows: tuple[float, ...]
-    columns: tuple[float, ...]
-    side: int
-
-    def tables(self) -> tuple[F32, F32]:
-        """Return cosines and sines [places, pairs]."""
-        return grid_rotations(self.rows, self.columns, self.side)
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceRope:
-    """A rotation by the row and the column of a patch, for images of any shape: half of the pairs each.
-
-    Attributes:
-        rows, columns: frequencies in radians per patch.
-        longest: most patches of a side.
-    """
-
-    rows: tuple[float, ...]
-    columns: tuple[float, ...]
-    longest: int
-
-    @property
-    def axes(self) -> tuple[int, ...]:
-        """The number of a place that turns each pair."""
-        return (1,) * len(self.rows) + (2,) * len(self.columns)
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderAttentionSpec:
-    """Attention among all patches of a frame.
-
-    Attributes:
-        output: name of the output projection.
-        bias: all projections have biases.
-        fused: name of one projection to queries, keys and values, or None.
-    """
-
-    num_heads: int
-    head_dim: int
-    output: str
-    bias: bool = False
-    rope: GridRope | PlaceRope | None = None
-    fused: str | None = None
-
-    def build(self, make: Builder) -> EncoderAttention:
-        """Return the part with its parameters. Weights of bfloat16 multiply queries and keys in it."""
-        inner, names = self.num_heads * self.head_dim, ("q_proj", "k_proj", "v_proj")
-        places = {
-            name: Place(self.fused, slice(inner * index, inner * (index + 1)))
-            for index, name in enumerate(names)
-            if self.fused is not None
-        }
-        qkv = make.linear(names, (inner,) * 3, make.hidden_size, bias=self.bias, places=places)
-        output = make.linear((self.output,), (make.hidden_size,), inner, bias=self.bias)
-        low = getattr(qkv.weights[0].weight, "format", None) == "bfloat16"
-        shape = EncoderShape(self.num_heads, self.head_dim, self.head_dim**-0.5, "bfloat16" if low else "float32")
-        match self.rope:
-            case GridRope():
-                return EncoderAttention(qkv, output, shape, make.grid_rope(self.rope, self.rope.tables))
-            case PlaceRope(rows, columns, longest):
-                rope = replace(make, positions=longest).rope((*rows, *columns), 1.0)
-                return EncoderAttention(qkv, output, shape, rope, self.rope.axes)
-        return EncoderAttention(qkv, output, shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +72,16 @@ class TowerSpec:
         side: places of patches per side of a frame.
         merge: patches per side of what becomes one row.
         pooled: that row is their mean; else they are joined.
+        pooled_scale: factor of the mean.
+        standard: names of what is subtracted from that product, and of a factor of the difference, or None.
         projection: name of the layer from pixels to rows.
         projection_bias: it has a bias.
         positions: name of the learned positions, or None.
-        interpolated: those of a frame are interpolated from all of them, for images of any shape, corner on corner.
-        resized: they are resized as an image is (`kernels.vectors.resized_grid`).
+        fitted: how those of a frame of any shape are found; None: by the number of each place.
+            interpolated  from all of them, corner on corner
+            resized       as an image is (`kernels.vectors.resized_grid`)
+            summed        one of a patch's column and one of its row
+        all_positions: places per side that a checkpoint has, if more than `side`; of summed ones.
         images_per_patch: frames of a video that a patch joins; an image is repeated.
         most_patches: of a frame; None: one for each place of a square.
         deep: features of layers, in the order of the text model's layers.
@@ -161,10 +89,11 @@ class TowerSpec:
         last_eps: of the last norm; None: as the others.
         layers_name: prefix of the layers' names.
         connector: from merged rows to the text model's.
-        connector_norm: name and form of the norm before it, or None.
+        connector_norm: name and form of the norm before it, or None. Without a name it has no weight.
         images: makes the images of the family from functions of the tokenizer: the id of a special token, and the ids
             of a text.
         spaced: see `ImageProcessor`.
+        ignored_names: patterns of tensors that the tower does not use.
     """
 
     family: str
@@ -184,14 +113,17 @@ class TowerSpec:
     last_norm: str | None = None
     last_eps: float | None = None
     renames: tuple[tuple[str, str], ...] = ()
-    interpolated: bool = False
-    resized: bool = False
+    fitted: Literal["interpolated", "resized", "summed"] | None = None
+    all_positions: int | None = None
     images_per_patch: int = 1
     most_patches: int | None = None
     deep: tuple[DeepSpec, ...] = ()
-    connector_norm: tuple[str, NormSpec] | None = None
+    connector_norm: tuple[str | None, NormSpec] | None = None
     pooled: bool = False
+    pooled_scale: float = 1.0
+    standard: tuple[str, str] | None = None
     spaced: tuple[str, str] | None = None
+    ignored_names: tuple[str, ...] = ()
 
     @property
     def pixels(self) -> int:
@@ -208,30 +140,38 @@ class TowerSpec:
         size, inputs = self.hidden_size, self.pixels
         weight = make.matrix(f"{self.projection}.weight", (size, inputs), _as_matrix(self.projection, inputs))
         bias = make.vector(f"{self.projection}.bias", size) if self.projection_bias else None
-        fitted = self.interpolated or self.resized
         last = make if self.last_eps is None else replace(make, norms=replace(make.norms, eps=self.last_eps))
         return Tower(
             Entry(make.kernels.weight(blank_row(inputs))),
             Linear((weight,), (bias,)),
-            None if self.positions is None or fitted else make.matrix(*self._positions()),
+            None if self.positions is None or self.fitted else make.matrix(*self._positions()),
             None if self.first_norm is None else make.norm(self.first_norm),
             tuple(each.build(make.under(f"{self.layers_name}.{index}")) for index, each in enumerate(self.layers)),
             None if self.last_norm is None else last.norm(self.last_norm),
             self._connector(make, self.connector, self.connector_norm),
-            make.table(*self._positions()) if fitted else None,
+            make.table(*self._positions()) if self.fitted else None,
             tuple(each.layer for each in self.deep),
             tuple(self._connector(make, each.connector, (each.norm, self.norms)) for each in self.deep),
+            tuple(make.table(name, (1, size), View((name,), width=size)) for name in self.standard or ()),
         )
 
-    def _positions(self) -> tuple[str, tuple[int, int]]:
-        return f"{self.positions}.weight", (self.side**2, self.hidden_size)
+    def _positions(self) -> tuple[str, tuple[int, int], View | None]:
+        """Return the name, the shape and the view of the learned positions."""
+        name = f"{self.positions}.weight"
+        if self.fitted != "summed":
+            return name, (self.side**2, self.hidden_size), None
+        rows = Runs(2, self.all_positions or self.side, 0, self.side)
+        return name, (2 * self.side, self.hidden_size), View((name,), rows)
 
     def _connector(
-        self, make: Builder, specs: tuple[ProjectionSpec, ...], norm: tuple[str, NormSpec] | None
+        self, make: Builder, specs: tuple[ProjectionSpec, ...], norm: tuple[str | None, NormSpec] | None
     ) -> Connector:
         inputs, layers = self.hidden_size * (1 if self.pooled else self.merge**2), []
         entry = Entry(make.kernels.weight(blank_row(inputs)))
-        first = None if norm is None else replace(make, norms=norm[1]).norm(norm[0], inputs)
+        first = None
+        if norm is not None:
+            name, form = norm
+            first = Norm(make.ones(inputs), form.eps) if name is None else replace(make, norms=form).norm(name, inputs)
         for each in specs:
             view = None
             if each.columns is not None or each.transposed:
@@ -272,6 +212,7 @@ class Tower:
         connector: the network that runs after it.
         table: learned positions that are fitted to a frame, or None. They are numbers to add to the given rows.
         deep_layers, deep_connectors: layers whose states are returned as `NetworkOutput.others`, and what follows.
+        standard: of `TowerSpec.standard` [1, H] each, or none.
     """
 
     entry: Entry
@@ -284,6 +225,7 @@ class Tower:
     table: Weight | None = None
     deep_layers: tuple[int, ...] = ()
     deep_connectors: tuple[Connector, ...] = ()
+    standard: tuple[Weight, ...] = ()
 
     def __call__(self, kernels: Operations, states: list[Array] | None = None) -> NetworkOutput:  # noqa: ARG002
         """Run all layers. The results are all the rows."""

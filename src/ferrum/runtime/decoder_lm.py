@@ -64,6 +64,7 @@ class DecoderLM(StepwiseLLM):
         replay: run the recorded program; False walks the network each time.
         deep_features: first layers after which numbers are added to given rows, which have them after their own.
         rotates_by_grid: the network rotates tokens of images by rows and columns (`SpanExtras.grids`).
+        given_token: see `stage`.
 
     Attributes:
         pool: the contents of all pages: those of the kernels, or of several ranks.
@@ -83,6 +84,7 @@ class DecoderLM(StepwiseLLM):
         replay: bool = True,
         deep_features: int = 0,
         rotates_by_grid: bool = False,
+        given_token: int | None = None,
     ) -> None:
         self.network = network
         self.kernels = kernels
@@ -91,6 +93,7 @@ class DecoderLM(StepwiseLLM):
         self.pages: PageTable = pages
         self._config = config
         self._deep_features, self._rotates_by_grid = deep_features, rotates_by_grid
+        self._given_token = given_token
         self.max_rows = max_rows
         self.max_logit_rows = min(max_logit_rows, max_rows)
         limits = {
@@ -269,7 +272,7 @@ class DecoderLM(StepwiseLLM):
         states: StepStates | None,
         sources: Mapping[str, Source],
     ) -> StepTables:
-        return stage(pieces, pages, states, sources, self.adapted.slots, self._deep_features)
+        return stage(pieces, pages, states, sources, self.adapted.slots, self._deep_features, self._given_token)
 
     def _refuse_images(self, span: Span) -> FerrumError | None:
         """Return why the given rows or the images of a valid span do not fit the model, or None."""

@@ -5,7 +5,7 @@ Which images are computed when is the engine's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from math import isqrt
 from typing import Final
@@ -53,6 +53,8 @@ class ImageTower:
         fit: how.
         deep: programs like the connector, from states of layers to features that follow the row's own numbers.
         pooled: by their mean.
+        scale: factor of the mean.
+        standard: what is subtracted from that product, and a factor of the difference, or none.
     """
 
     processor: ImageProcessor
@@ -64,6 +66,8 @@ class ImageTower:
     fit: Callable[[Weight, Int32], F32] | None = None
     deep: tuple[Replay, ...] = ()
     pooled: bool = False
+    scale: float = 1.0
+    standard: tuple[F32, ...] = ()
 
     def prepare(self, image: DecodedImage) -> PreparedImage:
         """Return an image as the tower reads it. Raises Unsupported without Pillow."""
@@ -92,12 +96,19 @@ class ImageTower:
         for connector, states in zip((self.connector, *self.deep), seen, strict=True):
             joined = states.reshape(len(states) // self.merge, -1)
             if self.pooled:
-                joined = mean_rows(joined, self.merge)
+                joined = self._scaled(mean_rows(joined, self.merge))
             parts.append((yield from self._connected(connector, joined)))
         rows = np.concatenate(parts, axis=1) if self.deep else parts[0]
         if not np.isfinite(rows).all():
             raise StepError("the rows of an image are not finite")
         return rows
+
+    def _scaled(self, means: F32) -> F32:
+        means = means * np.float32(self.scale)
+        if not self.standard:
+            return means
+        bias, factor = self.standard
+        return (means - bias) * factor
 
     def _connected(self, connector: Replay, joined: F32) -> Generator[None, None, F32]:
         found = list[F32]()
@@ -147,6 +158,24 @@ def resized(table: Weight, places: Int32) -> F32:
     return resized_grid(grid, rows, columns)[places[:, 1], places[:, 2]]
 
 
+def summed(table: Weight, places: Int32) -> F32:
+    """Return the sums of the position of each patch's column and that of its row.
+
+    Args:
+        table: [2 x side, H], those of columns and then those of rows.
+        places: [n, 3].
+    """
+    side = table.shape[0] // 2
+    return table.rows(places[:, 2]) + table.rows(side + places[:, 1])
+
+
+_FITS: Final[Mapping[str, Callable[[Weight, Int32], F32]]] = {
+    "interpolated": interpolated,
+    "resized": resized,
+    "summed": summed,
+}
+
+
 def mean_rows(joined: F32, count: int) -> F32:
     """Return the means of `count` rows that stand next to each other, [R, count x H] -> [R, H], added in order."""
     parts = np.split(joined, count, axis=1)
@@ -185,7 +214,8 @@ def load_tower(spec: TowerSpec, store: TensorStore, processor: ImageProcessor, c
     kernels = choose_kernels("cpu", *options).kernels
     asks = _asks(spec)
     parameters = Parameters(with_views(store, asks), config.dtype)
-    parameters.expect(asks.shapes, _IGNORED)
+    ignored = (*_IGNORED, *spec.ignored_names)
+    parameters.expect(asks.shapes, ignored)
     with memory_for("the model's tower for images"):
         tower = spec.build(builder_of(spec, parameters, kernels))
         kernels.allocate(())
@@ -193,9 +223,20 @@ def load_tower(spec: TowerSpec, store: TensorStore, processor: ImageProcessor, c
             kernels.prepare(record(network), {**_NO_ROWS, Extent.ROWS: rows})
             for network, rows in _networks(spec, tower)
         )
-    parameters.finish(_IGNORED)
-    fit = resized if spec.resized else interpolated
-    return ImageTower(processor, kernels, patches, connector, spec.merge**2, tower.table, fit, tuple(deep), spec.pooled)
+    parameters.finish(ignored)
+    return ImageTower(
+        processor,
+        kernels,
+        patches,
+        connector,
+        spec.merge**2,
+        tower.table,
+        None if spec.fitted is None else _FITS[spec.fitted],
+        tuple(deep),
+        spec.pooled,
+        spec.pooled_scale,
+        tuple(each.rows(np.zeros(1, np.int32)) for each in tower.standard),
+    )
 
 
 def _networks(spec: TowerSpec, tower: Tower) -> Iterator[tuple[Network, int]]:
@@ -227,7 +268,7 @@ def tower_bytes(source: ModelSource, config: ModelConfig) -> int:
 def _tower_bytes(spec: TowerSpec, store: TensorStore, config: ModelConfig) -> int:
     asks = _asks(spec)
     planned = PlannedParameters(with_views(store, asks), config.dtype)
-    planned.expect(asks.shapes, _IGNORED)
+    planned.expect(asks.shapes, (*_IGNORED, *spec.ignored_names))
     sizes = [
         planned.matrix(name, (shape[0], shape[1])).nbytes for name, shape in asks.shapes.items() if len(shape) == 2
     ]

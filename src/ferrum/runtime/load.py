@@ -334,6 +334,7 @@ def _language_model(
             replay=replay,
             deep_features=decoder.spec.deep_features,
             rotates_by_grid=decoder.spec.rotates_by_grid,
+            given_token=decoder.spec.given_token,
         )
 
 

@@ -137,6 +137,7 @@ def stage(
     sources: Mapping[str, Source] | None = None,
     adapters: AdapterSlots | None = None,
     deep_features: int = 0,
+    given_token: int | None = None,
 ) -> StepTables:
     """Return the tables of one forward pass over the pieces, in order.
 
@@ -147,6 +148,7 @@ def stage(
         sources: of the sequences whose spans begin with CARRY.
         adapters: the loaded ones, if a piece uses some.
         deep_features: layers after which numbers are added to given rows, which have them after their own.
+        given_token: the token that given rows have in tables of several rows per token; None: their own.
     """
     token_ids: list[int] = []
     positions: list[int] = []
@@ -167,14 +169,17 @@ def stage(
         logit_rows += range(first + piece.logit_rows.start, first + piece.logit_rows.stop)
         hidden_rows += range(first + piece.hidden_rows.start, first + piece.hidden_rows.stop)
         bounds.append(len(token_ids))
+    given, ids = _given(pieces, deep_features), _table(token_ids)
+    if given is not None and given_token is not None:
+        ids[given.rows] = given_token
     return StepTables(
-        token_ids=_table(token_ids),
+        token_ids=ids,
         positions=_table(positions),
         span_rows=_table(bounds),
         pages=tuple([_page_rows(pieces, pages, group.name) for group in pages.groups]),
         logit_rows=_table(logit_rows),
         hidden_rows=_table(hidden_rows),
-        given=_given(pieces, deep_features),
+        given=given,
         states=None if states is None else states.tables(pieces),
         carried=tuple([_carried(pairs, step) for step, pairs in carried.items()]),
         adapters=() if adapters is None else adapters.rows(pieces),
