@@ -271,12 +271,12 @@ std::shared_ptr<Exchange> exchange(const Out<uint8_t>& memory, int64_t rank, int
     return std::make_shared<Exchange>(reinterpret_cast<std::byte*>(memory.data()), slots / 2, rank, ranks);
 }
 
-OperationPointer join(std::shared_ptr<Exchange> exchange, const In<float>& x, Starts starts, int64_t tiles, const Out<float>& out,
-                      int64_t extent) {
+OperationPointer join(std::shared_ptr<Exchange> exchange, const In<float>& x, Starts starts, int64_t tiles, bool rounded,
+                      const Out<float>& out, int64_t extent) {
     require(tiles > 0, "a row has no tiles");
-    const char* wrong = refusal(exchange.get(), starts);
+    const char* wrong = refusal(exchange.get(), starts, rounded);
     require(wrong == nullptr, wrong);
-    return std::make_shared<Join>(std::move(exchange), x.data(), Rows{out.data(), extent}, std::move(starts), tiles);
+    return std::make_shared<Join>(std::move(exchange), x.data(), Rows{out.data(), extent}, std::move(starts), tiles, rounded);
 }
 
 OperationPointer finite_spans(const In<float>& x, const Out<bool>& out, int64_t columns) {
@@ -427,7 +427,7 @@ NB_MODULE(_native, module) {
         .def_prop_ro("ended", &Exchange::ended)
         .def_prop_ro("bytes_read", &Exchange::bytes_read);
     module.def("exchange", &exchange, as_is, nb::arg(), nb::arg());
-    module.def("join", &join, nb::arg().none(), as_is, nb::arg(), nb::arg(), as_is, nb::arg());
+    module.def("join", &join, nb::arg().none(), as_is, nb::arg(), nb::arg(), nb::arg(), as_is, nb::arg());
     module.def("time_all", &time_all, released);
     module.def("embed", &embed, nb::arg(), nb::arg(), nb::arg(), nb::arg(), as_is, nb::arg());
     module.def("add_given", &add_given, as_is, nb::arg(), nb::arg(), nb::arg());

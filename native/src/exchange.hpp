@@ -55,16 +55,18 @@ private:
 using Starts = std::vector<int64_t>;
 
 // Why starts do not fit an exchange, or null; without an exchange there is one rank.
-const char* refusal(const Exchange* exchange, const Starts& starts);
+const char* refusal(const Exchange* exchange, const Starts& starts, bool rounded = false);
 
-// Copy the columns of all ranks to `out`, from the own ones. All threads call it, after a barrier if others wrote to x.
-void join_columns(Exchange& exchange, Runtime& runtime, int thread, int64_t rows, const Starts& starts, const float* x, float* out);
+// Copy the columns of all ranks to `out`, from the own ones. All threads call it, after a barrier if others wrote to x. If they
+// are for products that round 32 adjacent inputs, ranks exchange bytes, and those of others become numbers that round alike.
+void join_columns(Exchange& exchange, Runtime& runtime, int thread, int64_t rows, const Starts& starts, const float* x, float* out,
+                  bool rounded = false);
 
 // The columns of all ranks, from the own ones.
 class Join final : public Operation {
 public:
-    Join(std::shared_ptr<Exchange> exchange, const float* x, Rows out, Starts starts, int64_t tiles)
-        : exchange_(std::move(exchange)), x_(x), out_(out), starts_(std::move(starts)), tiles_(tiles) {}
+    Join(std::shared_ptr<Exchange> exchange, const float* x, Rows out, Starts starts, int64_t tiles, bool rounded)
+        : exchange_(std::move(exchange)), x_(x), out_(out), starts_(std::move(starts)), tiles_(tiles), rounded_(rounded) {}
     void run(Runtime& runtime, int thread) override;
 
 private:
@@ -73,6 +75,7 @@ private:
     Rows out_;
     Starts starts_;
     int64_t tiles_;  // of a row, each joined
+    bool rounded_;
 };
 
 }  // namespace ferrum

@@ -5,7 +5,8 @@ Processes are in `tests/process/test_rank_processes.py`. `test_contract_local` r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,11 @@ from ferrum.core.step import AdapterUse, Rows, Span, SpanExtras, StepBatch, Want
 from ferrum.engine.host import ThreadHost
 from ferrum.engine.recipe import with_scheduler
 from ferrum.kernels.adapters import Change
+from ferrum.kernels.cpu.native_kernels import NativeKernels
+from ferrum.kernels.exchange import memory_bytes
+from ferrum.kernels.interface import Kernels
+from ferrum.kernels.reference.reference_kernels import ReferenceKernels
+from ferrum.kernels.reference.reference_math import round_whole
 from ferrum.runtime.load import Bounds, assemble
 from ferrum.runtime.rank_model import RankCall
 from ferrum.sources.random_checkpoint import RandomCheckpoint
@@ -162,6 +168,40 @@ def test_every_kind_of_layer_has_the_bits_of_one_rank(family: str, count: int, f
             assert found.tobytes() == expected.tobytes() and np.isfinite(found).all()
         ranks.check()
         assert ranks.executor.memory_plan.weights < alone.memory_plan.weights
+
+
+DENSE = {**WIDE, "architectures": ["LlamaForCausalLM"]}
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+@pytest.mark.parametrize(("format", "quarters"), [("int8", 36 / 128), ("bfloat16", 1.0)])
+def test_ranks_exchange_bytes_in_front_of_products_that_round(kernels: str, format: str, quarters: float) -> None:
+    options = {**options_of(format), "kernels": kernels, "kv_capacity": 1024, "max_batch_size": 20}
+    with closing(RankThreads(2, "dense", store=RandomCheckpoint("dense", DENSE), **options)) as ranks:
+        before = ranks.ranks.exchanged()
+        step(ranks.executor, ("a", 0, 17))
+        joined = 2 * 17 * (quarters * (128 + 192) + 2 * 128) + 17 * 261  # of two layers, and logits
+        read = [now - then for now, then in zip(ranks.ranks.exchanged(), before, strict=True)]
+        assert sum(read) == 4 * joined  # what one rank has, the other one reads
+        ranks.check()
+
+
+@pytest.mark.parametrize("backend", [ReferenceKernels, lambda: NativeKernels(threads=1)])
+def test_joined_numbers_round_to_the_codes_and_scales_of_their_origin(backend: Callable[[], Kernels]) -> None:
+    rng = np.random.default_rng(5)
+    x = (normal(rng, 8, 512) * 10.0 ** rng.integers(-19, 38, (8, 512))).astype(np.float32)
+    x[0, :32], x[1, 5], x[2, 40], x[3, 64:96], x[4, 70] = 0, np.nan, np.inf, 2.0**-65, -(2.0**-64)
+    halves, memory = np.split(x, 2, axis=1), np.zeros(memory_bytes(2, 512), np.uint8)
+    ranks = [backend() for _ in range(2)]
+    for rank, kernels in enumerate(ranks):
+        kernels.share(memory, rank, 2).begin(1)
+    with ThreadPoolExecutor(2) as pool:
+        joined = list(pool.map(lambda kernels, own: kernels.join(own, (0, 256, 512), rounded=True), ranks, halves))
+    expected = round_whole(x.reshape(8, -1, 32), 127)
+    for found in joined:
+        for ours, theirs in zip(round_whole(found.reshape(8, -1, 32), 127), expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    assert joined[0].tobytes() != x.tobytes()  # rounded numbers did cross
 
 
 def adapters_of(alone: LocalExecutor) -> list[dict[str, Change]]:

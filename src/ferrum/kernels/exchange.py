@@ -25,6 +25,11 @@ _SLOT_BYTES: Final = 4 << 20
 
 _WAIT_SECONDS: Final = 5e-5
 
+ROUNDED: Final = 32
+"""Numbers that products round together, as in `quant/block_weight.py`."""
+
+_LEVELS: Final = 127
+
 
 def memory_bytes(ranks: int, widest: int) -> int:
     """Return the bytes of the shared memory, for rows of at most `widest` columns."""
@@ -56,7 +61,7 @@ class Exchange(RankExchange):
     def __init__(self, memory: Bytes, rank: int, ranks: int) -> None:
         words = memory[: _LINE * (1 + ranks)].view(np.int64).reshape(1 + ranks, -1)[:, 0]
         self._ended, self._counters = words[:1], words[1:]
-        self._slots = memory[_LINE * (1 + ranks) :].view(np.float32).reshape(2, -1)
+        self._slots = memory[_LINE * (1 + ranks) :].reshape(2, -1)
         self._rank = rank
         self._now = 0
         self.read = 0
@@ -75,21 +80,28 @@ class Exchange(RankExchange):
     def ended(self) -> bool:
         return int(self._ended[0]) >= self._now >> _STEP_SHIFT
 
-    def join(self, x: F32, starts: tuple[int, ...]) -> F32:
+    def join(self, x: F32, starts: tuple[int, ...], *, rounded: bool = False) -> F32:
         """Return the columns of all ranks [R, starts[-1]], from the own ones; see `Operations.join`."""
         out = np.empty((len(x), starts[-1]), np.float32)
-        most = self._slots.shape[1] // starts[-1]
+        most = self._slots.shape[1] // (4 * starts[-1])
         for first in range(0, len(x), most):
-            self._join(x[first : first + most], starts, out[first : first + most])
+            self._join(x[first : first + most], starts, out[first : first + most], rounded=rounded)
         return out
 
-    def _join(self, x: F32, starts: tuple[int, ...], out: F32) -> None:
-        slot, rows = self._slots[(self._now + 1) % 2], len(x)
-        parts = [slot[rows * begin : rows * end].reshape(rows, end - begin) for begin, end in pairwise(starts)]
-        parts[self._rank][...] = x
+    def _join(self, x: F32, starts: tuple[int, ...], out: F32, *, rounded: bool) -> None:
+        rows, own = len(x), _rounded(x) if rounded else np.ascontiguousarray(x).view(np.uint8)
+        widths = [own.shape[1] * (end - begin) // x.shape[1] for begin, end in pairwise(starts)]
+        ends = np.cumsum([0, *widths])
+        slot = self._slots[(self._now + 1) % 2]
+        parts = [slot[rows * begin : rows * end].reshape(rows, -1) for begin, end in pairwise(map(int, ends))]
+        parts[self._rank][...] = own
         self._meet()
-        np.concatenate(parts, axis=1, out=out)
-        self.read += out.nbytes - x.nbytes
+        for rank, (begin, end) in enumerate(pairwise(starts)):
+            if rank == self._rank:
+                out[:, begin:end] = x
+                continue
+            out[:, begin:end] = _restored(parts[rank]) if rounded else parts[rank].view(np.float32)
+            self.read += parts[rank].nbytes
 
     def _meet(self) -> None:
         """Wait until all ranks have written to the slot."""
@@ -99,3 +111,27 @@ class Exchange(RankExchange):
         self._counters[self._rank] = self._now
         while (self._counters < self._now).any() and not self.ended:
             time.sleep(_WAIT_SECONDS)
+
+
+def _rounded(x: F32) -> Bytes:
+    """Return the codes of each 32 numbers and their greatest magnitude: [R, n] -> [R, 36 n / 32]."""
+    from ferrum.kernels.reference.reference_math import round_whole  # the reference imports this module
+
+    groups = x.reshape(len(x), -1, ROUNDED)
+    codes, _ = round_whole(groups, _LEVELS)
+    found = np.empty((*groups.shape[:2], ROUNDED + 4), np.uint8)
+    found[:, :, :4] = np.abs(groups).max(axis=-1)[..., None].view(np.uint8)
+    found[:, :, 4:] = codes.astype(np.int8).view(np.uint8)
+    return found.reshape(len(x), -1)
+
+
+def _restored(found: Bytes) -> F32:
+    """Return numbers that `_rounded` gives the same codes and magnitude.
+
+    127 x (1 / 127) is 1, so the greatest comes back exactly. The others are within a rounding of their codes.
+    """
+    groups = found.reshape(len(found), -1, ROUNDED + 4)
+    largest = np.ascontiguousarray(groups[:, :, :4]).view(np.float32)
+    with np.errstate(invalid="ignore"):
+        numbers = largest * (groups[:, :, 4:].view(np.int8).astype(np.float32) * np.float32(1 / _LEVELS))
+    return numbers.reshape(len(found), -1)

@@ -385,12 +385,14 @@ class Operations(Protocol):
         return x.like()
 
     @operation()
-    def join(self, x: Array, starts: tuple[int, ...], tiles: int = 1) -> Array:
+    def join(self, x: Array, starts: tuple[int, ...], tiles: int = 1, rounded: bool = False) -> Array:
         """Return the columns of all ranks, in their order: [R, tiles x own columns] -> [R, tiles x starts[-1]].
 
         Args:
             starts: the first column of each rank, and the number of all. With one rank this copies x.
             tiles: equal runs of columns, each of which is joined.
+            rounded: the result is for products that round 32 adjacent inputs. Columns of other ranks are then numbers
+                that round to the same codes and scale. All starts are multiples of 32.
         """
         return x.like(tiles * starts[-1])
 

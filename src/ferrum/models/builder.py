@@ -25,6 +25,7 @@ from ferrum.models.rank_cuts import ONE_RANK, MatrixPart, Ranks
 from ferrum.models.tensor_names import ParameterReader, Rows, Runs, View
 from ferrum.nn.block import Layer, Part
 from ferrum.nn.linear import Linear, NamedNorm, NamedWeight, Norm, Starts
+from ferrum.quant.block_weight import BlockWeight
 
 
 class PartSpec(Protocol):
@@ -177,7 +178,7 @@ class Builder:
         name = self._placed(name, view)
         given = self.source.matrix(name, shape, exact=exact)
         weight = self.kernels.weight(given)
-        self.weights[name] = named = NamedWeight(name, weight)
+        self.weights[name] = named = NamedWeight(name, weight, _rounds(given))
         if weight is not given:
             del given
             self.source.release(name)
@@ -376,6 +377,11 @@ class Builder:
         if name.startswith("model."):
             return name
         return f"{self.prefix}.{name}" if self.prefix else name
+
+
+def _rounds(weight: Weight) -> bool:
+    """Whether products round 32 adjacent inputs to bytes. With an order of inputs, they round others."""
+    return isinstance(weight, BlockWeight) and not (weight.kind.floats or weight.kind.float8)
 
 
 def _parted(view: View, part: Rows) -> View:

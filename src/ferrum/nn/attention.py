@@ -62,7 +62,7 @@ class Attention:
         )
         y = kernels.attention(q, self.shape, self.sinks)
         y = y if gate is None else kernels.gate(gate, y, SIGMOID)
-        (y,) = self.output(kernels, joined(kernels, y, self.join))
+        (y,) = self.output(kernels, joined(kernels, y, self.join, then=self.output))
         return y
 
 
@@ -117,5 +117,5 @@ class LatentAttention:
         q = kernels.latent_store(q, q_rope, latent, k_rope, self.shape, self.rope)
         attended = kernels.attention(q, self.shape)  # [R, heads x latent]
         values = kernels.head_linear(attended, self.values.weight, heads)
-        (y,) = self.output(kernels, joined(kernels, values, self.join))
+        (y,) = self.output(kernels, joined(kernels, values, self.join, then=self.output))
         return y

@@ -105,7 +105,7 @@ class GatedMlp:
         """Return [R, H] -> [R, H]."""
         weights, biases = (self.gate.weight, self.up.weight), (self.gate_bias, self.up_bias)
         hidden = kernels.gated_linear(x, *weights, self.activation, *biases)
-        (y,) = self.down(kernels, joined(kernels, hidden, self.join))
+        (y,) = self.down(kernels, joined(kernels, hidden, self.join, then=self.down))
         return y
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeAlias
 
+from ferrum.kernels.exchange import ROUNDED
 from ferrum.kernels.op_attributes import Activation
 from ferrum.kernels.operations import Array, Operations, Weight
 
@@ -25,10 +26,12 @@ class NamedWeight:
     Attributes:
         name: in the checkpoint, `model.layers.0.mlp.down_proj.weight`; of a view (`models/tensor_names.py`), its own.
         weight: in the form of the backend.
+        rounds: its products round 32 adjacent inputs to bytes with one scale.
     """
 
     name: str
     weight: Weight
+    rounds: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,9 +100,17 @@ class Linear:
         return tuple(joined(kernels, y, starts) for y, starts in zip(ys, self.joins, strict=True)) if self.joins else ys
 
 
-def joined(kernels: Operations, x: Array, starts: Starts | None, tiles: int = 1) -> Array:
-    """Return the columns of all ranks, in each of equal runs; without parts, x."""
-    return x if starts is None else kernels.join(x, starts, tiles)
+def joined(kernels: Operations, x: Array, starts: Starts | None, tiles: int = 1, then: Linear | None = None) -> Array:
+    """Return the columns of all ranks, in each of equal runs; without parts, x.
+
+    Args:
+        then: what alone takes the result. If it rounds its inputs, ranks exchange rounded ones.
+    """
+    if starts is None:
+        return x
+    whole = all(start % ROUNDED == 0 for start in starts)
+    rounded = whole and then is not None and all(each.rounds for each in then.weights)
+    return kernels.join(x, starts, tiles, rounded=rounded)
 
 
 # ---- RMSNorm and LayerNorm ----

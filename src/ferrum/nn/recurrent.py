@@ -43,7 +43,7 @@ class ShortConv:
         b, c, x = self.inputs(kernels, x)
         conv = self.convolution
         y = kernels.short_conv(kernels.multiply(b, x), conv.weight, conv.slot, conv.bias)
-        (y,) = self.output(kernels, joined(kernels, kernels.multiply(c, y), self.join))
+        (y,) = self.output(kernels, joined(kernels, kernels.multiply(c, y), self.join, then=self.output))
         return y
 
 
@@ -80,5 +80,5 @@ class DeltaNet:
         qkv = kernels.short_conv(qkv, conv.weight, conv.slot, conv.bias, SILU)
         y = kernels.delta_rule(qkv, a, b, self.decay, self.shift, self.shape)
         y = kernels.gated_norm(y, z, self.norm, self.eps, self.shape.num_heads)
-        (y,) = self.output(kernels, joined(kernels, y, self.join, self.tiles))
+        (y,) = self.output(kernels, joined(kernels, y, self.join, self.tiles, self.output))
         return y

@@ -86,8 +86,8 @@ class Lowering:
     ) -> Native:
         return self.library.add_given(out.array, out.columns, offset, out.extent)
 
-    def join(self, x: Operand, starts: tuple[int, ...], tiles: int, out: Operand) -> Native:
-        return self.library.join(self.exchange, x.array, list(starts), tiles, out.array, x.extent)
+    def join(self, x: Operand, starts: tuple[int, ...], tiles: int, rounded: bool, out: Operand) -> Native:
+        return self.library.join(self.exchange, x.array, list(starts), tiles, rounded, out.array, x.extent)
 
     def multiply(self, x: Operand, y: Operand, out: Operand) -> Native:
         return self.library.multiply(x.array, y.array, x.columns, out.array, x.extent)

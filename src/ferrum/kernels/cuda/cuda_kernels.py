@@ -215,7 +215,13 @@ class CudaKernels(Kernels):
             self.launcher.run(lowering_of(spec.name)(self.ground, *operands, *map(self._operand, outs)))
             return tuple(outs) if isinstance(results, tuple) else outs[0]
 
-    def join(self, x: Any, starts: tuple[int, ...], tiles: int = 1) -> DeviceRows:  # noqa: ARG002 - one rank has all columns
+    def join(
+        self,
+        x: Any,
+        starts: tuple[int, ...],  # noqa: ARG002 - one rank has all columns
+        tiles: int = 1,  # noqa: ARG002
+        rounded: bool = False,  # noqa: ARG002
+    ) -> DeviceRows:
         with self.driver.alone():
             return self._on_device(x).copy()
 

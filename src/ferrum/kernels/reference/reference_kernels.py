@@ -194,10 +194,10 @@ class ReferenceKernels(Kernels):
     def add(self, x: F32, y: F32, factor: float = 1.0, scale: float = 1.0, gate: F32 | None = None) -> F32:
         return fused(y, np.float32(factor) if gate is None else sigmoid(gate), x) * np.float32(scale)
 
-    def join(self, x: F32, starts: tuple[int, ...], tiles: int = 1) -> F32:
+    def join(self, x: F32, starts: tuple[int, ...], tiles: int = 1, rounded: bool = False) -> F32:
         if self.exchange is None:
             return x.copy()
-        return self.exchange.join(x.reshape(tiles * len(x), -1), starts).reshape(len(x), -1)
+        return self.exchange.join(x.reshape(tiles * len(x), -1), starts, rounded=rounded).reshape(len(x), -1)
 
     def multiply(self, x: F32, y: F32) -> F32:
         return x * y

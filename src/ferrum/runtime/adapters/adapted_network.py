@@ -102,6 +102,15 @@ class _AdaptedOperations(Operations):
             return rows
         return self._kernels.adapt_embedding(rows, self._site(SiteKind.EMBEDDING, (table,)), scale)
 
+    def join(
+        self,
+        x: Array,
+        starts: tuple[int, ...],
+        tiles: int = 1,
+        rounded: bool = False,  # noqa: ARG002 - adapters take inputs that are not rounded
+    ) -> Array:
+        return self._kernels.join(x, starts, tiles)
+
     def head_linear(self, x: Array, weight: Weight, heads: int) -> Array:
         site = self._site(SiteKind.HEADS, (weight,), groups=heads)
         return self._kernels.adapt(x, (self._kernels.head_linear(x, weight, heads),), site)[0]
