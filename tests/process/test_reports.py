@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import signal
 import socket
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +35,7 @@ def test_a_report_that_fails_does_not_stop_later_ones(on_loop: bool, caplog: pyt
             raise ValueError(report)
 
     here, there = socket.socketpair()
-    reports = process._Reports(SimpleNamespace(end=here, process=SimpleNamespace(wait=lambda: 0)), deliver)
+    reports = process._Reports(SimpleNamespace(end=here, ended=lambda: EngineDead("it is over")), deliver)
 
     async def read() -> None:
         reports.start()
@@ -66,3 +70,15 @@ def test_a_process_that_ends_before_its_recipe_arrives_reports_why(
     killed.process.wait()
     with pytest.raises(EngineDead, match="exit code -9"):
         process.ProcessHost(FakeRecipe(), killed).start(lambda report: None)
+
+
+def test_a_stop_that_lasts_ends_an_engine_of_several_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "BEAT_SECONDS", 0.01)
+    reports, child = SimpleQueue[Any](), process.Child()
+    host = process.ProcessHost(FakeRecipe(ranks=2), child)
+    host.start(reports.put)
+    os.kill(child.process.pid, signal.SIGSTOP)
+    end = reports.get(timeout=60)
+    assert isinstance(end, Ended)
+    assert re.match(rf"rank 0 \(process {child.process.pid}\) was stopped for", str(end.error))
+    host.close()

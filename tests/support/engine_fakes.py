@@ -140,6 +140,7 @@ class FakeRecipe:
         fails: prompts may command it to.
         prefixes: prompts that begin alike share pages.
         recorded: reports tell what was in every step.
+        ranks: that the engine says it has.
     """
 
     num_pages: int = 256
@@ -156,6 +157,7 @@ class FakeRecipe:
     fails: bool = True
     prefixes: bool = False
     recorded: bool = False
+    ranks: int = 1
 
     def __call__(self) -> Built:
         if self.broken:
@@ -183,6 +185,7 @@ class FakeRecipe:
             page_size=self.page_size if self.prefixes else None,
             prefix_cache=self.prefixes,
             memory=self._memory(),
+            ranks=self.ranks,
         )
         return Built(executor, scheduler, info, CompiledGuides(LetterTokenizer, VOCABULARY), recorded=self.recorded)
 

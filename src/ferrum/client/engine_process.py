@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import select
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import threading
 from typing import TYPE_CHECKING, Final, Self
 
 from ferrum.core.errors import EngineDead
+from ferrum.core.ranks import BEAT_SECONDS, SILENT_BEATS
 from ferrum.engine import wire
 from ferrum.engine.host import JOIN_SECONDS, Deliver, Recipe
 from ferrum.engine.messages import Ended, EngineInfo, Message, Report, Shutdown, Started
@@ -40,6 +42,10 @@ class Child:
 
     Args:
         log_objects: whether it logs JSON objects, see `core/logging.py`.
+
+    Attributes:
+        name: of the process, for errors.
+        killed: why it was killed, if it was.
     """
 
     def __init__(self, *, log_objects: bool = False) -> None:
@@ -53,6 +59,23 @@ class Child:
                 start_new_session=True,
             )
         self.end = here
+        self.name = "the engine process"
+        self.killed = ""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped the process (SIGSTOP), and none has continued it."""
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13
+            return False
+        try:
+            return os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # it has ended
+            return False
+
+    def ended(self) -> EngineDead:
+        """Wait until the process has ended, and return why."""
+        code = self.process.wait()
+        return EngineDead(f"{self.name} {self.killed or f'ended with exit code {code}'}")
 
     def stop(self) -> None:
         """Kill the process if it still runs. Idempotent."""
@@ -79,6 +102,7 @@ class ProcessHost:
         self._recipe = recipe
         self._child = child
         self._reports: _Reports | None = None
+        self._closed = threading.Event()
 
     def start(self, deliver: Deliver) -> EngineInfo:
         child = self._child = self._child or Child()
@@ -100,6 +124,9 @@ class ProcessHost:
         self._writer = wire.Writer(child.end)
         self._reports = reports
         reports.start()
+        if report.info.ranks > 1:
+            child.name = f"rank 0 (process {child.process.pid})"
+            threading.Thread(target=_watch, args=(child, self._closed), name="ferrum-rank-0", daemon=True).start()
         return report.info
 
     def send(self, message: Message) -> None:
@@ -111,6 +138,7 @@ class ProcessHost:
             self._reports.read_on(loop)
 
     def close(self) -> None:
+        self._closed.set()
         if self._child is None or self._reports is None:
             return
         self._writer.send(Shutdown())
@@ -120,6 +148,20 @@ class ProcessHost:
             self._child.process.kill()
         self._reports.join()
         self._writer.close()
+
+
+def _watch(child: Child, closed: threading.Event) -> None:
+    """Kill an engine of several ranks that a signal has stopped, which the other ranks cannot see, until `closed`.
+
+    The system says whether it is stopped: an engine that computes a long step, or a grammar, is not.
+    """
+    looks = 0
+    while looks <= SILENT_BEATS:
+        if closed.wait(BEAT_SECONDS) or child.process.returncode is not None:
+            return
+        looks = looks + 1 if child.stopped else 0
+    child.killed = f"was stopped for {SILENT_BEATS * BEAT_SECONDS:g} s"
+    child.process.kill()
 
 
 class _Reports:
@@ -158,13 +200,12 @@ class _Reports:
 
     def next(self) -> Report:
         """Wait for the next report; return an `Ended` if the connection ends."""
-        process = self._child.process
         try:
             report: Report = self._reader.wait()
         except (EOFError, OSError):
-            return Ended(EngineDead(f"the engine process ended with exit code {process.wait()}"))
+            return Ended(self._child.ended())
         except Exception as error:  # noqa: BLE001 - clients must not wait for a report that cannot be read
-            process.kill()
+            self._child.process.kill()
             return Ended(EngineDead(f"unreadable report of the engine process: {type(error).__name__}: {error}"))
         return report
 

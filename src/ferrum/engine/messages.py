@@ -127,6 +127,7 @@ class EngineInfo:
         draft_memory: bytes of the draft model.
         image_memory: bytes of the tower for images, which loads with the first one, and of the rows it may keep.
         files: digests of the files that decide on the output, by name; empty if they are not known.
+        ranks: that compute the model; rank 0 is the engine.
     """
 
     model: str
@@ -145,6 +146,7 @@ class EngineInfo:
     draft_memory: int = 0
     image_memory: int = 0
     files: tuple[tuple[str, str], ...] = ()
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)

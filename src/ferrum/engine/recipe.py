@@ -162,6 +162,7 @@ def _info(executor: EngineExecutor, config: EngineConfig, name: str, draft_memor
         kv_format=str(executor.traits.kv_dtype),
         memory=executor.traits.memory,
         draft_memory=draft_memory,
+        ranks=executor.traits.ranks,
     )
 
 

@@ -17,7 +17,6 @@ from ferrum.sources.read_model import ReadModel
 MAX_ROWS: Final = 512
 """Default limit of tokens in one forward pass."""
 
-BEAT_SECONDS: Final = 0.5
 BEAT_BYTES: Final = 64
 """Bytes of a rank's counter of beats, after the memory of exchanges."""
 

@@ -28,13 +28,14 @@ import numpy as np
 
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import EngineDead
+from ferrum.core.ranks import BEAT_SECONDS, SILENT_BEATS
 from ferrum.kernels.exchange import RankExchange, memory_bytes
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.operations import Bytes
 from ferrum.models.rank_cuts import Ranks
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.pool_sizes import PoolSizes
-from ferrum.runtime.rank_messages import BEAT_BYTES, BEAT_SECONDS, Agreed, Bounds, Failed, Ready, Start, facts_of
+from ferrum.runtime.rank_messages import BEAT_BYTES, Agreed, Bounds, Failed, Ready, Start, facts_of
 from ferrum.runtime.rank_model import OtherRank, RankCall, RankModel
 from ferrum.runtime.sharded_replay import KeptHeads, ShardedReplay
 from ferrum.sources.checkpoint import TensorStore
@@ -45,9 +46,6 @@ _PROGRAM: Final = (
     "import sys; sys.path[:] = {path!r}; "
     "from ferrum.runtime.rank_worker import child; child({rank}, {ranks}, {connection}, {memory})"
 )
-
-SILENT_BEATS: Final = 7
-"""Beats in a row that a rank may miss. They are counted here, so that a machine that sleeps loses no rank."""
 
 LAST_STEP: Final = (1 << 31) - 1
 """A step that no executor reaches: if it is ended, all are."""

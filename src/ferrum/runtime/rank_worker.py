@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError, FerrumError, StepError, as_step_error
+from ferrum.core.ranks import BEAT_SECONDS
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.operations import Bytes
 from ferrum.models.rank_cuts import Ranks
 from ferrum.runtime.load import RankPart, assemble
 from ferrum.runtime.pool_sizes import PoolSizes
-from ferrum.runtime.rank_messages import BEAT_BYTES, BEAT_SECONDS, Agreed, Failed, Ready, Start, facts_of
+from ferrum.runtime.rank_messages import BEAT_BYTES, Agreed, Failed, Ready, Start, facts_of
 from ferrum.runtime.rank_model import RankModel, StepEnded
 from ferrum.sources.read_model import ReadModel
 
