@@ -42,6 +42,7 @@ from ferrum.core.errors import (
     RequestError,
     Unsupported,
 )
+from ferrum.core.ranks import PROCESSES, launched
 from ferrum.core.version import installed_version
 
 FAILED: Final = 2
@@ -99,6 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def execute(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code. Exceptions leave it only under `python -X dev`."""
     try:
+        if is_rank(arguments):
+            return 0
         code = app(list(arguments), prog_name="ferrum", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
@@ -113,6 +116,22 @@ def execute(arguments: Sequence[str]) -> int:
             raise
         return _fail(*explain(error, typer.main.get_command(app), arguments))
     return code if isinstance(code, int) else 0
+
+
+def is_rank(arguments: Sequence[str]) -> bool:
+    """Return whether torchrun has made a rank but the first of this process, once rank 0 has ended."""
+    if not {"run", "chat", "serve"} & {*arguments[:3]}:  # a file of options may precede it
+        return False
+    launch = launched(os.environ)
+    if launch is None:
+        return False
+    if launch.rank == 0:
+        os.environ[PROCESSES] = str(launch.ranks)
+        return False
+    from ferrum.runtime.launched_ranks import join
+
+    join(launch)
+    return True
 
 
 def _fail(problem: str, step: str) -> int:

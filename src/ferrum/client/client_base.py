@@ -20,6 +20,7 @@ from ferrum.core.errors import ConfigError
 from ferrum.core.logging import info_once, warn_once
 from ferrum.core.option_fields import as_text, path_of
 from ferrum.core.params import SamplingParams
+from ferrum.core.ranks import check_launched
 from ferrum.engine.draft_setup import draft_source, flat_speculative
 from ferrum.engine.host import Host, ThreadHost
 from ferrum.engine.messages import EngineInfo
@@ -52,7 +53,9 @@ def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
             raise ConfigError(f"unknown option (known: {known})", param=name)
     chosen = {name: value for name, value in options.items() if name in of_model}
     loaded = ModelConfig(model=as_text(model), switches=Switches.from_environment(), **chosen)
-    return EngineConfig(model=loaded, **{name: value for name, value in options.items() if name in of_engine})
+    config = EngineConfig(model=loaded, **{name: value for name, value in options.items() if name in of_engine})
+    check_launched(loaded.tensor_parallel_size, config.replicas)
+    return config
 
 
 def build(model: str, *, child: Child | None = None, source: ModelSource | None = None, **options: Any) -> Parts:

@@ -5,6 +5,7 @@ message a step, and exchanges columns with all through one piece of memory. The 
 of it when the last process ends. A child ends with this process, however this one ends.
 
 The processes start from the interpreter's command line: `multiprocessing` would run the caller's main script again.
+Those of torchrun are there already (`launched_ranks.py`).
 """
 
 from __future__ import annotations
@@ -12,28 +13,30 @@ from __future__ import annotations
 import mmap
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import EngineDead
-from ferrum.core.ranks import BEAT_SECONDS, SILENT_BEATS
+from ferrum.core.ranks import BEAT_SECONDS, PROCESSES, SILENT_BEATS
 from ferrum.kernels.exchange import RankExchange, memory_bytes
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.operations import Bytes
 from ferrum.models.rank_cuts import Ranks
 from ferrum.runtime.decoder_lm import DecoderLM
+from ferrum.runtime.launched_ranks import joining
 from ferrum.runtime.pool_sizes import PoolSizes
 from ferrum.runtime.rank_messages import BEAT_BYTES, Agreed, Bounds, Failed, Ready, Start, facts_of
 from ferrum.runtime.rank_model import OtherRank, RankCall, RankModel
@@ -60,30 +63,85 @@ class RankLost(EngineDead):
     """A rank that has died or does not answer. Its executor computes nothing more."""
 
 
+class RankProcess(Protocol):
+    """The process of a rank."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    def kill(self) -> None:
+        """End it at once, if it has not ended."""
+
+    def close(self) -> None:
+        """Let it end, since its connection is about to be closed."""
+
+    def status(self) -> int | None:
+        """Return the exit code of a process that has just ended; None if it is not known."""
+
+
+class ChildProcess:
+    """A process that this one has started.
+
+    Args:
+        number, ranks: which rank it is, and how many there are.
+        connection, memory: descriptors that it inherits.
+    """
+
+    def __init__(self, number: int, ranks: int, connection: int, memory: int) -> None:
+        program = _PROGRAM.format(path=sys.path, rank=number, ranks=ranks, connection=connection, memory=memory)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[connection, memory],
+            start_new_session=True,  # Ctrl-C reaches its parent only
+        )
+        self.pid = self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def status(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+        return self._process.returncode
+
+
+class LaunchedProcess:
+    """A process of torchrun, which waits for its end and reports its exit code."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Leave it to the process, which ends as its connection does: torchrun takes a killed one for a failure."""
+
+    def status(self) -> None:
+        return None
+
+
 class ProcessRank(OtherRank):
-    """A rank in a child process.
+    """A rank in another process.
 
     Args:
         number: of the rank.
-        ranks: how many there are.
-        memory: descriptor of the shared memory.
+        process: where it runs.
+        connection: to it.
 
     Attributes:
         error: why it is lost, or None.
     """
 
-    def __init__(self, number: int, ranks: int, memory: int) -> None:
-        here, there = socket.socketpair()
-        program = _PROGRAM.format(path=sys.path, rank=number, ranks=ranks, connection=there.fileno(), memory=memory)
-        with there:  # close our copy, so that the connection ends with the process
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", program],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[there.fileno(), memory],
-                start_new_session=True,  # Ctrl-C reaches its parent only
-            )
-        self.number = number
-        self.connection = Connection(here.detach())
+    def __init__(self, number: int, process: RankProcess, connection: Connection) -> None:
+        self.number, self.process, self.connection = number, process, connection
         self.error: RankLost | None = None
 
     def start(self, call: RankCall) -> None:
@@ -121,16 +179,14 @@ class ProcessRank(OtherRank):
         """Return why the rank is lost; without a reason, how its process has ended."""
         if self.error is None:
             if not reason:
-                with suppress(subprocess.TimeoutExpired):
-                    self.process.wait(_END_SECONDS)
-                status = self.process.returncode
-                reason = f"was ended by signal {-status}" if status and status < 0 else f"ended with exit code {status}"
+                status = self.process.status()
+                reason = "ended" if status is None else f"ended with exit code {status}"
+                reason = f"was ended by signal {-status}" if status and status < 0 else reason
             self.error = RankLost(f"rank {self.number} (process {self.process.pid}) {reason}")
         return self.error
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        self.process.close()
         with suppress(OSError):
             self.connection.close()
 
@@ -165,8 +221,9 @@ class RankProcesses:
         config = replace(self._config, model=str(model.store.directory))
         start = Start(config, self._bounds, pool, facts_of(model, kernels), self._store)
         try:
-            for number in range(1, self.ranks.count):
-                self._others += (ProcessRank(number, self.ranks.count, descriptor),)
+            others = _joined if PROCESSES in os.environ else _started
+            for rank in others(self.ranks.count, descriptor):
+                self._others += (rank,)
         finally:
             os.close(descriptor)
         for rank in self._others:
@@ -237,6 +294,22 @@ class RankProcesses:
             each.process.kill()
         for call in self._on_loss:
             call(error)
+
+
+def _started(ranks: int, memory: int) -> Iterator[ProcessRank]:
+    """Start the other ranks as children, with the descriptor of the shared memory."""
+    for number in range(1, ranks):
+        here, there = socket.socketpair()
+        with there:  # close our copy, so that the connection ends with the process
+            process = ChildProcess(number, ranks, there.fileno(), memory)
+        yield ProcessRank(number, process, Connection(here.detach()))
+
+
+def _joined(ranks: int, memory: int) -> Iterator[ProcessRank]:
+    """Wait for the other ranks of torchrun, with the descriptor of the shared memory."""
+    with joining(ranks, memory) as found:
+        for number, each in sorted(found.items()):
+            yield ProcessRank(number, LaunchedProcess(each.pid), Connection(each.connection.detach()))
 
 
 def _shared(nbytes: int) -> tuple[int, Bytes]:
