@@ -1,14 +1,15 @@
 """`PinnedRouter`: sends each call to the replica that it names, and reports which replicas Ray Serve runs.
 
 Ray Serve makes one in each process that has a handle of the deployment. Which replica a request runs on is decided by
-`ReplicaHost`, as for processes of one machine.
+`ReplicaHost`, as for processes of one machine. It pickles this module by value, so its globals are modules and types
+only: an instance would be copied, or could not be pickled.
 """
 
 from __future__ import annotations
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from ferrum.client.replicas.replica_watchers import WATCHERS
+from ferrum.client.replicas import replica_watchers
 
 
 class PinnedRouter(RequestRouter):  # type: ignore[misc] # Ray has no types
@@ -19,7 +20,7 @@ class PinnedRouter(RequestRouter):  # type: ignore[misc] # Ray has no types
         super().update_replicas(replicas)
         running = frozenset(each.replica_id.unique_id for each in replicas)
         deployment = self._deployment_id
-        WATCHERS.report(deployment.app_name, deployment.name, running)
+        replica_watchers.WATCHERS.report(deployment.app_name, deployment.name, running)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
