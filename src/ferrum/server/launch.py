@@ -85,6 +85,7 @@ class Server(uvicorn.Server):
                 host=config.host,
                 port=config.port,
                 http=cast("Any", protocol),  # uvicorn calls it like the class
+                loop="asyncio",  # uvicorn takes uvloop if it is installed; its transports have no attributes
                 ws="none",
                 log_config=None,
                 access_log=False,
