@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from ferrum.sources.model_source import ModelSource
+
+LOAD_POLL_SECONDS: Final = 0.05
+"""Interval at which the end of loading is looked for."""
 
 
 class Ingress:
@@ -60,8 +64,14 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._app
 
-    def check_health(self) -> None:
-        """Raise if no request can be served any more. Ray Serve then starts another ingress."""
+    async def check_health(self) -> None:
+        """Raise if no request can be served any more. Ray Serve then starts another ingress.
+
+        The first call returns once the model is loaded: Ray Serve sends requests after it, and during an update stops
+        the ingress that is replaced.
+        """
+        while self._service.state is State.LOADING:
+            await asyncio.sleep(LOAD_POLL_SECONDS)
         if self._service.state is State.FAILED:
             raise EngineDead(str(self._service.failure))
 
