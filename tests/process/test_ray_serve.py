@@ -2,197 +2,188 @@
 
 from __future__ import annotations
 
+import json
 import os
-import signal
-import socket
-import subprocess
-import sys
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
-from ray_streams import Stream, result_of, streams
-from source_tree import REPOSITORY
+from chat_samples import LLAMA
+from lora_files import write_lora
+from ray_cluster import RayCluster, alive, kill, plain_server
+from ray_streams import result_of, streams
+from tiny import find
 from tiny_with_tokenizer import spoken
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(3600)]
 
-KILLS = 20
-COUNT = 50
-ENVIRONMENT = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
-def processes(word: str) -> list[int]:
-    """Return the ids of processes whose command line has a word."""
-    found = []
-    for each in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if word.encode() in each.read_bytes():
-                found.append(int(each.parent.name))
-        except OSError:
-            continue  # it has ended
-    return found
-
-
-class Deployed:
-    """An application on a Ray cluster of this machine.
-
-    Attributes:
-        url: of the server.
-    """
-
-    def __init__(self, model: Path, folder: Path, replicas: str) -> None:
-        self.url = f"http://127.0.0.1:{free_port()}"
-        self._folder, self._replicas = folder, replicas
-        self._address = f"127.0.0.1:{free_port()}"
-        self._ray("start", "--head", f"--port={self._address.partition(':')[2]}", "--node-ip-address=127.0.0.1",
-                  "--num-cpus=4", "--object-store-memory=100000000", "--include-dashboard=false",
-                  f"--temp-dir={folder}", "--disable-usage-stats")  # fmt: skip
-        self.deploy(model)
-        self.wait(2 if replicas == "2" else 1)
-
-    def _ray(self, *arguments: str) -> None:
-        subprocess.run([Path(sys.executable).with_name("ray"), *arguments], env=ENVIRONMENT, check=True)
-
-    def deploy(self, model: Path, *options: str) -> None:
-        """Deploy a model, or update the application to it."""
-        command = [
-            *(sys.executable, "-m", "ferrum", "deploy", str(model), "--detach", "--ray-address", self._address),
-            *("--port", self.url.rpartition(":")[2], "--replicas", self._replicas, "--replica-cpus", "1"),
-            *("--threads", "1", "--dtype", "float32", "--served-model-name", "tiny", "--drain-seconds", "60"),
-        ]
-        subprocess.run([*command, *options], env=ENVIRONMENT, check=True)
-
-    def wait(self, replicas: int) -> None:
-        """Wait until so many replicas run and the server is ready."""
-        until = time.monotonic() + 600
-        while time.monotonic() < until:
-            try:
-                if httpx.get(f"{self.url}/health").status_code == 200 and len(self.replicas()) >= replicas:
-                    return
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.5)
-        raise TimeoutError("the application is not ready")
-
-    @staticmethod
-    def replicas() -> list[int]:
-        return processes("ray::ServeReplica:ferrum:engines")
-
-    def close(self) -> None:
-        for each in processes(str(self._folder)):
-            os.kill(each, signal.SIGKILL)
-        until = time.monotonic() + 60
-        while (left := processes("ferrum.engine.engine_main import child")) and time.monotonic() < until:
-            time.sleep(0.5)
-        assert not left, "engines outlive Ray"
+STREAMS = int(os.environ.get("STREAMS", "16"))
+KILLS = int(os.environ.get("KILLS", "3"))
+TOGETHER = 8
 
 
 @pytest.fixture(scope="module")
-def model() -> Path:
-    return spoken("qwen3")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with room for tools in the prompt, and for streams that are long enough to be met by a kill."""
+    folder = Path(shutil.copytree(spoken("qwen3"), tmp_path_factory.mktemp("model") / "tiny"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1024}))
+    return folder
 
 
 @pytest.fixture(scope="module")
-def expected(model: Path) -> list[Any]:
+def other(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that differs in its down projections."""
+    folder = Path(shutil.copytree(model, tmp_path_factory.mktemp("other") / "model"))
+    for path in folder.glob("*.safetensors"):
+        tensors = load_file(path)
+        save_file({name: np.flip(each, 0).copy() if "down" in name else each for name, each in tensors.items()}, path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    adapter = write_lora(tmp_path_factory.mktemp("adapter"), find("qwen3"), 1)
+    template = tmp_path_factory.mktemp("template") / "template.jinja"
+    template.write_text(LLAMA)
+    names = ("--served-model-name", "tiny", "--lora", f"adapted={adapter}")
+    return ["--dtype", "float32", "--drain-seconds", "20", "--chat-template", str(template), *names]
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path, options: list[str]) -> list[Any]:
     """The results of a server with one engine, undisturbed."""
-    port = str(free_port())
-    options = ("--dtype", "float32", "--served-model-name", "tiny", "--port", port)
-    server = subprocess.Popen([sys.executable, "-m", "ferrum", "serve", str(model), *options], env=ENVIRONMENT)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        while True:
-            try:
-                if httpx.get(f"{url}/health").status_code == 200:
-                    break
-            except httpx.HTTPError:
-                time.sleep(0.2)
-        return [result_of(each, url) for each in streams(COUNT)]
-    finally:
-        server.terminate()
-        server.wait()
+    with plain_server(model, *options) as url:
+        return results(url)
 
 
 @pytest.fixture(scope="module")
-def deployed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    found = Deployed(model, tmp_path_factory.mktemp("ray"), "2")
-    yield found
-    found.close()
-
-
-@contextmanager
-def meanwhile(disturb: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Disturb a deployment until the block ends."""
-    over = threading.Event()
-    thread = threading.Thread(target=disturb, args=(over,))
-    thread.start()
+def cluster(model: Path, options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    found = RayCluster(tmp_path_factory.mktemp("ray"))
     try:
-        yield
+        found.deploy(model, "2", *options)
+        yield found
     finally:
-        over.set()
-        thread.join()
+        found.close()
 
 
-def results(deployed: Deployed) -> list[Any]:
-    def one(stream: Stream) -> Any:
-        return result_of(stream, deployed.url)
-
-    with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(one, streams(COUNT), timeout=900))
+def results(url: str) -> list[Any]:
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        return list(pool.map(lambda each: result_of(each, url), streams(STREAMS)))
 
 
-@pytest.mark.timeout(3600)
+def results_during(url: str, disturb: Callable[[], None]) -> Iterator[list[Any]]:
+    """Yield the results of one run after the other until a disturbance is over, and one after it."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            disturb()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while thread.is_alive():
+        yield results(url)
+    yield results(url)
+    assert not failures, failures
+
+
 def test_streams_are_those_of_an_undisturbed_run_while_replicas_are_killed(
-    deployed: Deployed, expected: list[Any]
+    cluster: RayCluster, expected: list[Any]
 ) -> None:
-    pick, kills = Random(1), 0
+    pick = Random(1)
 
-    def kill(over: threading.Event) -> None:
-        nonlocal kills
-        while not over.wait(pick.uniform(0.2, 3.0)):
-            if found := deployed.replicas():
-                os.kill(pick.choice(found), signal.SIGKILL)
-                kills += 1
+    def kill_some() -> None:
+        for _ in range(KILLS):
+            time.sleep(pick.uniform(0.2, 2.0))
+            while not (found := cluster.workers("engines")):
+                time.sleep(0.1)
+            kill(pick.choice(found))
 
-    while kills < KILLS:
-        with meanwhile(kill):
-            assert results(deployed) == expected
-        deployed.wait(1)
-    deployed.wait(2)
-
-
-@pytest.mark.timeout(3600)
-def test_an_update_to_the_same_weights_changes_no_stream(deployed: Deployed, expected: list[Any], model: Path) -> None:
-    with meanwhile(lambda _: deployed.deploy(model)):
-        assert results(deployed) == expected
+    cluster.wait_for_replicas(2)
+    for found in results_during(cluster.url, kill_some):
+        assert found == expected
+    assert cluster.moved() > 0, "no kill met a stream"
 
 
-@pytest.mark.timeout(3600)
-def test_nothing_is_left_after_raylet_and_ingress_are_killed(deployed: Deployed) -> None:
-    endless = {"model": "tiny", "prompt": "x", "max_tokens": 100_000, "ignore_eos": True, "stream": True}
-    for word in ("ray::ServeReplica:ferrum:ingress", "raylet/raylet"):
-        deployed.wait(1)
-        with (
-            pytest.raises(httpx.HTTPError),
-            httpx.stream("POST", f"{deployed.url}/v1/completions", json=endless, timeout=120) as reply,
-        ):
-            for line in reply.iter_lines():
-                assert '"error"' not in line
-                for each in processes(word):
-                    os.kill(each, signal.SIGKILL)
-        assert REPOSITORY.exists()
-        if word.startswith("raylet"):
-            deployed.close()
+@pytest.mark.parametrize("replicas", ["1", "2"])
+def test_drains_and_updates_to_the_same_weights_change_no_stream(
+    cluster: RayCluster, expected: list[Any], model: Path, options: list[str], replicas: str
+) -> None:
+    for found in results_during(cluster.url, lambda: cluster.deploy(model, replicas, *options)):
+        assert found == expected
+    cluster.wait_for_replicas(int(replicas))
+
+
+def completion(url: str, prompt: str) -> tuple[str, bool]:
+    """Return the text of a stream, and whether it came to its end; otherwise it breaks off, with an error."""
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 900, "seed": 1, "ignore_eos": True, "stream": True}
+    text = ""
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as reply:
+        if reply.status_code != 200:
+            return text, False
+        for line in reply.iter_lines():
+            if line == "data: [DONE]":
+                return text, True
+            if line.startswith("data: "):
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    return text, False
+                text += event["choices"][0]["text"]
+    raise AssertionError("a stream stopped silently")
+
+
+def test_an_update_to_other_weights_never_mixes_texts(
+    cluster: RayCluster, model: Path, other: Path, options: list[str]
+) -> None:
+    texts = []
+    for each in (model, other):
+        with plain_server(each, *options) as url:
+            texts.append([completion(url, f"prompt {number}")[0] for number in range(TOGETHER)])
+    assert not set(texts[0]) & set(texts[1])
+    update = threading.Thread(target=cluster.deploy, args=(other, "2", *options))
+    update.start()
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        while update.is_alive():
+            found = list(pool.map(lambda number: completion(cluster.url, f"prompt {number}"), range(TOGETHER)))
+            for number, (text, ended) in enumerate(found):
+                both = texts[0][number], texts[1][number]
+                assert text in both if ended else any(each.startswith(text) for each in both)
+        assert (
+            list(pool.map(lambda number: completion(cluster.url, f"prompt {number}")[0], range(TOGETHER))) == texts[1]
+        )
+
+
+@pytest.mark.parametrize("victim", ["ingress", "raylet"])
+def test_clients_get_an_error_when_the_ingress_or_ray_is_killed(cluster: RayCluster, victim: str) -> None:
+    cluster.wait_for_replicas(2)
+    killed = cluster.workers("ingress") if victim == "ingress" else cluster.raylets()
+    before = [*cluster.workers(), *cluster.engines()]
+    endless = {"model": "tiny", "prompt": "x", "max_tokens": 900, "ignore_eos": True, "stream": True, "n": 8}
+    last = ""
+    until = time.monotonic() + 60  # Ray's processes notice the end of the raylet after seconds
+    with pytest.raises(httpx.HTTPError):
+        while time.monotonic() < until:
+            with httpx.stream("POST", f"{cluster.url}/v1/completions", json=endless, timeout=120) as reply:
+                reply.raise_for_status()
+                for line in reply.iter_lines():
+                    for each in killed:
+                        kill(each)
+                    last = line or last
+            assert last == "data: [DONE]", "a stream stopped silently"
+    if victim == "raylet":
+        while alive(before) and time.monotonic() < until:
+            time.sleep(0.2)
+        assert not alive(before), "processes outlive Ray"

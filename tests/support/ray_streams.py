@@ -1,4 +1,4 @@
-"""Fifty streams over all dialects, as official SDKs and other clients see them."""
+"""Streams over all dialects, as official SDKs and other clients see them."""
 
 from __future__ import annotations
 
@@ -74,12 +74,14 @@ def _counts(usage: dict[str, Any] | None) -> Any:
 
 
 def _completion(number: int) -> Stream:
+    model = ("tiny", "adapted")[number // len(_KINDS) % 2]
+
     def send(url: str) -> Any:
         extra = {"ignore_eos": number % 3 == 0, "repetition_penalty": 1.1}
         with _client(url) as client:
             return _folded(
                 client.completions.create(
-                    model="tiny", prompt=f"prompt {number % 5}", max_tokens=120, n=1 + number % 2, logprobs=2,
+                    model=model, prompt=f"prompt {number % 5}", max_tokens=400, n=1 + number % 2, logprobs=2,
                     stream=True, stream_options={"include_usage": True}, extra_body=extra, **_sampling(number),
                 )
             )  # fmt: skip
