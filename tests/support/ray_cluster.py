@@ -127,7 +127,9 @@ class RayCluster:
             kill(each)
 
     def _own(self) -> list[int]:
-        return [each for each in _ids() if str(self._folder).encode() in _command(each) and each != os.getpid()]
+        port = self._address.partition(":")[2]
+        marks = str(self._folder).encode(), f":{port}\0".encode()  # Ray's server for clients has only the address
+        return [each for each in _ids() if any(mark in _command(each) for mark in marks) and each != os.getpid()]
 
 
 def kill(process: int) -> None:
