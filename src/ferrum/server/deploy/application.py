@@ -116,7 +116,7 @@ def _number(scale: Scale) -> dict[str, Any]:
             target_ongoing_requests=scale.choices_per_replica,
             upscale_delay_s=scale.up_seconds,
             downscale_delay_s=scale.down_seconds,
-            look_back_period_s=max(1.0, min(scale.up_seconds, 30.0)),
+            look_back_period_s=15.0,  # replicas report every 10 s, and Ray wants more than that
             policy=AutoscalingPolicy(policy_function=f"{__name__}:by_choices"),
         )
     }
