@@ -89,7 +89,7 @@ class RayCluster:
         wait_until_ready(self.url)
 
     def wait_for_replicas(self, count: int) -> None:
-        """Wait until so many replicas have an engine. Raises TimeoutError."""
+        """Wait until this number of replicas has an engine. Raises TimeoutError."""
         until = time.monotonic() + READY_SECONDS
         while len(self.engines()) != count:
             if time.monotonic() > until:
