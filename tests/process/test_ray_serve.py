@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from chat_samples import LLAMA
 from lora_files import write_lora
-from ray_cluster import RayCluster, alive, kill, plain_server
+from ray_cluster import READY_SECONDS, RayCluster, alive, kill, plain_server
 from ray_streams import result_of, streams
 from tiny import find
 from tiny_with_tokenizer import spoken
@@ -125,6 +125,25 @@ def test_drains_and_updates_to_the_same_weights_change_no_stream(
     for found in results_during(cluster.url, lambda: cluster.deploy(model, replicas, *options)):
         assert found == expected
     cluster.wait_for_replicas(int(replicas))
+
+
+def test_scaling_to_three_replicas_and_back_changes_no_stream(
+    cluster: RayCluster, expected: list[Any], model: Path, options: list[str]
+) -> None:
+    scale = ("--choices-per-replica", "0.5", "--up-seconds", "1", "--down-seconds", "5")
+
+    def grow() -> None:
+        cluster.deploy(model, "1:3", *options, *scale)
+        cluster.wait_for_replicas(3)
+
+    for found in results_during(cluster.url, grow):
+        assert found == expected
+    until = time.monotonic() + READY_SECONDS
+    while len(cluster.engines()) > 1 and time.monotonic() < until:
+        assert result_of(streams(1)[0], cluster.url) == expected[0]
+        time.sleep(1.0)  # less than half a choice runs on average
+    assert len(cluster.engines()) == 1
+    assert results(cluster.url) == expected
 
 
 def completion(url: str, prompt: str) -> tuple[str, bool]:
