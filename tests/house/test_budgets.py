@@ -141,6 +141,8 @@ def test_arrays_and_torch_stay_in_their_rooms() -> None:
         forbidden = {"torch", "transformers", "triton"}
         if room_of(path) in WITHOUT_ARRAYS | OPAQUE_ARRAYS:
             forbidden |= {"numpy", "ml_dtypes"}
+        if path.name == "launched_ranks.py":
+            forbidden -= {"torch"}  # where processes of torchrun meet, within a function
         found = forbidden & {name.partition(".")[0] for name in imports(path)}
         astray += [f"{path.relative_to(SOURCE)} imports {name}" for name in found]
     assert astray == []

@@ -11,9 +11,10 @@ import pytest
 from prose import banned_words
 from source_tree import MODULES, NATIVE, REPOSITORY, SOURCE, TESTS, TOOLS, nodes, nodes_in
 
-CEILING = 50_000
+CEILING = 51_000
 """Lines of `src/` without docstrings, blanks, comments and imports. It only goes down: what a change adds, it saves
-elsewhere, or a whole capability says here why it needs more.
+elsewhere, or a whole capability says here why it needs more. The last 1,000: Gemma 4's images, projectors of three more
+families, ranks that torchrun starts.
 """
 
 DOCUMENTS = sorted(

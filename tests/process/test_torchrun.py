@@ -11,7 +11,7 @@ import pytest
 
 from ferrum.client.client_base import engine_config
 from ferrum.core.errors import ConfigError, Unsupported
-from ferrum.core.ranks import PROCESSES, Launch, launched
+from ferrum.core.ranks import Launch, launched
 from ferrum.runtime.launched_ranks import joining
 from rank_kit import MODEL
 from source_tree import REPOSITORY
@@ -34,7 +34,7 @@ def test_processes_of_torchrun_answer_as_one_and_end_with_it() -> None:
 
 
 def test_another_degree_than_that_of_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PROCESSES, "2")
+    monkeypatch.setenv("FERRUM_TORCHRUN_RANKS", "2")
     with pytest.raises(ConfigError, match="must be 2, the processes that torchrun has started, not 4") as caught:
         engine_config(MODEL, {"tensor_parallel_size": 4})
     assert caught.value.param == "tensor_parallel_size"

@@ -31,6 +31,7 @@ from ferrum.cli import (
     serve,
 )
 from ferrum.cli.exit_codes import INTERRUPTED
+from ferrum.core.config import await_ranks, torchrun_variables
 from ferrum.core.errors import (
     CapacityError,
     CheckpointError,
@@ -42,7 +43,7 @@ from ferrum.core.errors import (
     RequestError,
     Unsupported,
 )
-from ferrum.core.ranks import PROCESSES, launched
+from ferrum.core.ranks import launched
 from ferrum.core.version import installed_version
 
 FAILED: Final = 2
@@ -119,18 +120,19 @@ def execute(arguments: Sequence[str]) -> int:
 
 
 def is_rank(arguments: Sequence[str]) -> bool:
-    """Return whether torchrun has made a rank but the first of this process, once rank 0 has ended."""
+    """Return whether this process was a rank of torchrun but the first one; it has ended then."""
     if not {"run", "chat", "serve"} & {*arguments[:3]}:  # a file of options may precede it
         return False
-    launch = launched(os.environ)
+    launch = launched(torchrun_variables())
     if launch is None:
         return False
     if launch.rank == 0:
-        os.environ[PROCESSES] = str(launch.ranks)
+        await_ranks(launch.ranks)
         return False
     from ferrum.runtime.launched_ranks import join
+    from ferrum.runtime.rank_worker import child
 
-    join(launch)
+    join(launch, child)
     return True
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ferrum.client.model_client import ModelClient, Parts
 from ferrum.client.records.record_files import RecordFiles
 from ferrum.client.records.recorder import RecordedEngine, Recorder
-from ferrum.core.config import EngineConfig, ModelConfig, Switches
+from ferrum.core.config import EngineConfig, ModelConfig, Switches, awaited_ranks
 from ferrum.core.errors import ConfigError
 from ferrum.core.logging import info_once, warn_once
 from ferrum.core.option_fields import as_text, path_of
@@ -54,7 +54,7 @@ def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     chosen = {name: value for name, value in options.items() if name in of_model}
     loaded = ModelConfig(model=as_text(model), switches=Switches.from_environment(), **chosen)
     config = EngineConfig(model=loaded, **{name: value for name, value in options.items() if name in of_engine})
-    check_launched(loaded.tensor_parallel_size, config.replicas)
+    check_launched(awaited_ranks(), loaded.tensor_parallel_size, config.replicas)
     return config
 
 

@@ -26,7 +26,8 @@ _SWITCHES: Final = ("DISABLE_GRAPHS", "DISABLE_CUDA_RUNNER", "LOG_TOKENS", "PAGE
 
 _API_KEY: Final = "API_KEY"
 _MODELS_DIR: Final = "MODELS_DIR"
-_KNOWN: Final = (*_SWITCHES, _API_KEY, _MODELS_DIR)
+_RANKS: Final = "TORCHRUN_RANKS"
+_KNOWN: Final = (*_SWITCHES, _API_KEY, _MODELS_DIR, _RANKS)
 
 DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
 QUANTIZATIONS: Final = (None, "q8_0", "q6_k", "q4_k_m", "q4_0", "int8", "int4")
@@ -136,6 +137,21 @@ def visible_devices(environment: Mapping[str, str] = os.environ) -> str | None:
 def api_key_variable(environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the server's API key from FERRUM_API_KEY. It is no option, since options are logged and reported."""
     return environment.get(ENVIRONMENT_PREFIX + _API_KEY)
+
+
+def torchrun_variables(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
+    """Return the environment, for `core/ranks.py`."""
+    return environment
+
+
+def awaited_ranks(environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many ranks of torchrun wait for the model that this process or its engine loads; 0: none."""
+    return int(environment.get(ENVIRONMENT_PREFIX + _RANKS, "0"))
+
+
+def await_ranks(count: int) -> None:
+    """Say to this process and its children that ranks wait."""
+    os.environ[ENVIRONMENT_PREFIX + _RANKS] = str(count)
 
 
 def child_environment(changes: Mapping[str, str | None], environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -13,9 +12,6 @@ BEAT_SECONDS: Final = 0.5
 
 SILENT_BEATS: Final = 7
 """Beats in a row that a rank may miss. They are counted, so that a machine that sleeps loses no rank."""
-
-PROCESSES: Final = "FERRUM_TORCHRUN_PROCESSES"
-"""Environment variable: how many ranks wait for the model that this process or its engine loads."""
 
 _VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -28,7 +24,7 @@ class Launch(NamedTuple):
 
 
 def launched(environment: Mapping[str, str]) -> Launch | None:
-    """Return which of several ranks torchrun has made of this process; None without its variables.
+    """Return which of several ranks this process is for torchrun; None without its variables.
 
     Raises:
         ConfigError: a variable is no number, or the ranks are on several machines.
@@ -45,12 +41,11 @@ def launched(environment: Mapping[str, str]) -> Launch | None:
     return Launch(rank, ranks)
 
 
-def check_launched(tensor_parallel_size: int, replicas: int) -> None:
-    """Raise ConfigError if an engine would not use the ranks that wait for its model."""
-    waiting = os.environ.get(PROCESSES)
-    if waiting is None:
+def check_launched(waiting: int, tensor_parallel_size: int, replicas: int) -> None:
+    """Raise ConfigError if an engine would not use the ranks of torchrun that wait for its model."""
+    if not waiting:
         return
-    if int(waiting) != tensor_parallel_size:
+    if waiting != tensor_parallel_size:
         reason = f"must be {waiting}, the processes that torchrun has started, not {tensor_parallel_size}"
         raise ConfigError(reason, param="tensor_parallel_size")
     if replicas != 1:

@@ -12,12 +12,13 @@ import signal
 import socket
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ferrum.core.config import torchrun_variables
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.ranks import Launch
 
@@ -69,15 +70,16 @@ def joining(ranks: int, memory: int) -> Iterator[dict[int, Joined]]:
         yield joined
 
 
-def join(launch: Launch) -> None:
+def join(launch: Launch, child: Callable[[int, int, int, int], None]) -> None:
     """Be a rank until rank 0 ends. Signals that torchrun sends to all are left to rank 0, which ends its requests.
+
+    Args:
+        child: runs a rank (`rank_worker.py`).
 
     Raises:
         ConfigError: rank 0 is on another machine.
         Unsupported: without PyTorch.
     """
-    from ferrum.runtime.rank_worker import child
-
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     path = bytes(_store(launch).get(_KEY)).decode()
@@ -101,7 +103,7 @@ def _store(launch: Launch) -> Any:
     try:
         store, _, _ = next(distributed.rendezvous("env://", *launch, timeout=_WAIT))
     except (RuntimeError, ValueError) as error:
-        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        place = ":".join(torchrun_variables()[name] for name in ("MASTER_ADDR", "MASTER_PORT"))
         reason = f"ranks cannot meet at {place}: {str(error).splitlines()[0]}; choose another --master-port"
         raise ConfigError(reason, param="MASTER_PORT") from None
     return store

@@ -28,9 +28,9 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from ferrum.core.config import ModelConfig
+from ferrum.core.config import ModelConfig, awaited_ranks
 from ferrum.core.errors import EngineDead
-from ferrum.core.ranks import BEAT_SECONDS, PROCESSES, SILENT_BEATS
+from ferrum.core.ranks import BEAT_SECONDS, SILENT_BEATS
 from ferrum.kernels.exchange import RankExchange, memory_bytes
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.operations import Bytes
@@ -221,7 +221,7 @@ class RankProcesses:
         config = replace(self._config, model=str(model.store.directory))
         start = Start(config, self._bounds, pool, facts_of(model, kernels), self._store)
         try:
-            others = _joined if PROCESSES in os.environ else _started
+            others = _joined if awaited_ranks() else _started
             for rank in others(self.ranks.count, descriptor):
                 self._others += (rank,)
         finally:
