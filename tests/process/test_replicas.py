@@ -149,6 +149,22 @@ def test_equal_beginnings_go_to_one_engine_within_its_share() -> None:
     assert owners.choose(request, {other: 3}) == other
 
 
+def test_shared_beginnings_stay_together_when_few_requests_run() -> None:
+    owners, draws = PrefixOwners(page_size=4), Random(0)
+    running, seen, hits = list[int](), set[tuple[int, int]](), 0
+    for number in range(4 * 32):
+        prefix = number % 32
+        request = Request(str(number), (prefix,) * 8 + (number,) * 4, SamplingParams(), seed=0)
+        engine = owners.choose(request, {each: running.count(each) for each in (0, 1)})
+        hits += (prefix, engine) in seen
+        seen.add((prefix, engine))
+        running.append(engine)
+        if len(running) == 8:
+            running.pop(draws.randrange(8))
+    assert hits >= 0.95 * 3 * 32
+    assert 0.4 < sum(engine for _, engine in seen) / len(seen) < 0.6
+
+
 def test_engines_in_threads_and_the_last_engine_are_refused() -> None:
     with pytest.raises(ConfigError, match="set host to process"):
         LLM(str(spoken("qwen3")), replicas=2)
