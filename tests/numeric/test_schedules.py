@@ -23,14 +23,17 @@ from schedules import (
     Schedule,
     schedule_of,
     schedule_of_hybrid,
+    schedule_on_ranks,
     schedule_with_adapters,
     schedule_with_states,
 )
 
 KERNELS = ("native", "native", "native", "reference") if TIERS else ("reference",)
-SLICE, WITH_STATES, WITH_ADAPTERS, CUDA, ALL = 12, 4, 4, 24, 1000
+SLICE, WITH_STATES, WITH_ADAPTERS, ON_RANKS, CUDA, ALL = 12, 4, 4, 3, 24, 1000
+MANY_ON_RANKS = 60
 HISTORIES, ALL_HISTORIES = 200, 50_000
 """Lives of sequences of hybrid models."""
+needs_native = pytest.mark.skipif(not TIERS, reason="needs the native library")
 WEIGHTS = ("float32", "bfloat16", "q8_0", "q4_k_m")
 KV = ("float32", "bfloat16", "int8")
 PLACES = ("pages", "pages and buffers", "files", "files and buffers")
@@ -101,6 +104,12 @@ def test_some_schedules_with_adapters(tmp_path: Path) -> None:
     played(range(WITH_ADAPTERS), tmp_path, schedule_with_adapters)
 
 
+@needs_native
+def test_some_schedules_on_ranks(tmp_path: Path) -> None:
+    """Experts with int8 keys, latent attention, convolutions with int8 keys."""
+    assert played(range(ON_RANKS), tmp_path, schedule_on_ranks, ("native",))["whole"]
+
+
 def histories_of_hybrids(wanted: int, directory: Path) -> Counter[str]:
     """Play schedules until as many sequences have ended, and return what happened."""
     seen: Counter[str] = Counter()
@@ -146,3 +155,9 @@ def test_a_thousand_schedules_with_states_and_faults(tmp_path: Path) -> None:
     preemptions = tuple(f"preempted with {place}" for place in ("nothing", "pages"))
     wanted = ("whole", "cut short", "faults", "forks of forks", "cuts", "hits in pages", *preemptions, *GUESSES)
     assert [each for each in wanted if not seen[each]] == []
+
+
+@pytest.mark.soak
+@needs_native
+def test_many_schedules_on_ranks(tmp_path: Path) -> None:
+    played(range(MANY_ON_RANKS), tmp_path, schedule_on_ranks, ("native",))

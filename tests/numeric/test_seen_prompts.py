@@ -242,6 +242,7 @@ OPTIONS: tuple[tuple[str, dict[str, object]], ...] = (
     ("qwen3-vl", {"max_tokens_per_step": 16}),
     ("qwen3-vl", {"run_ahead": 1, "speculative": "ngram"}),
     ("qwen3-vl", {"kv_capacity": 192}),
+    ("qwen3-vl", {"tensor_parallel_size": 2, "threads": 1}),
     ("qwen3.5", {"max_tokens_per_step": 16, "run_ahead": 1}),
     ("gemma4-layered", {"max_tokens_per_step": 16, "run_ahead": 1}),
 )
@@ -271,6 +272,7 @@ def test_options_change_no_token_of_prompts_with_images(
     [
         ("gemma3-narrow", {"run_ahead": 1, "max_tokens_per_step": 37}),
         ("gemma3-narrow", {"speculative": "ngram", "prefix_cache": False}),
+        ("gemma3-narrow", {"tensor_parallel_size": 2, "threads": 1}),
         ("gemma4", {"run_ahead": 1, "max_tokens_per_step": 71}),
     ],
     ids=str,

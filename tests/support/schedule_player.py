@@ -85,6 +85,7 @@ class Player(RandomLoad):
         plan = self.schedule
         sequences = plan.batch + (MOST if plan.strangers else 0)
         options = {"threads": plan.threads, "max_rows": plan.max_rows, "max_batch_size": sequences}
+        options |= {"tensor_parallel_size": plan.ranks} if plan.ranks > 1 else {}
         pool = {"page_size": plan.page_size, "kv_capacity": plan.kv_capacity}
         with ExitStack() as stack:
             executor = stack.enter_context(plan.arithmetic.load(**pool, **options))

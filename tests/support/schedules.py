@@ -17,14 +17,17 @@ from emulated_cuda import emulated_device
 from family_cases import FAMILY_CASES
 from ferrum.core.config import ModelConfig
 from ferrum.core.types import Adapter, Request
+from ferrum.runtime.load import build_executor
 from ferrum.scheduler.queues import POLICIES
 from ferrum.sources.adapters.adapter_file import AdapterFile
 from ferrum.sources.adapters.open_adapter import open_adapter
+from ferrum.sources.random_checkpoint import RandomCheckpoint
 from ferrum.sources.read_model import read_spec
 from ferrum.verbs.load_executor import LocalExecutor, load_executor
 from lora_files import write_lora
 from native_twin import TIERS
 from random_requests import VOCABULARY, recipe
+from rank_models import FAMILIES, WIDE
 from reference_run import Alone, alone
 from shared_models import folder
 from tiny import BASE, Case, directory_of
@@ -94,6 +97,11 @@ class Arithmetic:
             "kv_dtype": self.kv,
             "max_sequence_length": self.context,
         }
+        if case is None and self.model in FAMILIES:
+            bounds = {name: options.pop(name) for name in ("page_size", "max_rows") if name in options}
+            config = ModelConfig(model=self.model, **chosen, **options)
+            store = RandomCheckpoint(self.model, {**WIDE, **FAMILIES[self.model]})
+            return build_executor(LocalExecutor, config, checkpoint=store, **bounds)
         if case is None and self.model in recurrent_model.KINDS:
             return recurrent_model.load(self.model, **chosen, **options)
         executor = load_executor(directory_of(case or (MODELS | HYBRIDS)[self.model]), **chosen, **options)
@@ -122,6 +130,7 @@ class Schedule:
         kinds: the kinds of requests that arrive repeatedly.
         arrivals: requests of each of the engine's lives.
         hurry: how many come per step.
+        ranks: processes of the executor. What a request has alone is what one computes.
     """
 
     arithmetic: Arithmetic
@@ -144,6 +153,7 @@ class Schedule:
     kinds: tuple[int, ...]
     arrivals: int
     hurry: float
+    ranks: int = 1
 
     @property
     def memory(self) -> str:
@@ -231,6 +241,27 @@ def schedule_of_hybrid(number: int, kernels: Sequence[str]) -> Schedule:
         strangers=0,
         kinds=tuple(pick.sample(range(12), pick.randrange(1, 6))),
         arrivals=pick.randrange(4, 12),
+    )
+
+
+def schedule_on_ranks(number: int, kernels: Sequence[str]) -> Schedule:
+    """Return schedule `number` for a model of `FAMILIES` on two or four ranks, every other one with int8 keys."""
+    drawn, pick = schedule_of(number, kernels), Random(f"ranks {number}")
+    model, context = tuple(FAMILIES)[number % len(FAMILIES)], 96
+    arithmetic = replace(drawn.arithmetic, model=model, context=context, kv=("int8", drawn.arithmetic.kv)[number % 2])
+    states = model not in ("experts", "latent")  # which stay in memory
+    keep = "pages" if states and drawn.keep == "files" else drawn.keep
+    return replace(
+        drawn,
+        arithmetic=arithmetic,
+        threads=1,
+        kv_capacity=context + 2 * drawn.page_size if drawn.overcommitted else 12 * context,
+        max_rows=max(drawn.max_rows, drawn.chunk),
+        keep=keep,
+        swap=drawn.swap and not states,
+        drafter=pick.choice(("none", "known", "ngram")),
+        arrivals=pick.randrange(4, 12),
+        ranks=2 if model in ("latent", "delta rule") else pick.choice((2, 4)),
     )
 
 
