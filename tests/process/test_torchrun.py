@@ -48,6 +48,8 @@ def test_variables_of_torchrun_say_which_rank_a_process_is() -> None:
     assert launched({}) is launched({**VARIABLES, "WORLD_SIZE": "1"}) is None
     with pytest.raises(ConfigError, match="1 of WORLD_SIZE=2 are here: start torchrun on one machine"):
         launched({**VARIABLES, "LOCAL_WORLD_SIZE": "1"})
+    with pytest.raises(ConfigError, match="must be below WORLD_SIZE=2, not 5"):
+        launched({**VARIABLES, "RANK": "5"})
     with pytest.raises(ConfigError, match="must be a number, as torchrun sets it, not 'two'"):
         launched({**VARIABLES, "WORLD_SIZE": "two"})
 

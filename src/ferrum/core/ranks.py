@@ -34,6 +34,8 @@ def launched(environment: Mapping[str, str]) -> Launch | None:
     rank, ranks = (_number(environment, name) for name in ("RANK", "WORLD_SIZE"))
     if ranks == 1:
         return None
+    if rank >= ranks:
+        raise ConfigError(f"must be below WORLD_SIZE={ranks}, not {rank}", param="RANK")
     local = _number(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else ranks
     if local != ranks:
         reason = f"ranks share memory, and {local} of WORLD_SIZE={ranks} are here: start torchrun on one machine"

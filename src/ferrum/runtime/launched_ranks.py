@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ferrum.core.config import torchrun_variables
-from ferrum.core.errors import ConfigError, Unsupported
+from ferrum.core.errors import ConfigError, EngineDead, Unsupported
 from ferrum.core.ranks import Launch
 
 _KEY: Final = "ferrum/socket"
@@ -64,7 +64,9 @@ def joining(ranks: int, memory: int) -> Iterator[dict[int, Joined]]:
                 missing = next(rank for rank in range(1, ranks) if rank not in joined)
                 reason = f"rank {missing} did not come within {_JOIN_SECONDS:g} s; start all ranks on this machine"
                 raise ConfigError(reason, param="WORLD_SIZE") from None
-            rank, pid = _GREETING.unpack(end.recv(_GREETING.size, socket.MSG_WAITALL))
+            rank, pid = _greeted(end)
+            if rank in joined:
+                raise ConfigError(f"two processes are rank {rank}", param="RANK")
             socket.send_fds(end, [b"\0"], [memory])
             joined[rank] = Joined(pid, end)
         yield joined
@@ -78,12 +80,17 @@ def join(launch: Launch, child: Callable[[int, int, int, int], None]) -> None:
 
     Raises:
         ConfigError: rank 0 is on another machine.
+        EngineDead: rank 0 has ended before it announced a socket.
         Unsupported: without PyTorch.
     """
+    try:
+        path = bytes(_store(launch).get(_KEY)).decode()
+    except RuntimeError as error:
+        raise EngineDead(f"rank 0 has ended: {str(error).splitlines()[0]}") from None
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    path = bytes(_store(launch).get(_KEY)).decode()
     end = socket.socket(socket.AF_UNIX)
+    end.settimeout(_JOIN_SECONDS)
     try:
         end.connect(path)
     except OSError:
@@ -91,7 +98,22 @@ def join(launch: Launch, child: Callable[[int, int, int, int], None]) -> None:
         raise ConfigError(reason, param="MASTER_ADDR") from None
     end.sendall(_GREETING.pack(launch.rank, os.getpid()))
     _, (memory, *_), _, _ = socket.recv_fds(end, 1, 1)
+    end.settimeout(None)
     child(launch.rank, launch.ranks, end.detach(), memory)
+
+
+def _greeted(end: socket.socket) -> tuple[int, int]:
+    """Return the number and the process of a rank that joins. Raises ConfigError if it says nothing."""
+    end.settimeout(_JOIN_SECONDS)
+    greeting = b""
+    while len(greeting) < _GREETING.size:
+        found = end.recv(_GREETING.size - len(greeting))
+        if not found:
+            raise ConfigError("a rank has ended while it joined", param="WORLD_SIZE")
+        greeting += found
+    end.settimeout(None)
+    rank, pid = _GREETING.unpack(greeting)
+    return rank, pid
 
 
 def _store(launch: Launch) -> Any:
