@@ -1,6 +1,6 @@
 """Replicas on Ray Serve next to servers with one engine: prefix hits, throughput, and what the ingress costs.
 
-    ray start --head --num-cpus 4 --include-dashboard=false
+    RAY_worker_niceness=0 ray start --head --num-cpus 4 --include-dashboard=false
     python bench/ray_replicas.py --ray-address auto --out bench/results/ray_replicas.json
 
 The two servers of a comparison take turns, and each turn is compared within itself. The model has random weights.
