@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from tempfile import TemporaryDirectory
+from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 
 from ferrum.client.client_base import engine_config
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.ranks import Launch, launched
-from ferrum.runtime.launched_ranks import joining
+from ferrum.runtime import launched_ranks
+from ferrum.runtime.launched_ranks import join, joining
 from rank_kit import MODEL
 from source_tree import REPOSITORY
 
@@ -69,3 +75,49 @@ def test_without_pytorch_the_error_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(Unsupported, match=r"pip install 'ferrum-llm\[parallel\]'"), joining(2, 0):
         pass
+
+
+ENDS = (signal.SIGINT, signal.SIGTERM)
+
+
+def handlers() -> list[object]:
+    return [signal.getsignal(number) for number in ENDS]
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    before = handlers()
+    yield
+    for number, handler in zip(ENDS, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_signals_end_a_rank_until_it_has_joined_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    during = []
+
+    def path_of(key: str) -> bytes:
+        during.append(handlers())
+        return path.encode()
+
+    def admit() -> None:
+        with listener.accept()[0] as end:
+            end.recv(8, socket.MSG_WAITALL)
+            socket.send_fds(end, [b"\0"], [listener.fileno()])
+
+    def child(rank: int, ranks: int, connection: int, memory: int) -> None:
+        during.append(handlers())
+        os.close(connection)
+        os.close(memory)
+        assert (rank, ranks) == (1, 2)
+
+    monkeypatch.setattr(launched_ranks, "_store", lambda _: SimpleNamespace(get=path_of))
+    with TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = os.path.join(folder, "socket")  # noqa: PTH118 - text
+        listener.bind(path)
+        listener.listen()
+        rank_0 = Thread(target=admit)
+        rank_0.start()
+        join(Launch(1, 2), child)
+        rank_0.join()
+    assert during == [[signal.SIG_DFL] * 2, [signal.SIG_IGN] * 2]

@@ -73,7 +73,10 @@ def joining(ranks: int, memory: int) -> Iterator[dict[int, Joined]]:
 
 
 def join(launch: Launch, child: Callable[[int, int, int, int], None]) -> None:
-    """Be a rank until rank 0 ends. Signals that torchrun sends to all are left to rank 0, which ends its requests.
+    """Be a rank until rank 0 ends.
+
+    Signals that torchrun sends to all end a rank that waits for rank 0. Once it has joined, they are left to rank 0,
+    which ends its requests.
 
     Args:
         child: runs a rank (`rank_worker.py`).
@@ -83,12 +86,11 @@ def join(launch: Launch, child: Callable[[int, int, int, int], None]) -> None:
         EngineDead: rank 0 has ended before it announced a socket.
         Unsupported: without PyTorch.
     """
+    _on_signals(signal.SIG_DFL)  # a handler in Python would not run while the store is waited for
     try:
         path = bytes(_store(launch).get(_KEY)).decode()
     except RuntimeError as error:
         raise EngineDead(f"rank 0 has ended: {str(error).splitlines()[0]}") from None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
     end = socket.socket(socket.AF_UNIX)
     end.settimeout(_JOIN_SECONDS)
     try:
@@ -97,9 +99,18 @@ def join(launch: Launch, child: Callable[[int, int, int, int], None]) -> None:
         reason = f"rank {launch.rank} cannot reach rank 0 at {path}: start all ranks on one machine"
         raise ConfigError(reason, param="MASTER_ADDR") from None
     end.sendall(_GREETING.pack(launch.rank, os.getpid()))
-    _, (memory, *_), _, _ = socket.recv_fds(end, 1, 1)
+    _on_signals(signal.SIG_IGN)
+    _, descriptors, _, _ = socket.recv_fds(end, 1, 1)
+    if not descriptors:
+        raise EngineDead("rank 0 has ended while this rank joined")
     end.settimeout(None)
-    child(launch.rank, launch.ranks, end.detach(), memory)
+    child(launch.rank, launch.ranks, end.detach(), descriptors[0])
+
+
+def _on_signals(handler: signal.Handlers) -> None:
+    """Let Ctrl-C and SIGTERM end this process, or have no effect on it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
 
 
 def _greeted(end: socket.socket) -> tuple[int, int]:
