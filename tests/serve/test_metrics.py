@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine_fakes import FakeRecipe, greedy, input_processor
 from ferrum.client.request_output import Delta, Usage
 from ferrum.core.errors import NonFiniteLogits, StepError
+from ferrum.core.memory_plan import MemoryPlan
 from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.messages import EngineInfo, EngineStats
@@ -295,3 +296,12 @@ def test_fast_metrics_equal_the_librarys(values: list[tuple[float, int]]) -> Non
         return [line.rpartition(" ")[0] if "_created{" in line else line for line in text.splitlines()]
 
     assert lines(ours) == lines(theirs)
+
+
+def test_each_rank_has_the_bytes_of_the_plan() -> None:
+    memory = MemoryPlan(weights=5, activations=7, activation_row=1, tables=0, pool=(), states=None, libraries=0)
+    registry, info = CollectorRegistry(), EngineInfo("fake", 97, 100, 640, "fake-1", memory=memory, ranks=2)
+    Metrics(registry, "name", info, 100, lambda: 3)
+    labels = {"model_name": "name", "engine": "0"}
+    found = [registry.get_sample_value("ferrum:rank_bytes", {**labels, "rank": rank}) for rank in "012"]
+    assert found == [12, 12, None]

@@ -298,6 +298,9 @@ class Metrics:
         waiting["capacity"].set_function(lambda: self._stats.waiting)
         name = "vllm:engine_sleep_state"
         self._each(Gauge, name, "1 for the engine's state.", "sleep_state", SLEEP_STATES)["awake"].set(1)
+        ranks = [] if info.memory is None else list(map(str, range(info.ranks)))
+        for gauge in self._each(Gauge, "ferrum:rank_bytes", "Planned bytes of a rank.", "rank", ranks).values():
+            gauge.set(0 if info.memory is None else info.memory.total)
         labels = (*LABELS, "block_size", "num_gpu_blocks", "enable_prefix_caching")
         size = info.page_size or 1
         cache = Gauge("vllm:cache_config_info", "The KV pool.", labels, registry=self._registry)
