@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,6 +84,28 @@ def test_a_view_has_the_chosen_numbers_and_hides_its_sources(store: Checkpoint) 
         viewed.forget(name)
     assert np.shares_memory(viewed.read("first"), store.read("fused"))
     assert ViewedTensors(store, {"bias": View(("fused",))}, {"bias": (1,)}).tensors.keys() == TENSORS.keys()
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_part_of_each_of_many_tensors_needs_its_own_memory_only(tmp_path: Path, blocks: bool) -> None:
+    """A quarter of each of eight experts, as a rank takes it."""
+    store: TensorStore = Blocks(*[("Q6_K", 210)] * 8)
+    if not blocks:
+        save(
+            {f"own.{index}": np.full((32, 512), index, np.float32) for index in range(8)},
+            tmp_path / "model.safetensors",
+        )
+        (tmp_path / "config.json").write_text("{}")
+        store = Checkpoint(tmp_path)
+    view = View(tuple(f"own.{index}" for index in range(8)), part=Runs(8, 32, 8, 8))
+    viewed = ViewedTensors(store, {"x": view}, {"x": (64, 512)}, wholes={"x": (256, 512)})
+    tracemalloc.start()
+    found = viewed.blocks("x") if blocks else viewed.read("x")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    wanted = np.concatenate([store.read(f"own.{index}")[8:16] for index in range(8)])
+    np.testing.assert_array_equal(found.dequantize() if blocks else found, wanted)
+    assert most < 1.5 * (64 * 420 if blocks else wanted.nbytes)
 
 
 @pytest.mark.parametrize(

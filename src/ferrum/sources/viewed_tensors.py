@@ -84,8 +84,9 @@ class ViewedTensors(TensorStore):
         if view is None:
             return self._store.read(name)
         shape = self.tensors[name].shape
-        whole = self._stacked(view, len(shape))
-        taken = _selected(view, whole)
+        own = self._of_each(view, len(shape))
+        whole = self._stacked(view, len(shape), own or slice(None))
+        taken = whole if own else _selected(view, whole)
         if view.transposed and view.part is not None:
             taken = taken.reshape(self._wholes[name])[index_of(view.part)]
         numbers = np.ascontiguousarray(taken).reshape(shape)
@@ -147,6 +148,9 @@ class ViewedTensors(TensorStore):
         view = self._views.get(name)
         if view is None:
             return self._store.blocks(name)
+        own = self._of_each(view, 2)
+        if own is not None:
+            return stacked([self._store.blocks(each).select(own) for each in view.sources])
         whole = stacked([self._store.blocks(each) for each in view.sources])
         if view.width is not None:
             whole = whole.folded(view.width)
@@ -164,10 +168,25 @@ class ViewedTensors(TensorStore):
         for each in view.sources:
             self._store.forget(each)
 
-    def _stacked(self, view: View, dimensions: int) -> NDArray[Any]:
-        """Return the tensors of a view, one after another."""
+    def _of_each(self, view: View, dimensions: int) -> slice | None:
+        """Return the rows that a view takes of each of its tensors, if it takes the same adjacent ones of all.
+
+        So a rank's part of experts with a tensor for each never needs the memory of all.
+        """
+        if view.columns is not None or view.transposed or view.width is not None or None not in (view.rows, view.part):
+            return None
+        runs = view.rows or view.part
+        if not isinstance(runs, Runs) or runs.step != 1 or runs.pairs or len(view.sources) == 1:
+            return None
+        shapes = [_flat(self._store.tensors[each].shape, dimensions) for each in view.sources]
+        if runs.parts != len(shapes) or any(shape[0] != runs.whole for shape in shapes):
+            return None
+        return slice(runs.first, runs.first + runs.count)
+
+    def _stacked(self, view: View, dimensions: int, rows: slice = slice(None)) -> NDArray[Any]:
+        """Return the tensors of a view, or some rows of each, one after another."""
         parts = [self._store.read(each) for each in view.sources]
-        parts = [each.reshape(_flat(each.shape, dimensions, view.width)) for each in parts]
+        parts = [each.reshape(_flat(each.shape, dimensions, view.width))[rows] for each in parts]
         if len(parts) == 1:
             return parts[0]
         dtypes = {each.dtype for each in parts}
