@@ -276,7 +276,8 @@ def test_server_that_cannot_serve_now_says_when_to_retry() -> None:
         assert error_in(post(served, model="fake", system="a" * 4000), 413)["type"] == "request_too_large"
         endless = {**body, "max_tokens": 20_000, "stream": True}
         with served.http.stream("POST", "/v1/messages", json=endless) as stream:
-            next(stream.iter_lines())
+            lines = stream.iter_lines()  # an iterator that nothing holds closes the connection
+            next(lines)
             full = served.http.post("/v1/messages", json=body)
             assert error_in(full, 429)["type"] == "rate_limit_error" and int(full.headers["retry-after"]) >= 1
         served.wait_idle()
