@@ -30,6 +30,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(3600)]
 STREAMS = int(os.environ.get("STREAMS", "16"))
 KILLS = int(os.environ.get("KILLS", "3"))
 TOGETHER = 8
+NOTICED_SECONDS = 120.0
+"""Limit until Ray's processes have noticed the end of another one."""
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +148,17 @@ def test_scaling_to_three_replicas_and_back_changes_no_stream(
     assert results(cluster.url) == expected
 
 
+def test_streams_go_on_when_the_controller_of_ray_serve_is_killed(cluster: RayCluster, expected: list[Any]) -> None:
+    def kill_it() -> None:
+        (controller,) = cluster.named(b"ray::ServeController")
+        kill(controller)
+        while cluster.named(b"ray::ServeController") in ([], [controller]):
+            time.sleep(0.1)
+
+    for found in results_during(cluster.url, kill_it):
+        assert found == expected
+
+
 def completion(url: str, prompt: str) -> tuple[str, bool]:
     """Return the text of a stream, and whether it came to its end; otherwise it breaks off, with an error."""
     body = {"model": "tiny", "prompt": prompt, "max_tokens": 900, "seed": 1, "ignore_eos": True, "stream": True}
@@ -185,14 +198,37 @@ def test_an_update_to_other_weights_never_mixes_texts(
         )
 
 
-@pytest.mark.parametrize("victim", ["ingress", "raylet"])
-def test_clients_get_an_error_when_the_ingress_or_ray_is_killed(cluster: RayCluster, victim: str) -> None:
+@pytest.mark.parametrize("victim", ["ray::ServeReplica:ferrum:ingress", "ray::ProxyActor"])
+def test_clients_get_an_error_when_the_ingress_or_the_proxy_is_killed(cluster: RayCluster, victim: str) -> None:
     cluster.wait_for_replicas(2)
-    killed = cluster.workers("ingress") if victim == "ingress" else cluster.raylets()
-    before = [*cluster.workers(), *cluster.engines()]
+    break_off(cluster, cluster.named(victim.encode()))
+    cluster.wait_for_replicas(2)
+
+
+@pytest.mark.parametrize("victim", ["gcs_server/gcs_server", "/raylet/raylet"])
+def test_clients_get_an_error_when_ray_is_killed_and_nothing_is_left(
+    model: Path, options: list[str], tmp_path: Path, victim: str
+) -> None:
+    cluster = RayCluster(tmp_path)
+    try:
+        cluster.deploy(model, "2", *options)
+        cluster.wait_for_replicas(2)
+        before = [*cluster.workers(), *cluster.engines()]
+        break_off(cluster, cluster.named(victim.encode()))
+        until = time.monotonic() + NOTICED_SECONDS
+        while alive(before) and time.monotonic() < until:
+            time.sleep(0.2)
+        assert not alive(before), "processes outlive Ray"
+    finally:
+        cluster.close()
+
+
+def break_off(cluster: RayCluster, killed: list[int]) -> None:
+    """Kill processes under endless streams, which must not end as if they were whole."""
     endless = {"model": "tiny", "prompt": "x", "max_tokens": 900, "ignore_eos": True, "stream": True, "n": 8}
+    assert killed
     last = ""
-    until = time.monotonic() + 60  # Ray's processes notice the end of the raylet after seconds
+    until = time.monotonic() + NOTICED_SECONDS
     with pytest.raises(httpx.HTTPError):
         while time.monotonic() < until:
             with httpx.stream("POST", f"{cluster.url}/v1/completions", json=endless, timeout=120) as reply:
@@ -202,7 +238,3 @@ def test_clients_get_an_error_when_the_ingress_or_ray_is_killed(cluster: RayClus
                         kill(each)
                     last = line or last
             assert last == "data: [DONE]", "a stream stopped silently"
-    if victim == "raylet":
-        while alive(before) and time.monotonic() < until:
-            time.sleep(0.2)
-        assert not alive(before), "processes outlive Ray"

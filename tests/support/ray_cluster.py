@@ -100,7 +100,11 @@ class RayCluster:
     # Processes
 
     def raylets(self) -> list[int]:
-        return [each for each in self._own() if b"/raylet/raylet" in _command(each)]
+        return self.named(b"/raylet/raylet")
+
+    def named(self, part: bytes) -> list[int]:
+        """Return the processes of the cluster whose command has a part."""
+        return [each for each in (*self._own(), *self.workers()) if part in _command(each)]
 
     def workers(self, name: str = "") -> list[int]:
         """Return the actors' processes whose deployment has this name, or all."""

@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def execute(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code. Exceptions leave it only under `python -X dev`."""
     try:
-        if is_rank(arguments):
+        if ran_as_rank(arguments):
             return 0
         code = app(list(arguments), prog_name="ferrum", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -119,8 +119,8 @@ def execute(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def is_rank(arguments: Sequence[str]) -> bool:
-    """Return whether this process was a rank of torchrun but the first one; it has ended then."""
+def ran_as_rank(arguments: Sequence[str]) -> bool:
+    """If torchrun made this process a rank but the first, run it until rank 0 ends. Return whether it was one."""
     if not {"run", "chat", "serve"} & {*arguments[:3]}:  # a file of options may precede it
         return False
     launch = launched(torchrun_variables())
