@@ -40,6 +40,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def earlier_modules_are_not_examined_for_garbage() -> None:
+    """Exempt what earlier test modules keep as well: the collections that tests ask for took a second each."""
+    gc.collect()
+    gc.freeze()
+
+
 def share_processors(workers: int) -> None:
     """Give native kernels a worker's share of the processors, unless a test asks for a number of threads.
 
